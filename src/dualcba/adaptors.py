@@ -1,0 +1,213 @@
+"""g_φ: the bias adaptors of Section III-C, posterior and class sets in, correction out.
+
+Symbols as in the paper: p = softmax(z) the posterior, ω the class-specific parameters, ν the
+class-agnostic ones, φ = {ω, ν}. In logit space (the default) an adaptor gives r and the adapted
+logits are z + r; in probability space it gives a distribution g and the adapted posterior is
+(g + p)/Z. Either way θ sees the adaptor's output as a constant: p is detached on its way in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from dualcba.classes import ClassSets
+from dualcba.errors import expected
+
+WIDTH = 256
+
+
+class _MLP(nn.Module):
+    """Two layers, ReLU between; Xavier-normal weights and zero biases."""
+
+    def __init__(self, inputs: int, outputs: int, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(inputs, width)
+        self.output = nn.Linear(width, outputs)
+        self.reset(generator)
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Initialise in place, drawing on the CPU so that every device starts alike."""
+        for layer in (self.hidden, self.output):
+            weight = torch.empty(layer.weight.shape, dtype=torch.float32)
+            nn.init.xavier_normal_(weight, generator=generator)
+            with torch.no_grad():
+                layer.weight.copy_(weight)
+                layer.bias.zero_()
+
+    def forward(self, p: Tensor) -> Tensor:
+        return self.output(self.hidden(p).relu())  # type: ignore[no-any-return]
+
+
+class ClassSpecific(nn.Module):
+    """ω: maps the posterior to one correction per class.
+
+    `single` is one MLP over all classes; `individual` is one for the new classes and one for the
+    old, each seeing and correcting only its own side.
+    """
+
+    def __init__(
+        self, sets: ClassSets, width: int, generator: torch.Generator, *, individual: bool = False
+    ) -> None:
+        super().__init__()
+        C = sets.num_classes
+        self.individual = individual
+        sides = 2 if individual else 1
+        self.nets = nn.ModuleList(_MLP(C, C, width, generator) for _ in range(sides))
+
+    def forward(self, p: Tensor, sets: ClassSets) -> Tensor:
+        """(n, C) posterior → (n, C) outputs, not yet masked to the classes seen."""
+        if not self.individual:
+            return self.nets[0](p)  # type: ignore[no-any-return]
+        new = sets.new.to(p.dtype)
+        old = sets.old.to(p.dtype)
+        return self.nets[0](p * new) * new + self.nets[1](p * old) * old  # type: ignore[no-any-return]
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Initialise anew, in place."""
+        for net in self.nets:
+            net.reset(generator)  # type: ignore[operator]
+
+
+class ClassAgnostic(nn.Module):
+    """ν: maps (p_old, p_new), the mass on either side, to one correction per side.
+
+    It knows nothing of single classes, which is why it transfers across tasks and datasets.
+    """
+
+    def __init__(self, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.net = _MLP(2, 2, width, generator)
+
+    def forward(self, p: Tensor, sets: ClassSets) -> Tensor:
+        """(n, C) posterior → (n, 2) outputs: old side, new side."""
+        sides = torch.stack([sets.old, sets.new], 1).to(p.dtype)  # (C, 2)
+        return self.net(p @ sides)  # type: ignore[no-any-return]
+
+
+class Adaptor(nn.Module):
+    """The bias adaptor g_φ, used in training only.
+
+    Parameters
+    ----------
+    sets
+        The class sets, shared with the learner.
+    specific
+        The class-specific part: `"single"`, `"individual"` or `"none"`.
+    agnostic
+        Whether there is a class-agnostic part. With both parts, r is their mean.
+    continual
+        Plain CBA: applied from the first task on, over all classes, never re-initialised.
+        Otherwise r is zero in the first task and on unseen classes, and ω is re-initialised at
+        each new task.
+    space
+        `"logit"` (z + r) or `"probability"`, the paper's literal reading.
+    divide
+        Divide the class-agnostic outputs by the number of classes of their side.
+    width
+        Hidden units of each MLP.
+    generator
+        Where initial weights are drawn from.
+
+    >>> sets = ClassSets(4); sets.new_task([0, 1])
+    >>> dual = Adaptor(sets, generator=torch.Generator().manual_seed(0))
+    >>> dual.adapt(torch.ones(1, 4), dual(torch.ones(1, 4))).tolist()  # no old classes yet
+    [[1.0, 1.0, 1.0, 1.0]]
+    """
+
+    def __init__(
+        self,
+        sets: ClassSets,
+        *,
+        specific: str = "single",
+        agnostic: bool = True,
+        continual: bool = False,
+        space: str = "logit",
+        divide: bool = False,
+        width: int = WIDTH,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        _check(specific, agnostic, space, width)
+        self._shared = (sets,)  # the learner's, not a part of the adaptor's own state
+        self.continual = continual
+        self.space = space
+        self.divide = divide
+        self.specific = (
+            ClassSpecific(sets, width, generator, individual=specific == "individual")
+            if specific != "none"
+            else None
+        )
+        self.agnostic = ClassAgnostic(width, generator) if agnostic else None
+
+    @property
+    def sets(self) -> ClassSets:
+        """Which classes are old and new."""
+        return self._shared[0]
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Logits (n, C) → the correction r, or in probability space the distribution g."""
+        p = z.detach().softmax(1)
+        parts = list(self._parts(p))
+        return torch.stack(parts).mean(0) if len(parts) > 1 else parts[0]
+
+    def _parts(self, p: Tensor) -> Iterator[Tensor]:
+        old, new = self.sets.old, self.sets.new
+        probability = self.space == "probability"
+        if self.specific is not None:
+            r = self.specific(p, self.sets)
+            if probability:
+                yield r.masked_fill(~(old | new), -torch.inf).softmax(1)
+            else:
+                yield r if self.continual else r * ((old | new) * self.sets.later).to(r.dtype)
+        if self.agnostic is not None:
+            sides = self.agnostic(p, self.sets)  # (n, 2)
+            if probability:
+                sides = sides.softmax(1)
+            members = torch.stack([old, new]).to(p.dtype)  # (2, C)
+            if probability or self.divide:
+                members = members / members.sum(1, keepdim=True).clamp(min=1.0)
+            yield sides @ (members if probability else members * self.sets.later)
+
+    def adapt(self, z: Tensor, r: Tensor) -> Tensor:
+        """The adapted logits z̃; r is what `forward` gave for these rows."""
+        if self.space == "logit":
+            return z + r
+        mixed = ((r + z.softmax(1)) / 2).clamp(min=1e-12).log()
+        return mixed if self.continual else torch.where(self.sets.later > 0, mixed, z)
+
+    def reset_for_task(self, generator: torch.Generator) -> list[Tensor]:
+        """Re-initialise ω (never in plain CBA); returns what lost its optimiser state."""
+        if self.continual or self.specific is None:
+            return []
+        self.specific.reset(generator)
+        return list(self.specific.parameters())
+
+
+def _check(specific: str, agnostic: bool, space: str, width: int) -> None:
+    if specific not in ("single", "individual", "none"):
+        raise ValueError(expected("specific", specific, "'single', 'individual' or 'none'"))
+    if space not in ("logit", "probability"):
+        raise ValueError(expected("space", space, "'logit' or 'probability'"))
+    if specific == "none" and not agnostic:
+        raise ValueError(
+            "an adaptor without a class-specific and a class-agnostic part corrects nothing"
+        )
+    if width < 1:
+        raise ValueError(expected("width", width, "at least 1"))
+
+
+def class_specific(sets: ClassSets, generator: torch.Generator, **options: object) -> Adaptor:
+    """The adaptor of `<base>-cba`: class-specific, single, never re-initialised."""
+    settings = {"specific": "single", "agnostic": False, "continual": True} | options
+    return Adaptor(sets, generator=generator, **settings)  # type: ignore[arg-type]
+
+
+def dual(sets: ClassSets, generator: torch.Generator, **options: object) -> Adaptor:
+    """The adaptor of `<base>-dual-cba`: class-specific and class-agnostic."""
+    return Adaptor(sets, generator=generator, **options)  # type: ignore[arg-type]
+
+
+ADAPTORS = {"cba": class_specific, "dual-cba": dual}

@@ -1,0 +1,119 @@
+"""The outer step: the exact gradient of L_buf with respect to φ, at the price of a small MLP.
+
+Only the last layer (W, b) is unrolled (Section III-B), so the backbone needs no second-order
+graph. With Z (n×C) all inner logits, H (n×d) their features, G = ∂L_trn/∂Z, the virtual step
+
+    W' = W − α Gᵀ H        b' = b − α Gᵀ 1
+
+and E = ∂L_buf/∂Z' the outer error at the virtual logits Z' = H' W'ᵀ + b', the chain rule gives
+
+    ∇φ L_buf = ∇φ ⟨G(Z; φ), S⟩        S = −α (H H'ᵀ + 1) E
+
+where φ acts through G alone. In logit space φ enters G only by z̃ = z + r, so this is one ordinary
+backward through the adaptor from ∂⟨G, S⟩/∂r = (∂²L_trn/∂z̃²) S, which each term has in closed form.
+Losses that are no sum of such terms, and probability space, take the same road by autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dualcba.adaptors import Adaptor
+from dualcba.losses import Batch, Term
+from dualcba.methods import Method
+
+Grads = tuple[Tensor | None, ...]
+
+
+def hypergradient(
+    adaptor: Adaptor,
+    method: Method,
+    new: Batch,
+    mem: Sequence[Batch],
+    outer: Batch,
+    head: nn.Module,
+    lr: Tensor | float,
+    *,
+    closed_form: bool | None = None,
+) -> Grads:
+    """∇φ of the outer loss, one entry per trainable parameter of the adaptor.
+
+    The batches' features and logits are taken as constants; `outer.z` is not used, since the outer
+    logits are those of the virtual step.
+    """
+    if closed_form is None:
+        closed_form = method.closed_form and adaptor.space == "logit"
+    step = _closed_form if closed_form else _by_autograd
+    return step(adaptor, method, new, mem, outer, head, lr)
+
+
+def _closed_form(
+    adaptor: Adaptor, method: Method, new: Batch, mem: Sequence[Batch], outer: Batch,
+    head: nn.Module, lr: Tensor | float,
+) -> Grads:  # fmt: skip
+    Z, H = _stack(new, mem)
+    with torch.enable_grad():
+        r = adaptor(Z)
+    with torch.no_grad():
+        adapted = Z + r
+        terms = method.terms(new, mem)
+        G = torch.zeros_like(Z)
+        for t in terms:
+            G[t.batch.rows] += t.gradient((adapted if t.adapted else Z)[t.batch.rows])
+        S = _sensitivity(H, G, method, outer, head, lr)
+        V = torch.zeros_like(Z)  # ∂⟨G, S⟩/∂r
+        for t in terms:
+            if t.adapted:
+                V[t.batch.rows] += t.curvature(adapted[t.batch.rows], S[t.batch.rows])
+    return torch.autograd.grad(r, trainable(adaptor), V, allow_unused=True)
+
+
+def _by_autograd(
+    adaptor: Adaptor, method: Method, new: Batch, mem: Sequence[Batch], outer: Batch,
+    head: nn.Module, lr: Tensor | float,
+) -> Grads:  # fmt: skip
+    Z, H = _stack(new, mem)
+    with torch.enable_grad():
+        Z = Z.requires_grad_()
+        r = adaptor(Z)
+        first, *rest = (b.with_logits(Z[b.rows]) for b in (new, *mem))
+        loss = method.loss(first, rest, lambda b: adaptor.adapt(b.z, r[b.rows]))
+        (G,) = torch.autograd.grad(loss, Z, create_graph=True)
+        S = _sensitivity(H, G.detach(), method, outer, head, lr)
+        return torch.autograd.grad((G * S).sum(), trainable(adaptor), allow_unused=True)
+
+
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that learn."""
+    return [p for p in module.parameters() if p.requires_grad]
+
+
+def _stack(new: Batch, mem: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+    batches = (new, *mem)
+    Z = torch.cat([b.z.detach() for b in batches])
+    H = torch.cat([b.h.detach() for b in batches])
+    return Z, H
+
+
+def _sensitivity(
+    H: Tensor, G: Tensor, method: Method, outer: Batch, head: nn.Module, lr: Tensor | float
+) -> Tensor:
+    """S = −α (H H'ᵀ + 1) E: how the outer loss moves with each inner logit's error."""
+    weight, bias = head.weight, head.bias
+    assert isinstance(weight, Tensor)
+    with torch.no_grad():
+        K = H @ outer.h.T  # (n, n')
+        virtual = outer.h @ weight.T - lr * (K.T @ G)  # H' W'ᵀ
+        if isinstance(bias, Tensor):
+            virtual = virtual + bias - lr * G.sum(0)
+            K = K + 1.0
+        E = _error(method.outer_terms(outer.with_logits(virtual)), virtual)
+        return -lr * (K @ E)
+
+
+def _error(terms: list[Term], virtual: Tensor) -> Tensor:
+    """∂L_buf/∂Z'."""
+    return torch.stack([t.gradient(virtual) for t in terms]).sum(0)

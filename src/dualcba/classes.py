@@ -1,0 +1,64 @@
+"""Which classes are new, which are old, which have not been seen: masks of static shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dualcba.errors import expected
+
+
+class ClassSets(nn.Module):
+    """The class sets of the current task, over all C classes from the start.
+
+    A class is *new* when the current task announced it, *old* when it was announced or appeared
+    in the stream before and is not new, and unseen otherwise.
+
+    >>> sets = ClassSets(4)
+    >>> sets.new_task([0, 1]); sets.new_task([2])
+    >>> sets.old.tolist(), sets.new.tolist()
+    ([True, True, False, False], [False, False, True, False])
+    """
+
+    new: Tensor
+    seen: Tensor
+    later: Tensor
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.task = -1
+        self.register_buffer("new", torch.zeros(num_classes, dtype=torch.bool))
+        self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.bool))
+        self.register_buffer("later", torch.zeros(()))  # 0 in the first task, 1 from the second on
+
+    def new_task(self, classes: Sequence[int]) -> None:
+        """Begin the next task with these new classes."""
+        wrong = [c for c in classes if not 0 <= c < self.num_classes]
+        if wrong or not len(classes):
+            wanted = f"at least one label from 0 to {self.num_classes - 1}"
+            raise ValueError(expected("classes of the new task", list(classes), wanted))
+        index = torch.as_tensor(list(classes), dtype=torch.long, device=self.new.device)
+        self.task += 1
+        self.new.zero_().index_fill_(0, index, True)
+        self.seen.logical_or_(self.new)
+        self.later.fill_(float(self.task > 0))
+
+    def appear(self, y: Tensor) -> None:
+        """Note the labels of a batch, in place and without reading them on the host."""
+        self.seen.index_fill_(0, y, True)
+
+    @property
+    def old(self) -> Tensor:
+        """Seen before, and not new."""
+        return self.seen & ~self.new
+
+    def get_extra_state(self) -> Tensor:
+        """The number of the task, for `state_dict`."""
+        return torch.tensor(self.task)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take the number of the task from a `state_dict`."""
+        self.task = int(state)

@@ -1,0 +1,168 @@
+"""The command line: `dualcba run`, `dualcba list`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from dualcba.data import DATASETS, Dataset, load_dataset
+from dualcba.experiments import (
+    SETTINGS,
+    Hardware,
+    Run,
+    Spec,
+    check_free,
+    make_specs,
+    read_toml,
+    write_result,
+)
+from dualcba.methods import method_names
+from dualcba.report import summary
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Online continual learning with Dual Continual Bias Adaptors.",
+)
+
+DEMO = {"dataset": "digits", "method": ["er", "er-cba", "er-dual-cba"], "seeds": 5}
+
+
+class Listing(StrEnum):
+    """What can be listed."""
+
+    methods = "methods"
+    datasets = "datasets"
+    settings = "settings"
+
+
+@app.command("list")
+def list_(what: Annotated[Listing, typer.Argument(help="what to name")]) -> None:
+    """Name the methods, datasets or settings that there are."""
+    names = {"methods": method_names(), "datasets": list(DATASETS), "settings": list(SETTINGS)}
+    typer.echo("\n".join(names[what.value]))
+
+
+@app.command()
+def run(
+    file: Annotated[Path | None, typer.Argument(help="a TOML file with the options below")] = None,
+    method: Annotated[str | None, typer.Option(help="one or more, with commas")] = None,
+    dataset: Annotated[str | None, typer.Option(help="a name of `dualcba list datasets`")] = None,
+    setting: Annotated[str | None, typer.Option(help="how the data arrive")] = None,
+    buffer: Annotated[int | None, typer.Option(help="samples in the memory")] = None,
+    seeds: Annotated[int | None, typer.Option(help="how many seeds, from --seed on")] = None,
+    seed: Annotated[int | None, typer.Option(help="the first seed")] = None,
+    tasks: Annotated[int | None, typer.Option(help="number of tasks")] = None,
+    epochs: Annotated[int | None, typer.Option(help="passes over each task")] = None,
+    network: Annotated[str | None, typer.Option(help="resnet18, resnet18-slim or mlp")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="samples per step and draw")] = None,
+    lr: Annotated[float | None, typer.Option(help="learning rate of the network")] = None,
+    adaptor_lr: Annotated[float | None, typer.Option(help="learning rate of the adaptor")] = None,
+    outer_every: Annotated[int | None, typer.Option(help="steps between outer updates")] = None,
+    specific: Annotated[str | None, typer.Option(help="single, individual or none")] = None,
+    agnostic: Annotated[bool | None, typer.Option(help="class-agnostic part")] = None,
+    space: Annotated[str | None, typer.Option(help="logit or probability")] = None,
+    divide: Annotated[bool | None, typer.Option(help="divide by the number of classes")] = None,
+    width: Annotated[int | None, typer.Option(help="hidden units of the adaptor")] = None,
+    forward: Annotated[str | None, typer.Option(help="split or concat")] = None,
+    ibn_augment: Annotated[bool | None, typer.Option(help="augment in the IBN pass")] = None,
+    ibn_average: Annotated[str | None, typer.Option(help="cumulative or ema")] = None,
+    eval_every: Annotated[
+        int | None, typer.Option(help="steps between scores; 0: task ends")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for the results")] = Path("runs/demo"),
+    data_dir: Annotated[Path | None, typer.Option(help="where datasets lie")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:n]")] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, eager or captured")] = "auto",
+    precision: Annotated[str, typer.Option(help="auto, fp32 or bf16")] = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", help="no progress, no table")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the results as JSON")] = False,
+) -> None:
+    """Learn a stream: methods × seeds, one table. Without options: the embedded demonstration."""
+    given = {k: v for k, v in locals().items() if k in _SPEC_OPTIONS and v is not None}
+    options = (read_toml(file) if file else {}) | given
+    options = options if options else dict(DEMO)
+    if isinstance(options.get("method"), str):
+        options["method"] = [m.strip() for m in options["method"].split(",")]
+    specs = make_specs(options)
+    check_free(out, specs)
+    data = load_dataset(specs[0].dataset, data_dir)
+    hardware = Hardware(device, engine, precision)
+    results = _run_all(specs, data, hardware, out, show=not quiet and not as_json)
+    if as_json:
+        typer.echo(json.dumps(results))
+    elif not quiet:
+        Console().print(summary(results))
+        typer.echo(f"{len(results)} results in {out}")
+
+
+_SPEC_OPTIONS = {
+    "method", "dataset", "setting", "buffer", "seeds", "seed", "tasks", "epochs", "network",
+    "batch_size", "lr", "adaptor_lr", "outer_every", "specific", "agnostic", "space", "divide",
+    "width", "forward", "ibn_augment", "ibn_average", "eval_every",
+}  # fmt: skip
+
+
+def _run_all(
+    specs: list[Spec], data: Dataset, hardware: Hardware, out: Path, *, show: bool
+) -> list[dict[str, Any]]:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description:<28}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]:>7.0f} samples/s  acc {task.fields[acc]:>5}"),
+        TimeRemainingColumn(),
+    )
+    results = []
+    with Progress(*columns, console=Console(stderr=True), disable=not show) as progress:
+        overall = progress.add_task("all runs", total=len(specs), rate=0, acc="")
+        done, started = 0, progress.get_time()
+        for spec in specs:
+            current = Run(spec, data, hardware)
+            title = f"{spec.method} seed {spec.seed}"
+            bar = progress.add_task(title, total=current.total, rate=0, acc="")
+            begun = progress.get_time()
+            for step in current.steps():
+                if show and (step % 20 == 0 or step == current.total):
+                    rate = step * spec.batch_size / max(progress.get_time() - begun, 1e-9)
+                    acc = f"{current.evaluator.accuracy():.1f}"
+                    progress.update(bar, completed=step, rate=rate, acc=acc)
+            done += current.total * spec.batch_size
+            results.append(current.result())
+            write_result(out, spec, results[-1])
+            progress.remove_task(bar)
+            rate = done / max(progress.get_time() - started, 1e-9)
+            progress.update(overall, advance=1, rate=rate)
+    return results
+
+
+def main() -> None:
+    """Run the command line; what is wrong with the input is one line and exit code 2."""
+    try:
+        app()
+    except FloatingPointError as error:
+        _fail(error, 1)
+    except (ValueError, OSError) as error:
+        _fail(error, 2)
+
+
+def _fail(error: Exception, code: int) -> None:
+    typer.echo(f"dualcba: {error}", err=True)
+    sys.exit(code)

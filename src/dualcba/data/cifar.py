@@ -1,0 +1,86 @@
+"""CIFAR-10 and CIFAR-100 in the layout of the official Python archives."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dualcba.data.dataset import Dataset, from_arrays
+
+CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615)
+CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
+
+_ARRAYS = {
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),
+}
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Builds arrays and plain containers, and refuses to run anything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ARRAYS:
+            raise pickle.UnpicklingError(f"it calls {module}.{name}, expected only arrays")
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+def read_pickle(path: Path) -> dict[bytes, Any]:
+    """One file of the official archives, without running any code it may carry."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing, expected a file of the official archive there")
+    try:
+        content = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+    except (pickle.UnpicklingError, EOFError, ValueError, AttributeError, IndexError) as error:
+        raise ValueError(f"{path} cannot be read as a CIFAR file: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, expected a dictionary")
+    return content
+
+
+def _read(paths: Iterable[Path], labels: bytes) -> tuple[np.ndarray, np.ndarray]:
+    xs, ys = [], []
+    for path in paths:
+        content = read_pickle(path)
+        for key in (b"data", labels):
+            if key not in content:
+                raise ValueError(f"{path} has no entry {key.decode()!r}")
+        x, y = np.asarray(content[b"data"]), np.asarray(content[labels])
+        if x.ndim != 2 or x.shape[1] != 3072 or x.dtype != np.uint8 or len(y) != len(x):
+            raise ValueError(
+                f"{path} holds {x.dtype} data of shape {x.shape} and {len(y)} labels, "
+                "expected uint8 of shape (n, 3072) and n labels"
+            )
+        xs.append(x.reshape(-1, 3, 32, 32))
+        ys.append(y)
+    return np.concatenate(xs), np.concatenate(ys)
+
+
+def cifar10(root: Path) -> Dataset:
+    """CIFAR-10 from `root/cifar-10-batches-py`."""
+    folder = root / "cifar-10-batches-py"
+    train = _read([folder / f"data_batch_{k}" for k in range(1, 6)], b"labels")
+    test = _read([folder / "test_batch"], b"labels")
+    return from_arrays(
+        *train, *test, num_classes=10, mean=CIFAR10_MEAN, std=CIFAR10_STD,
+        pad=4, flip=True, name="cifar10",
+    )  # fmt: skip
+
+
+def cifar100(root: Path) -> Dataset:
+    """CIFAR-100 (fine labels) from `root/cifar-100-python`."""
+    folder = root / "cifar-100-python"
+    train = _read([folder / "train"], b"fine_labels")
+    test = _read([folder / "test"], b"fine_labels")
+    return from_arrays(
+        *train, *test, num_classes=100, mean=CIFAR100_MEAN, std=CIFAR100_STD,
+        pad=4, flip=True, name="cifar100",
+    )  # fmt: skip

@@ -1,0 +1,131 @@
+"""A dataset in memory: raw samples and labels, and how to normalise and augment them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from dualcba.data.transforms import Transform
+from dualcba.errors import expected
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Train and test samples, raw: uint8 images (n, channels, H, W) or float32 arrays (n, ...)."""
+
+    name: str
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    num_classes: int
+    mean: Sequence[float]
+    std: Sequence[float]
+    pad: int = 0
+    flip: bool = False
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return tuple(self.train_x.shape[1:])
+
+    def transform(self) -> Transform:
+        """Its augmentation and normalisation."""
+        return Transform(self.mean, self.std, pad=self.pad, flip=self.flip)
+
+
+def check_labels(y: ArrayLike | Tensor, length: int, num_classes: int | None, where: str) -> Tensor:
+    """Labels as int64, or a `ValueError` that names the first bad one."""
+    labels = torch.as_tensor(y)
+    if labels.dim() != 1 or len(labels) != length:
+        raise ValueError(expected(f"shape of {where} y", tuple(labels.shape), f"({length},)"))
+    if labels.dtype.is_floating_point or labels.dtype in (torch.bool, torch.complex64):
+        raise ValueError(expected(f"dtype of {where} y", str(labels.dtype), "whole numbers"))
+    labels = labels.long()
+    high = num_classes if num_classes is not None else torch.iinfo(torch.long).max
+    bad = (labels < 0) | (labels >= high)
+    if bool(bad.any()):
+        i = int(bad.nonzero()[0])
+        wanted = "a label of at least 0" if num_classes is None else f"a label from 0 to {high - 1}"
+        raise ValueError(expected(f"{where} y[{i}]", int(labels[i]), wanted))
+    return labels
+
+
+def check_samples(
+    x: ArrayLike | Tensor, where: str, shape: tuple[int, ...] | None = None
+) -> Tensor:
+    """Samples as a uint8 or float32 tensor, or a `ValueError` that says what is wrong."""
+    samples = x if isinstance(x, Tensor) else torch.from_numpy(_numeric(x, where))
+    if samples.dim() < 2 or samples.numel() == 0:
+        wanted = "(n, ...) with n of at least 1"
+        raise ValueError(expected(f"shape of {where} x", tuple(samples.shape), wanted))
+    if shape is not None and tuple(samples.shape[1:]) != shape:
+        raise ValueError(
+            expected(f"shape of one sample of {where} x", tuple(samples.shape[1:]), str(shape))
+        )
+    if samples.dtype != torch.uint8:
+        samples = samples.float()
+        finite = samples.isfinite().flatten(1).all(1)
+        if not bool(finite.all()):
+            i = int((~finite).nonzero()[0])
+            raise ValueError(
+                f"{where} x[{i}] holds a NaN or an infinite value, expected finite numbers"
+            )
+    return samples
+
+
+def _numeric(x: ArrayLike, where: str) -> np.ndarray:
+    array = np.asarray(x)
+    if array.dtype.kind not in "buif":
+        raise ValueError(expected(f"dtype of {where} x", str(array.dtype), "numbers"))
+    return array
+
+
+def from_arrays(
+    train_x: ArrayLike | Tensor,
+    train_y: ArrayLike | Tensor,
+    test_x: ArrayLike | Tensor,
+    test_y: ArrayLike | Tensor,
+    *,
+    num_classes: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    pad: int = 0,
+    flip: bool = False,
+    name: str = "arrays",
+) -> Dataset:
+    """A dataset from plain arrays or tensors: images (n, channels, H, W) or vectors (n, d).
+
+    Without `mean` and `std`, uint8 images are normalised by their own channel statistics, floats by
+    their overall ones.
+
+    >>> x, y = np.arange(12.0).reshape(6, 2), [0, 1, 2] * 2
+    >>> data = from_arrays(x, y, x, y)
+    >>> data.num_classes, data.input_shape
+    (3, (2,))
+    """
+    x = check_samples(train_x, "train")
+    y = check_labels(train_y, len(x), num_classes, "train")
+    classes = num_classes if num_classes is not None else int(y.max()) + 1
+    tx = check_samples(test_x, "test", tuple(x.shape[1:]))
+    if tx.dtype != x.dtype:
+        raise ValueError(expected("dtype of test x", str(tx.dtype), f"{x.dtype}, as in training"))
+    ty = check_labels(test_y, len(tx), classes, "test")
+    if mean is None or std is None:
+        mean, std = statistics(x)
+    return Dataset(name, x, y, tx, ty, classes, mean, std, pad, flip)
+
+
+def statistics(x: Tensor) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation: per channel for uint8 images, one number for other arrays."""
+    if x.dtype == torch.uint8 and x.dim() == 4:
+        values = x.transpose(0, 1).flatten(1).double() / 255
+    else:
+        values = x.double().flatten()[None] / (255 if x.dtype == torch.uint8 else 1)
+    std = values.std(1).clamp(min=1e-6)
+    return values.mean(1).tolist(), std.tolist()

@@ -1,0 +1,80 @@
+"""Batched augmentation and normalisation on the device; its random numbers come from the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+
+class Transform(nn.Module):
+    """Random crop after zero padding, random flip, and normalisation, for whole batches.
+
+    Parameters
+    ----------
+    mean, std
+        Per channel, of values in [0, 1] for uint8 inputs and of the values as they are otherwise.
+        One number stands for all channels.
+    pad
+        Zeros on each side before a crop of the original size; 0 for no crop.
+    flip
+        Whether to mirror half of the images.
+
+    >>> t = Transform([0.5], [0.5], pad=4, flip=True)
+    >>> x = torch.full((2, 1, 8, 8), 255, dtype=torch.uint8)
+    >>> round(t(x).unique().item(), 6)
+    1.0
+    >>> t(x, torch.from_numpy(t.draw(np.random.default_rng(0), 2))).shape
+    torch.Size([2, 1, 8, 8])
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(
+        self, mean: Sequence[float], std: Sequence[float], *, pad: int = 0, flip: bool = False
+    ) -> None:
+        super().__init__()
+        self.pad = pad
+        self.flip = flip
+        m, s = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
+        self.register_buffer("scale", (1 / s).float(), persistent=False)
+        self.register_buffer("shift", (-m / s).float(), persistent=False)
+
+    @property
+    def random(self) -> bool:
+        """Whether it draws anything."""
+        return self.pad > 0 or self.flip
+
+    def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+        """(n, 3): the crop's top and left edge, and whether to flip."""
+        top = 2 * self.pad + 1
+        return rng.integers(0, [top, top, 2 if self.flip else 1], (n, 3))
+
+    def forward(self, x: Tensor, params: Tensor | None = None) -> Tensor:
+        """Raw samples (n, ...) → normalised floats; augmented where `params` are given."""
+        return self.normalize(x if params is None or not self.random else self.augment(x, params))
+
+    def augment(self, x: Tensor, params: Tensor) -> Tensor:
+        """Crop and flip by one gather; the result lies channels-last in memory."""
+        n, _, height, width = x.shape
+        across = torch.arange(width, device=x.device)
+        flipped = width - 1 - across
+        columns = torch.where(params[:, 2:] > 0, flipped, across) + params[:, 1:2]  # (n, W)
+        rows = torch.arange(height, device=x.device) + params[:, :1]  # (n, H)
+        padded = F.pad(x, [self.pad] * 4)
+        sample = torch.arange(n, device=x.device)[:, None, None]
+        picked = padded.permute(0, 2, 3, 1)[sample, rows[:, :, None], columns[:, None, :]]
+        return picked.permute(0, 3, 1, 2)
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """(x − mean) / std; uint8 is first brought to [0, 1]."""
+        shape = (-1, *([1] * (x.dim() - 2)))
+        scale, shift = self.scale.view(shape), self.shift.view(shape)
+        return torch.addcmul(
+            shift, x.to(scale.dtype), scale / 255 if x.dtype == torch.uint8 else scale
+        )

@@ -1,0 +1,55 @@
+"""The eager engine: every call runs as it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class Engine(Protocol):
+    """Runs functions that change device state in place and return nothing."""
+
+    device: torch.device
+
+    def run(self, key: Hashable, fn: Callable[..., None], *inputs: Tensor) -> None:
+        """Run `fn(*inputs)`. Calls with equal keys do the same work on inputs of equal shapes."""
+
+    def upload(self, array: NDArray[np.int64]) -> Tensor:
+        """Bring a small host array to the device without waiting for it."""
+
+    def scope(self) -> AbstractContextManager[object]:
+        """Where the learner's device work outside `run` belongs."""
+
+    def reset(self) -> None:
+        """Forget whatever was prepared: tensors may have moved."""
+
+
+class Eager:
+    """Runs each function directly."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def run(self, key: Hashable, fn: Callable[..., None], *inputs: Tensor) -> None:
+        """Call it."""
+        fn(*inputs)
+
+    def upload(self, array: NDArray[np.int64]) -> Tensor:
+        """Shared memory on a CPU; pinned and asynchronous on CUDA."""
+        host = torch.from_numpy(array)
+        if self.device.type == "cpu":
+            return host
+        return host.pin_memory().to(self.device, non_blocking=True)
+
+    def scope(self) -> AbstractContextManager[object]:
+        """The current stream."""
+        return nullcontext()
+
+    def reset(self) -> None:
+        """Nothing was prepared."""

@@ -1,0 +1,112 @@
+"""Scores a learner on the test tasks at any time, without leaving a trace in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualcba.data import Dataset, Task
+from dualcba.evaluation.scores import Scores, summarize
+from dualcba.learner import Learner
+
+NORMS = ("bn", "ibn")
+
+
+class Evaluator:
+    """Counts correct answers per test task, under BN and under IBN, on the device.
+
+    The test set lies there in task order, so the tasks seen so far are a prefix. Counts stay on
+    the device until `result` asks for them.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        data: Dataset,
+        stream: Sequence[Task],
+        *,
+        batch_size: int | None = None,
+    ) -> None:
+        self.learner = learner
+        self.tasks = len(stream)
+        device = learner.device
+        self.batch_size = batch_size or (1000 if device.type == "cuda" else 250)
+        rows = torch.from_numpy(np.concatenate([t.test for t in stream]))
+        self.sizes = np.array([len(t.test) for t in stream])
+        owner = torch.repeat_interleave(torch.arange(self.tasks), torch.from_numpy(self.sizes))
+        short = -len(rows) % self.batch_size  # padding answers for no task
+        rows = torch.cat([rows, rows[:1].expand(short)])
+        self.x = data.test_x[rows].to(device)
+        self.y = data.test_y[rows].to(device)
+        self.owner = torch.cat([owner, torch.full((short,), self.tasks)]).to(device)
+        self._count = torch.zeros(self.tasks + 1, dtype=torch.long, device=device)
+        self.points: list[tuple[int, int, str]] = []  # step, task, kind
+        self.counts: dict[str, list[Tensor]] = {norm: [] for norm in NORMS}
+
+    def evaluate(self, kind: str) -> None:
+        """Score now; `kind` is `"start"`, `"anytime"`, `"end"` (of a task) or `"both"`."""
+        learner = self.learner
+        self.points.append((learner.step, learner.task, kind))
+        # where only the tasks so far are asked for, the others are not run
+        tasks = learner.task + 1 if kind == "anytime" else self.tasks
+        for norm in NORMS:
+            if norm == "ibn" and not learner.norms:
+                self.counts[norm].append(self.counts["bn"][-1])
+                continue
+            with learner.evaluating(norm):
+                self.counts[norm].append(self._correct(tasks))
+
+    def _correct(self, tasks: int) -> Tensor:
+        self._count.zero_()
+        until = int(self.sizes[:tasks].sum())
+        for start in range(0, until, self.batch_size):
+            part = slice(start, start + self.batch_size)
+            fn = partial(_count, self.learner, self._count)
+            inputs = (self.x[part], self.y[part], self.owner[part])
+            self.learner.engine.run(("evaluate", self.batch_size), fn, *inputs)
+        return self._count.clone()
+
+    def accuracy(self, norm: str = "bn") -> float:
+        """Mean over the tasks so far at the last point; waits for the device."""
+        seen = max(self.points[-1][1] + 1, 1)
+        last = self.counts[norm][-1][:seen].cpu().numpy()
+        return float((100 * last / self.sizes[:seen]).mean())
+
+    def result(self) -> dict[str, Any]:
+        """Scores, accuracy matrices and any-time curves; waits for the device once."""
+        steps, task, kind = (np.array(part) for part in zip(*self.points, strict=True))
+        anytime = np.isin(kind, ["anytime", "both"])
+        end = np.isin(kind, ["end", "both"])
+        out: dict[str, Any] = {
+            "scores": {},
+            "accuracy_matrix": {},
+            "anytime": {"step": steps[anytime].tolist(), "task": task[anytime].tolist()},
+        }
+        for norm in NORMS:
+            table = self._table(norm)
+            curve = np.where(np.arange(self.tasks) <= task[:, None], table, np.nan)[anytime]
+            matrix, untrained = table[end], table[kind == "start"][0]
+            scores: Scores = summarize(matrix, untrained, curve, task[anytime])
+            out["scores"][norm] = scores
+            out["accuracy_matrix"][norm] = matrix.tolist()
+            out["anytime"][norm] = [
+                row[: t + 1].tolist() for row, t in zip(curve, task[anytime], strict=True)
+            ]
+        return out
+
+    def _table(self, norm: str) -> NDArray[np.float64]:
+        with self.learner.engine.scope():
+            counts = torch.stack(self.counts[norm])[:, : self.tasks].cpu().numpy()
+        return np.asarray(100 * counts / self.sizes)
+
+
+def _count(learner: Learner, into: Tensor, x: Tensor, y: Tensor, owner: Tensor) -> None:
+    """Add the number of correct answers of a batch to each task's count."""
+    answers = learner.method.scores(learner.transform(x)).argmax(1)
+    into.index_add_(0, owner, (answers == y).long())

@@ -1,0 +1,147 @@
+"""One typed object says what a run is: the Python API, a TOML file and the command line alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dualcba.data import DATASETS
+from dualcba.errors import expected, unknown
+from dualcba.methods import parse_method
+from dualcba.nets import NETWORKS
+
+SETTINGS = ("online",)
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "digits": {"buffer": 100, "tasks": 5, "batch_size": 10, "network": "mlp", "adaptor_lr": 0.01},
+    "cifar10": {"buffer": 200, "tasks": 5, "network": "resnet18", "adaptor_lr": 0.001},
+    "cifar100": {"buffer": 2000, "tasks": 10, "network": "resnet18", "adaptor_lr": 0.01},
+}
+"""What a dataset brings where a field is not given."""
+
+
+def _option(text: str, default: Any = None) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One run. Fields that are not given take the dataset's or the protocol's value.
+
+    >>> Spec(dataset="cifar100").buffer
+    2000
+    >>> Spec(buffer=0)
+    Traceback (most recent call last):
+    ...
+    ValueError: buffer is 0, expected a whole number of at least 1
+    """
+
+    method: str = _option("what learns: see `dualcba list methods`", "er-dual-cba")
+    dataset: str = _option("what is learnt: see `dualcba list datasets`", "digits")
+    setting: str = _option("how it arrives: see `dualcba list settings`", "online")
+    buffer: int = _option("samples in the memory")
+    seed: int = _option("of every random choice", 0)
+    tasks: int = _option("number of tasks the classes are split into")
+    epochs: int = _option("passes over each task", 1)
+    network: str = _option("resnet18, resnet18-slim or mlp")
+    batch_size: int = _option("samples per step, and per memory draw", 32)
+    lr: float = _option("learning rate of the network (SGD)", 0.03)
+    adaptor_lr: float = _option("learning rate of the adaptor (Adam)")
+    outer_every: int = _option("the adaptor learns every so many steps", 5)
+    specific: str = _option("class-specific part of Dual-CBA: single, individual or none", "single")
+    agnostic: bool = _option("class-agnostic part of Dual-CBA", True)
+    space: str = _option("what the adaptor corrects: logit or probability", "logit")
+    divide: bool = _option("divide class-agnostic corrections by the number of classes", False)
+    width: int = _option("hidden units of the adaptor", 256)
+    forward: str = _option("split: new and memory batches apart; concat: together", "split")
+    ibn_augment: bool = _option("augment the memory in the IBN pass", True)
+    ibn_average: str = _option("IBN's average over batches: cumulative or ema", "cumulative")
+    eval_every: int = _option("score every so many steps; 0 for task ends only", 5)
+
+    def __post_init__(self) -> None:
+        for field, value in DEFAULTS.get(self.dataset, {}).items():
+            if getattr(self, field) is None:
+                object.__setattr__(self, field, value)
+        self._check_choices()
+        self._check_numbers()
+
+    def _check_choices(self) -> None:
+        parse_method(self.method)
+        choices = {
+            "dataset": DATASETS, "setting": SETTINGS, "network": NETWORKS,
+            "specific": ("single", "individual", "none"), "space": ("logit", "probability"),
+            "forward": ("split", "concat"), "ibn_average": ("cumulative", "ema"),
+        }  # fmt: skip
+        for field, known in choices.items():
+            if getattr(self, field) not in known:
+                raise ValueError(unknown(field, getattr(self, field), known))
+        if self.specific == "none" and not self.agnostic:
+            raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
+
+    def _check_numbers(self) -> None:
+        least = {"buffer": 1, "seed": 0, "tasks": 1, "epochs": 1, "batch_size": 1, "outer_every": 1,
+                 "width": 1, "eval_every": 0}  # fmt: skip
+        for field, low in least.items():
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise ValueError(expected(field, value, f"a whole number of at least {low}"))
+        for field in ("lr", "adaptor_lr"):
+            value = getattr(self, field)
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0 < value < math.inf
+            ):
+                raise ValueError(expected(field, value, "a number above 0"))
+        for field in ("agnostic", "divide", "ibn_augment"):
+            if not isinstance(getattr(self, field), bool):
+                raise ValueError(expected(field, getattr(self, field), "true or false"))
+
+    @property
+    def name(self) -> str:
+        """A short name for the run's folder."""
+        return f"{self.dataset}-{self.setting}-{self.method}-b{self.buffer}-s{self.seed}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, as JSON takes them."""
+        return dataclasses.asdict(self)
+
+
+def fields() -> list[str]:
+    """The names of a spec's fields."""
+    return [f.name for f in dataclasses.fields(Spec)]
+
+
+def make_specs(options: dict[str, Any]) -> list[Spec]:
+    """One spec per method and seed; `method` may be a list, `seeds` is how many.
+
+    >>> [s.name for s in make_specs({"method": ["er", "er-cba"], "buffer": 50})]
+    ['digits-online-er-b50-s0', 'digits-online-er-cba-b50-s0']
+    """
+    options = dict(options)
+    seeds = options.pop("seeds", 1)
+    methods = options.pop("method", ["er-dual-cba"])
+    methods = [methods] if isinstance(methods, str) else methods
+    for name in options:
+        if name not in fields():
+            raise ValueError(unknown("field", name, ["seeds", *fields()]))
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
+        raise ValueError(expected("seeds", seeds, "a whole number of at least 1"))
+    first = options.pop("seed", 0)
+    return [
+        Spec(**options, method=method, seed=first + k) for method in methods for k in range(seeds)
+    ]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The options in a TOML file."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing, expected a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a TOML file: {error}") from error

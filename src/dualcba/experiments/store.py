@@ -1,0 +1,51 @@
+"""The run store: one folder per run, a result is there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dualcba.experiments.spec import Spec
+
+RESULT = "result.json"
+
+
+def result_path(out: Path, spec: Spec) -> Path:
+    """Where the result of a spec lies."""
+    return out / spec.name / RESULT
+
+
+def check_free(out: Path, specs: Iterable[Spec]) -> None:
+    """Raise if a run would write where a complete one lies, or where it cannot write."""
+    if out.exists() and not out.is_dir():
+        raise FileExistsError(f"{out} is a file, expected a folder for the results")
+    for spec in specs:
+        if result_path(out, spec).exists():
+            folder = result_path(out, spec).parent
+            raise FileExistsError(f"{folder} already holds a complete run, expected another --out")
+
+
+def write_result(out: Path, spec: Spec, result: dict[str, Any]) -> Path:
+    """Write a result at once: a reader sees all of it or nothing."""
+    path = result_path(out, spec)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(result, file, indent=1, allow_nan=False)
+            file.write("\n")
+        os.chmod(draft, 0o644)
+        os.replace(draft, path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def read_results(out: Path) -> list[dict[str, Any]]:
+    """All complete results below a folder, in order of their names."""
+    return [json.loads(path.read_text()) for path in sorted(out.glob(f"*/{RESULT}"))]

@@ -1,0 +1,529 @@
+"""The learner: a network that learns a stream of new classes and answers at any time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from dualcba.adaptors import ADAPTORS, Adaptor
+from dualcba.bilevel import hypergradient, trainable
+from dualcba.classes import ClassSets
+from dualcba.data import Transform, check_labels, check_samples
+from dualcba.engine import make_engine, resolve_device
+from dualcba.errors import expected
+from dualcba.losses import Adapt, Batch, identity
+from dualcba.methods import Context, Method, parse_method
+from dualcba.nets import Network
+from dualcba.normalization import Statistics, batch_norms, modes, share, untracked, weighed
+from dualcba.randomness import Array, Layout, generator, pack, torch_generator, unpack
+from dualcba.state import below, compare, read, restore, snapshot, write
+
+RECENT = 1024  # losses kept for finding where one ceased to be finite
+IBN_BATCH = 200
+PREDICT_BATCH = 512
+
+
+class Learner:
+    """Learns from batches of a stream, one pass, and predicts whenever asked.
+
+    Parameters
+    ----------
+    network
+        Any module that maps (n, *input_shape) to (n, num_classes) by a last linear layer.
+    input_shape, num_classes
+        Of one sample; of the classes that will ever arrive.
+    method
+        A name such as `"er"`, `"er-cba"` or `"er-dual-cba"`, or a `Method` of your own together
+        with `adaptor`.
+    buffer
+        How many samples the memory holds.
+    batch_size
+        How many samples each memory draw takes.
+    lr, adaptor_lr
+        Of the network (SGD) and of the adaptor (Adam).
+    outer_every
+        The adaptor learns at every so-many-th step of a task, from the second task on.
+    adaptor
+        `"cba"`, `"dual-cba"` or none, for a `Method` object; a name already says it.
+    adaptor_options
+        Passed to `Adaptor`: `specific`, `agnostic`, `space`, `divide`, `width`.
+    transform
+        Augmentation and normalisation; by default uint8 goes to [0, 1] and floats stay.
+    dtype
+        Of the raw samples: `torch.uint8` or `torch.float32`.
+    forward
+        `"split"`: new batch and draws pass the network one by one, so that batch statistics never
+        mix; `"concat"`: together.
+    ibn
+        Whether `predict` re-estimates batch-normalisation statistics from the memory; by default
+        with Dual-CBA. `ibn_augment` and `ibn_average` (`"cumulative"`, `"ema"`) say how.
+    seed
+        Of every random choice the learner makes.
+    device, engine, precision
+        `"auto"`, or `"cpu"`/`"cuda[:n]"`, `"eager"`/`"captured"`, `"fp32"`/`"bf16"`.
+    head
+        The name of the network's last linear layer; found by itself.
+
+    >>> _ = torch.manual_seed(0)
+    >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4))
+    >>> learner = Learner(net, (4,), 4, dtype=torch.float32, buffer=20, batch_size=8, lr=0.3)
+    >>> x = torch.eye(4).repeat(8, 1); y = torch.arange(4).repeat(8)
+    >>> for classes in ([0, 1], [2, 3]):
+    ...     learner.new_task(classes)
+    ...     mine = torch.isin(y, torch.tensor(classes))
+    ...     for _ in range(50):
+    ...         learner.observe(x[mine], y[mine])
+    >>> learner.predict(torch.eye(4)).tolist()
+    [0, 1, 2, 3]
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        input_shape: Sequence[int],
+        num_classes: int,
+        *,
+        method: str | Method = "er-dual-cba",
+        buffer: int = 200,
+        batch_size: int = 32,
+        lr: float = 0.03,
+        adaptor_lr: float = 0.01,
+        outer_every: int = 5,
+        adaptor: str | None = None,
+        adaptor_options: Mapping[str, Any] | None = None,
+        transform: Transform | None = None,
+        dtype: torch.dtype = torch.uint8,
+        forward: str = "split",
+        ibn: bool | None = None,
+        ibn_augment: bool = True,
+        ibn_average: str = "cumulative",
+        seed: int = 0,
+        device: str | torch.device = "auto",
+        engine: str = "auto",
+        precision: str = "auto",
+        head: str | None = None,
+    ) -> None:
+        base, kind = _resolve(method, adaptor)
+        _check(
+            num_classes,
+            batch_size,
+            lr,
+            adaptor_lr,
+            outer_every,
+            dtype,
+            forward,
+            ibn_average,
+            precision,
+        )
+        self.device = resolve_device(device)
+        self.engine = make_engine(engine, self.device)
+        self.seed = seed
+        self.batch_size = batch_size
+        self.outer_every = outer_every
+        self.concat = forward == "concat"
+        self.ibn = kind == "dual-cba" if ibn is None else ibn
+        self.ibn_augment = ibn_augment
+        self.ibn_average = ibn_average
+        self.dtype = dtype
+        self.bf16 = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
+        self.step = 0
+        self.task_starts: list[int] = []
+        self._task_open = False
+        self._task_data: list[tuple[Tensor, Tensor]] = []
+
+        self._rng = {name: generator(seed, name) for name in ("memory", "augmentation", "method")}
+        self._weights_rng = torch_generator(seed, "adaptor")
+
+        shape = tuple(input_shape)
+        self.method = base
+        transform = base.make_transform(transform or Transform([0.0], [1.0]))
+        self.network = Network(network, shape, num_classes, head=head)
+        self.sets = ClassSets(num_classes)
+        self.memory = base.make_memory(buffer, shape, dtype, num_classes)
+        self.lr = torch.tensor(lr, device=self.device)
+        self.transform = transform.to(self.device)
+        with self.engine.scope():
+            for module in (self.network, self.sets, self.memory):
+                module.to(self.device)
+            if self.device.type == "cuda" and len(shape) == 3:
+                self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            context = Context(
+                self.network, self.sets, self.memory, self.transform, self.lr, batch_size
+            )
+            base.bind(context)
+            base.to(self.device)
+            self.adaptor: Adaptor | None = None
+            if kind is not None:
+                make = ADAPTORS[kind]
+                self.adaptor = make(self.sets, self._weights_rng, **(adaptor_options or {}))
+                self.adaptor.to(self.device)
+            self.norms = batch_norms(self.network)
+            self._running = Statistics(self.norms)
+            self._incremental = Statistics(self.norms)
+            self._losses = torch.zeros(RECENT, device=self.device)
+        self._incremental_step = -1
+        self._make_optimizers(adaptor_lr)
+
+    def _make_optimizers(self, adaptor_lr: float) -> None:
+        theta = trainable(self.network) + trainable(self.method)
+        self.optimizer = torch.optim.SGD(theta, lr=self.lr, fused=True)
+        self.adaptor_optimizer: torch.optim.Adam | None = None
+        if self.adaptor is not None and trainable(self.adaptor):
+            phi = trainable(self.adaptor)
+            cuda = self.device.type == "cuda"
+            self.adaptor_optimizer = torch.optim.Adam(
+                phi, lr=adaptor_lr, fused=True, capturable=cuda
+            )
+
+    # ------------------------------------------------------------------ learning
+
+    @property
+    def task(self) -> int:
+        """The number of the current task, from 0; −1 before the first."""
+        return self.sets.task
+
+    def new_task(self, classes: Sequence[int]) -> None:
+        """Say that a task with these new classes begins; ends the one before."""
+        self.end_task()
+        with self.engine.scope():
+            self.sets.new_task(classes)
+            if self.adaptor is not None and self.task > 0:
+                void = self.adaptor.reset_for_task(self._weights_rng)
+                _zero_state(self.adaptor_optimizer, void)
+            self.method.begin_task()
+        self.task_starts.append(self.step)
+        self._task_open = True
+
+    def end_task(self) -> None:
+        """Say that the current task is over; `new_task` does so by itself."""
+        if not self._task_open:
+            return
+        self._task_open = False
+        with self.engine.scope():
+            if self._task_data:
+                x, y = (torch.cat(part) for part in zip(*self._task_data, strict=True))
+            else:
+                x, y = self.memory.x[:0], self.memory.y[:0]
+            self.method.end_task(x, y)
+        self._task_data = []
+        self._incremental_step = -1
+
+    def observe(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor) -> None:
+        """Learn from one batch of the stream: raw samples (n, *input_shape) and labels (n,)."""
+        samples = check_samples(x, "observed", self.network.input_shape)
+        if samples.dtype != self.dtype:
+            raise ValueError(expected("dtype of observed x", str(samples.dtype), str(self.dtype)))
+        labels = check_labels(y, len(samples), self.sets.num_classes, "observed")
+        self.learn(samples.to(self.device), labels.to(self.device))
+
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        """`observe` for data already checked and on the device; nothing here waits for it."""
+        if not self._task_open:
+            raise ValueError("no task has begun, expected new_task(classes) before observe")
+        in_task = self.step - self.task_starts[-1]
+        outer = (
+            self.adaptor_optimizer is not None
+            and self.task > 0
+            and in_task % self.outer_every == 0
+            and self.memory.filled > 0
+        )
+        packet, layout = pack(self._draw(len(x), outer))
+        step = partial(self._step, layout=layout, outer=outer)
+        self.engine.run(("step", layout, outer), step, x, y, self.engine.upload(packet))
+        if self.method.rereads_task:
+            self._task_data.append((x.clone(), y.clone()))
+        self.step += 1
+        if self.device.type == "cpu" or self.step % (RECENT // 2) == 0:
+            self.check_finite()
+
+    def _draw(self, n: int, outer: bool) -> dict[str, Array]:
+        """Everything random that the next step needs, by name."""
+        parts: dict[str, Array] = {"at": np.array([self.step % RECENT])}
+        rng, augmentation = self._rng["memory"], self._rng["augmentation"]
+
+        def draw(name: str, count: int, rows: bool) -> None:
+            if rows:
+                parts[name] = self.memory.draw(count, rng)
+                count = len(parts[name])
+            if self.transform.random:
+                parts[f"{name}.augment"] = self.transform.draw(augmentation, count)
+
+        draw("new", n, rows=False)
+        for i in range(self.method.draws if self.memory.filled else 0):
+            draw(f"mem{i}", self.batch_size, rows=True)
+        if outer:
+            draw("outer", self.batch_size, rows=True)
+        parts["slots"] = self.memory.slots(n, rng)
+        noise = self.method.noise(self._rng["method"], self.step)
+        return parts if noise is None else {**parts, "noise": noise}
+
+    def _step(self, x: Tensor, y: Tensor, packet: Tensor, *, layout: Layout, outer: bool) -> None:
+        """One iteration of Algorithm 1, in place on the device."""
+        draw = unpack(packet, layout)
+        new, *mem = self._forward(x, y, draw)
+        if outer:
+            self._outer_step(new, mem, draw)
+        adapt = self._adapt(new, mem)
+        loss = self.method.loss(new, mem, adapt)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        with torch.no_grad():
+            self.method.after_step(draw.get("noise"))
+            self.sets.appear(y)
+            columns = {}
+            if self.memory.columns:
+                columns = {"logits": adapt(new).detach(), "raw_logits": new.z.detach()}
+            self.memory.write(draw["slots"], x, y, columns)
+            self._losses.index_copy_(0, draw["at"], loss.detach().float().view(1))
+
+    def _forward(self, x: Tensor, y: Tensor, draw: Mapping[str, Tensor]) -> list[Batch]:
+        """The new batch and each memory draw through the network."""
+        raw: list[tuple[Tensor, Tensor, Mapping[str, Tensor]]] = [(x, y, {})]
+        names = ["new"]
+        for i in range(self.method.draws):
+            if f"mem{i}" in draw:
+                names.append(f"mem{i}")
+                raw.append(self.memory.read(draw[f"mem{i}"]))
+        views = [
+            self.transform(r[0], draw.get(f"{n}.augment")) for n, r in zip(names, raw, strict=True)
+        ]
+        with self._autocast():
+            if self.concat:
+                z, h = self.network(torch.cat(views))
+                sizes = [len(v) for v in views]
+                outputs = list(zip(z.split(sizes), h.split(sizes), strict=True))
+            else:
+                outputs = [self.network(v) for v in views]
+        batches, start = [], 0
+        for view, (_, labels, columns), (z, h) in zip(views, raw, outputs, strict=True):
+            rows = slice(start, start + len(view))
+            batches.append(Batch(view, labels, z, h, columns, rows))
+            start = rows.stop
+        return batches
+
+    def _outer_step(self, new: Batch, mem: Sequence[Batch], draw: Mapping[str, Tensor]) -> None:
+        """Move φ by the outer loss of the virtually updated network on a fresh draw."""
+        assert self.adaptor is not None
+        assert self.adaptor_optimizer is not None
+        x, y, columns = self.memory.read(draw["outer"])
+        view = self.transform(x, draw.get("outer.augment"))
+        with torch.no_grad(), untracked(self.norms), self._autocast():
+            z, h = self.network(view)
+        outer = Batch(view, y, z, h, columns)
+        head = self.network.head
+        grads = hypergradient(self.adaptor, self.method, new, mem, outer, head, self.lr)
+        for p, g in zip(trainable(self.adaptor), grads, strict=True):
+            p.grad = g
+        self.adaptor_optimizer.step()
+
+    def _adapt(self, new: Batch, mem: Sequence[Batch]) -> Adapt:
+        """Logits as the loss shall see them; θ takes the adaptor's output as a constant."""
+        if self.adaptor is None:
+            return identity
+        adaptor = self.adaptor
+        with torch.no_grad():
+            r = adaptor(torch.cat([b.z for b in (new, *mem)]))
+        return lambda b: adaptor.adapt(b.z, r[b.rows])
+
+    def check_finite(self) -> None:
+        """Stop with a `FloatingPointError` if a recent loss was not finite."""
+        count = min(self.step, RECENT)
+        steps = np.arange(self.step - count, self.step)
+        if self.device.type == "cpu":  # every step is looked at: two are enough
+            steps = steps[-2:]
+        losses = self._losses[torch.from_numpy(steps % RECENT).to(self.device)].cpu().numpy()
+        bad = np.flatnonzero(~np.isfinite(losses))
+        if not len(bad):
+            return
+        at = int(steps[bad[0]])
+        task = int(np.searchsorted(self.task_starts, at, side="right"))
+        last = f"{losses[bad[0] - 1]:.4g}" if bad[0] else "unknown"
+        raise FloatingPointError(
+            f"the loss became {losses[bad[0]]} at step {at + 1} in task {task}; "
+            f"the last finite loss was {last}; a smaller learning rate may help"
+        )
+
+    # ------------------------------------------------------------------ answering
+
+    def predict(self, x: ArrayLike | Tensor) -> Tensor:
+        """The class of each sample, (n,); the adaptor takes no part."""
+        return self._scores(x).argmax(1)
+
+    def predict_proba(self, x: ArrayLike | Tensor) -> Tensor:
+        """The probability of each class, (n, num_classes)."""
+        return self._scores(x).softmax(1)
+
+    def _scores(self, x: ArrayLike | Tensor) -> Tensor:
+        samples = check_samples(x, "given", self.network.input_shape)
+        if samples.dtype != self.dtype:
+            raise ValueError(expected("dtype of given x", str(samples.dtype), str(self.dtype)))
+        with self.evaluating("ibn" if self.ibn else "bn"):
+            parts = torch.split(samples, PREDICT_BATCH)
+            scores = [self.method.scores(self.transform(p.to(self.device))).float() for p in parts]
+            return torch.cat(scores).cpu()
+
+    @contextmanager
+    def evaluating(self, norm: str = "bn") -> Iterator[None]:
+        """Evaluation mode under BN or IBN statistics; afterwards all is as it was."""
+        incremental = norm == "ibn" and bool(self.norms) and self.memory.filled > 1
+        with self.engine.scope(), torch.no_grad():
+            if incremental:
+                self._running.keep()
+                self._estimate()
+            try:
+                with modes(self.network), self._autocast():
+                    self.method.before_scores()
+                    yield
+            finally:
+                if incremental:
+                    self._running.restore()
+
+    def _estimate(self) -> None:
+        """IBN: statistics from one shuffled pass over the memory, kept until the next step."""
+        if self._incremental_step == self.step:
+            self._incremental.restore()
+            return
+        filled = self.memory.filled
+        rng = generator(self.seed, "ibn", self.step)
+        parts: dict[str, Array] = {"rows": rng.permutation(filled)}
+        if self.ibn_augment and self.transform.random:
+            parts["augment"] = self.transform.draw(rng, filled)
+        packet, layout = pack(parts)
+        run = partial(self._pass_over_memory, layout=layout)
+        self.engine.run(("ibn", layout), run, self.engine.upload(packet))
+        self._incremental.keep()
+        self._incremental_step = self.step
+
+    def _pass_over_memory(self, packet: Tensor, *, layout: Layout) -> None:
+        draw = unpack(packet, layout)
+        chunks = math.ceil(len(draw["rows"]) / IBN_BATCH)
+        rows = draw["rows"].tensor_split(chunks)
+        augment = draw["augment"].tensor_split(chunks) if "augment" in draw else [None] * chunks
+        with (
+            modes(self.network, self.norms),
+            weighed(self.norms) as weigh,
+            self._autocast(),
+            torch.no_grad(),
+        ):
+            for k in range(chunks):
+                weigh(share(k + 1, self.ibn_average))
+                self.network(self.transform(self.memory.x.index_select(0, rows[k]), augment[k]))
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        if not self.bf16:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """A snapshot of everything the next step depends on: `tensors` by name, and `meta`."""
+        tensors = snapshot(self._parts(), self._optimizers())
+        tensors["lr"] = self.lr.clone()
+        tensors["weights_rng"] = self._weights_rng.get_state()
+        for i, (x, y) in enumerate(self._task_data):
+            tensors |= {f"task_data.{i}.x": x.clone(), f"task_data.{i}.y": y.clone()}
+        meta = {
+            "step": self.step,
+            "task_starts": list(self.task_starts),
+            "task_open": self._task_open,
+            "rng": {k: g.bit_generator.state for k, g in self._rng.items()},
+        }
+        return {"tensors": tensors, "meta": meta}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a snapshot of a learner built with the same arguments."""
+        tensors, meta = state["tensors"], state["meta"]
+        compare(self.state_dict()["tensors"], tensors)
+        with self.engine.scope():
+            restore(tensors, self._parts(), self._optimizers())
+            self.lr.copy_(tensors["lr"])
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.lr
+            kept = below(tensors, "task_data")
+            pairs = [(kept[f"{i}.x"], kept[f"{i}.y"]) for i in range(len(kept) // 2)]
+            self._task_data = [(x.to(self.device), y.to(self.device)) for x, y in pairs]
+        self._weights_rng.set_state(tensors["weights_rng"].cpu())
+        for name, value in meta["rng"].items():
+            self._rng[name].bit_generator.state = value
+        self.step = meta["step"]
+        self.task_starts = list(meta["task_starts"])
+        self._task_open = meta["task_open"]
+        self._incremental_step = -1
+        self.engine.reset()
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to one safetensors file, whole or not at all."""
+        write(Path(path), self.state_dict())
+
+    def load(self, path: str | Path) -> None:
+        """Go on from a file that `save` wrote; loading runs no code from it."""
+        self.load_state_dict(read(Path(path)))
+
+    def _parts(self) -> dict[str, nn.Module]:
+        parts: dict[str, nn.Module] = {
+            "network": self.network,
+            "sets": self.sets,
+            "memory": self.memory,
+            "method": self.method,
+        }
+        return parts if self.adaptor is None else {**parts, "adaptor": self.adaptor}
+
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        theta: dict[str, torch.optim.Optimizer] = {"optimizer": self.optimizer}
+        if self.adaptor_optimizer is None:
+            return theta
+        return {**theta, "adaptor_optimizer": self.adaptor_optimizer}
+
+
+def _resolve(method: str | Method, adaptor: str | None) -> tuple[Method, str | None]:
+    if isinstance(method, Method):
+        if adaptor is not None and adaptor not in ADAPTORS:
+            raise ValueError(expected("adaptor", adaptor, f"one of {', '.join(ADAPTORS)}"))
+        return method, adaptor
+    base, kind = parse_method(method)
+    if adaptor is not None and adaptor != kind:
+        raise ValueError(expected("adaptor", adaptor, f"{kind!r}, as the method {method!r} says"))
+    return base(), kind
+
+
+def _check(
+    num_classes: int, batch_size: int, lr: float, adaptor_lr: float, outer_every: int,
+    dtype: torch.dtype, forward: str, ibn_average: str, precision: str,
+) -> None:  # fmt: skip
+    least = {
+        "num_classes": (num_classes, 2),
+        "batch_size": (batch_size, 1),
+        "outer_every": (outer_every, 1),
+    }
+    for field, (value, low) in least.items():
+        if value < low:
+            raise ValueError(expected(field, value, f"at least {low}"))
+    for field, rate in {"lr": lr, "adaptor_lr": adaptor_lr}.items():
+        if not rate > 0 or not math.isfinite(rate):
+            raise ValueError(expected(field, rate, "a number above 0"))
+    choices = {
+        "dtype": (dtype, (torch.uint8, torch.float32)),
+        "forward": (forward, ("split", "concat")),
+        "ibn_average": (ibn_average, ("cumulative", "ema")),
+        "precision": (precision, ("auto", "fp32", "bf16")),
+    }
+    for field, (choice, known) in choices.items():
+        if choice not in known:
+            raise ValueError(expected(field, choice, " or ".join(map(repr, known))))
+
+
+def _zero_state(optimizer: torch.optim.Optimizer | None, parameters: Sequence[Tensor]) -> None:
+    for p in parameters if optimizer is not None else ():
+        for value in optimizer.state.get(p, {}).values():  # type: ignore[union-attr]
+            value.zero_()

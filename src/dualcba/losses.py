@@ -1,0 +1,134 @@
+"""The terms that rehearsal losses are sums of, each with its derivatives in closed form.
+
+A method says *what* it minimises as a list of terms; a term knows its value, its gradient with
+respect to the logits, and how that gradient moves with the adaptor's correction r. The last is
+all that the outer step needs (see `bilevel`), so it costs no second-order graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """What one forward saw and gave: the new batch, a memory draw, or the outer draw."""
+
+    x: Tensor  # (n, ...) augmented and normalised
+    y: Tensor  # (n,)
+    z: Tensor  # (n, C) logits
+    h: Tensor  # (n, d) features before the last linear layer
+    columns: Mapping[str, Tensor] = field(default_factory=dict)  # stored beside x and y
+    rows: slice = field(
+        default_factory=lambda: slice(None)
+    )  # where this batch stands among all inner logits
+
+    def with_logits(self, z: Tensor) -> Batch:
+        """The same batch with other logits."""
+        return replace(self, z=z)
+
+
+Adapt = Callable[[Batch], Tensor]
+"""The logits that a loss is taken of: a batch's own, or those plus the adaptor's correction."""
+
+
+def identity(batch: Batch) -> Tensor:
+    """No adaptor: the logits as they are."""
+    return batch.z
+
+
+class Term(Protocol):
+    """One summand of a loss over logits."""
+
+    batch: Batch
+    adapted: bool
+
+    def value(self, z: Tensor) -> Tensor:
+        """The term at logits z."""
+
+    def gradient(self, z: Tensor) -> Tensor:
+        """∂ value / ∂ z."""
+
+    def curvature(self, z: Tensor, s: Tensor) -> Tensor:
+        """∂² value / ∂z² applied to s."""
+
+
+@dataclass(slots=True, eq=False)
+class CrossEntropy:
+    """weight · mean CE(z, y), the softmax over all classes or those of a mask.
+
+    >>> z, y = torch.zeros(2, 4), torch.tensor([0, 3])
+    >>> batch = Batch(z, y, z, z)
+    >>> round(CrossEntropy(batch).value(z).item(), 4)
+    1.3863
+    """
+
+    batch: Batch
+    weight: float = 1.0
+    adapted: bool = True
+    classes: Tensor | None = None  # (C,) bool: the classes that take part
+    each: Tensor | None = None  # (n,) a weight per sample
+
+    def _masked(self, z: Tensor) -> Tensor:
+        return z if self.classes is None else z.masked_fill(~self.classes, -torch.inf)
+
+    def _scale(self, z: Tensor) -> Tensor | float:
+        each = 1.0 if self.each is None else self.each.to(z.dtype).unsqueeze(1)
+        return each * (self.weight / z.shape[0])
+
+    def value(self, z: Tensor) -> Tensor:
+        """Mean over the batch of −log softmax(z)[y]."""
+        if self.each is None:
+            return self.weight * F.cross_entropy(self._masked(z), self.batch.y)
+        loss = F.cross_entropy(self._masked(z), self.batch.y, reduction="none")
+        return self.weight * (self.each.to(z.dtype) * loss).mean()
+
+    def gradient(self, z: Tensor) -> Tensor:
+        """q − y, with q = softmax(z)."""
+        q = self._masked(z).softmax(1)
+        onehot = torch.zeros_like(q).scatter_(1, self.batch.y.unsqueeze(1), 1.0)
+        return (q - onehot) * self._scale(z)
+
+    def curvature(self, z: Tensor, s: Tensor) -> Tensor:
+        """Q ⊙ (s − ⟨q, s⟩)."""
+        q = self._masked(z).softmax(1)
+        return q * (s - (q * s).sum(1, keepdim=True)) * self._scale(z)
+
+
+@dataclass(slots=True, eq=False)
+class MeanSquaredError:
+    """weight · mean (z − target)² over samples and classes.
+
+    >>> z = torch.zeros(2, 4)
+    >>> MeanSquaredError(Batch(z, z, z, z), z + 3, weight=0.5).value(z).item()
+    4.5
+    """
+
+    batch: Batch
+    target: Tensor  # (n, C)
+    weight: float = 1.0
+    adapted: bool = True
+
+    def value(self, z: Tensor) -> Tensor:
+        """Mean over samples and classes of the squared distance to the target."""
+        return self.weight * F.mse_loss(z, self.target)
+
+    def gradient(self, z: Tensor) -> Tensor:
+        """2 (z − target), over their number."""
+        return (2.0 * self.weight / z.numel()) * (z - self.target)
+
+    def curvature(self, z: Tensor, s: Tensor) -> Tensor:
+        """2 s, over their number."""
+        return (2.0 * self.weight / z.numel()) * s
+
+
+def total(terms: list[Term], adapt: Adapt) -> Tensor:
+    """The sum of the terms, each at adapted or raw logits."""
+    values = [t.value(adapt(t.batch) if t.adapted else t.batch.z) for t in terms]
+    return torch.stack(values).sum() if len(values) > 1 else values[0]

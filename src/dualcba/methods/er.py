@@ -1,0 +1,23 @@
+"""Experience replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dualcba.losses import Batch, CrossEntropy, Term
+from dualcba.methods.base import Method
+
+
+class ER(Method):
+    """Train on the new batch and on one draw from the memory.
+
+    L = CE(new) + CE(mem)
+
+    References
+    ----------
+    Chaudhry et al., On tiny episodic memories in continual learning, 2019.
+    """
+
+    def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
+        """CE(new) + CE(mem)."""
+        return [CrossEntropy(batch) for batch in (new, *mem)]

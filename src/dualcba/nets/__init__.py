@@ -1,0 +1,48 @@
+"""Networks: the paper's ResNet-18, small ones for CPUs, and any module with a linear head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from dualcba.errors import expected, unknown
+from dualcba.nets.mlp import MLP
+from dualcba.nets.network import Network
+from dualcba.nets.resnet import ResNet18
+
+__all__ = ["MLP", "NETWORKS", "Network", "ResNet18", "make_network"]
+
+Shape = tuple[int, ...]
+
+
+def _resnet18(shape: Shape, classes: int) -> nn.Module:
+    return ResNet18(_channels("resnet18", shape), classes)
+
+
+def _slim(shape: Shape, classes: int) -> nn.Module:
+    return ResNet18(_channels("resnet18-slim", shape), classes, width=20)
+
+
+def _mlp(shape: Shape, classes: int) -> nn.Module:
+    return MLP(shape, classes)
+
+
+def _channels(name: str, shape: Shape) -> int:
+    if len(shape) != 3:
+        raise ValueError(expected(f"input shape for {name}", shape, "(channels, height, width)"))
+    return shape[0]
+
+
+NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "resnet18": _resnet18,
+    "resnet18-slim": _slim,
+    "mlp": _mlp,
+}
+
+
+def make_network(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
+    """Build a network by name, with PyTorch's default initialisation."""
+    if name not in NETWORKS:
+        raise ValueError(unknown("network", name, NETWORKS))
+    return NETWORKS[name](input_shape, num_classes)

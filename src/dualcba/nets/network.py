@@ -1,0 +1,117 @@
+"""Any `nn.Module` whose last layer is linear, seen as features and logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dualcba.errors import unknown
+
+
+class Network(nn.Module):
+    """A network that gives its logits and the features that its last linear layer saw.
+
+    Parameters
+    ----------
+    module
+        Maps (n, *input_shape) to (n, num_classes) logits, which must come straight from a linear
+        layer: the outer step differentiates through that layer in closed form.
+    input_shape
+        The shape of one sample.
+    num_classes
+        The number of logits.
+    head
+        The name of the last layer; found by itself when not given.
+
+    >>> net = Network(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), (3,), 2)
+    >>> z, h = net(torch.zeros(5, 3))
+    >>> net.head_name, tuple(z.shape), tuple(h.shape)
+    ('2', (5, 2), (5, 8))
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        head: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.input_shape = input_shape
+        self.num_classes = num_classes
+        self._features: Tensor | None = None
+        self.head_name = _find_head(module, head)
+        self._handle = self.head.register_forward_pre_hook(self._remember)
+        self._probe()
+
+    @property
+    def head(self) -> nn.Module:
+        """The last layer, with its `weight` (C, d) and, where it has one, `bias` (C,)."""
+        return self.module.get_submodule(self.head_name)
+
+    def replace_head(self, head: nn.Module) -> None:
+        """Put another last layer in the place of the present one."""
+        self._handle.remove()
+        parent, _, name = self.head_name.rpartition(".")
+        setattr(self.module.get_submodule(parent), name, head)
+        self._handle = head.register_forward_pre_hook(self._remember)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs (n, ...) → logits (n, C) and features (n, d), in at least float32."""
+        z = self.module(x)
+        h, self._features = self._features, None
+        assert h is not None
+        return _full(z), _full(h)
+
+    def _remember(self, _: nn.Module, args: tuple[Any, ...]) -> None:
+        self._features = args[0]
+
+    @torch.no_grad()
+    def _probe(self) -> None:
+        weight = next(self.module.parameters())
+        given: list[Tensor] = []
+        watch = self.head.register_forward_hook(lambda m, a, out: given.append(out))
+        training = self.module.training
+        self.module.eval()
+        try:
+            shape = (2, *self.input_shape)
+            z = self.module(torch.zeros(shape, dtype=weight.dtype, device=weight.device))
+        except RuntimeError as error:
+            raise ValueError(
+                f"the network does not take inputs of shape {self.input_shape}: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        finally:
+            watch.remove()
+            self.module.train(training)
+        h, self._features = self._features, None
+        if h is None or not given or given[-1] is not z or h.dim() != 2:
+            raise ValueError(
+                f"the output of the network does not come straight from its last linear layer "
+                f"{self.head_name!r}; expected logits of shape (n, {self.num_classes}) from it"
+            )
+        if tuple(z.shape) != (2, self.num_classes):
+            raise ValueError(
+                f"the network's last layer {self.head_name!r} gives {z.shape[-1]} outputs, "
+                f"expected {self.num_classes}, one per class"
+            )
+
+
+def _find_head(module: nn.Module, name: str | None) -> str:
+    linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
+    if not linear:
+        raise ValueError(
+            f"the network {type(module).__name__} has no linear layer, "
+            "expected a final nn.Linear that gives the logits"
+        )
+    if name is not None and name not in linear:
+        raise ValueError(unknown("linear layer", name, linear))
+    return name or linear[-1]
+
+
+def _full(t: Tensor) -> Tensor:
+    return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t

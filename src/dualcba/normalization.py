@@ -1,0 +1,101 @@
+"""Batch normalisation in a stream: whose statistics, and when.
+
+Training always uses batch statistics. At test time plain BN uses the running averages that
+training left behind, which lean towards the newest task; IBN re-estimates them in one pass over
+the memory just before testing and puts the old ones back afterwards, so training never notices
+and one run can be scored under both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def batch_norms(network: nn.Module) -> list[_BatchNorm]:
+    """The layers of a network that keep running statistics."""
+    layers = [m for m in network.modules() if isinstance(m, _BatchNorm)]
+    return [m for m in layers if m.running_mean is not None]
+
+
+@contextmanager
+def untracked(layers: Sequence[_BatchNorm]) -> Iterator[None]:
+    """Batch statistics as in training, with the running statistics left untouched."""
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
+
+
+@contextmanager
+def modes(network: nn.Module, training: Sequence[nn.Module] = ()) -> Iterator[None]:
+    """Evaluation mode for all modules but the given ones; every module's own mode afterwards."""
+    before = [(m, m.training) for m in network.modules()]
+    for module, _ in before:
+        module.training = False
+    for module in training:
+        module.training = True
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
+
+
+class Statistics:
+    """A copy of the running statistics of some layers, on their device, written in place."""
+
+    def __init__(self, layers: Sequence[_BatchNorm]) -> None:
+        self.live: list[Tensor] = []
+        for layer in layers:
+            stats = (layer.running_mean, layer.running_var, layer.num_batches_tracked)
+            self.live += [s for s in stats if s is not None]
+        self.kept = [s.clone() for s in self.live]
+
+    def keep(self) -> None:
+        """Copy the layers' statistics here."""
+        copy(self.kept, self.live)
+
+    def restore(self) -> None:
+        """Copy what was kept back into the layers."""
+        copy(self.live, self.kept)
+
+
+def copy(into: Sequence[Tensor], source: Sequence[Tensor]) -> None:
+    """Copy a list of tensors in place."""
+    if into:
+        torch._foreach_copy_(list(into), list(source))
+
+
+@contextmanager
+def weighed(layers: Sequence[_BatchNorm]) -> Iterator[Callable[[float], None]]:
+    """Gives a function that sets how much the next batch counts; puts the momenta back after."""
+    before = [layer.momentum for layer in layers]
+
+    def weigh(momentum: float) -> None:
+        for layer in layers:
+            layer.momentum = momentum
+
+    try:
+        yield weigh
+    finally:
+        for layer, momentum in zip(layers, before, strict=True):
+            layer.momentum = momentum
+
+
+def share(k: int, average: str, eta: float = 0.1) -> float:
+    """How much the k-th batch (from 1) counts in a running average of k batches.
+
+    `"cumulative"` weighs all alike; `"ema"` is the paper's moving average, bias-corrected.
+
+    >>> share(4, "cumulative"), round(share(1, "ema"), 3), round(share(2, "ema"), 3)
+    (0.25, 1.0, 0.526)
+    """
+    return 1.0 / k if average == "cumulative" else eta / (1.0 - (1.0 - eta) ** k)
