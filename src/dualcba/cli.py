@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,19 +16,21 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
 
-from dualcba.data import DATASETS, Dataset, load_dataset
+from dualcba.data import DATASETS, load_dataset
 from dualcba.experiments import (
     SETTINGS,
     Hardware,
-    Run,
+    Load,
     Spec,
     check_free,
     make_specs,
     read_toml,
+    run_all,
     write_result,
 )
 from dualcba.methods import method_names
@@ -91,6 +94,7 @@ def run(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda[:n]")] = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager or captured")] = "auto",
     precision: Annotated[str, typer.Option(help="auto, fp32 or bf16")] = "auto",
+    abreast: Annotated[int, typer.Option(help="runs side by side on a GPU", min=1)] = 1,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress, no table")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the results as JSON")] = False,
 ) -> None:
@@ -102,9 +106,11 @@ def run(
         options["method"] = [m.strip() for m in options["method"].split(",")]
     specs = make_specs(options)
     check_free(out, specs)
-    data = load_dataset(specs[0].dataset, data_dir)
     hardware = Hardware(device, engine, precision)
-    results = _run_all(specs, data, hardware, out, show=not quiet and not as_json)
+    load = cache(lambda name: load_dataset(name, data_dir))
+    load(specs[0].dataset)  # what is wrong with the data shows before anything is written
+    show = not quiet and not as_json
+    results = _run_all(specs, lambda s: load(s.dataset), hardware, out, abreast, show=show)
     if as_json:
         typer.echo(json.dumps(results))
     elif not quiet:
@@ -120,37 +126,40 @@ _SPEC_OPTIONS = {
 
 
 def _run_all(
-    specs: list[Spec], data: Dataset, hardware: Hardware, out: Path, *, show: bool
+    specs: list[Spec], load: Load, hardware: Hardware, out: Path, abreast: int, *, show: bool
 ) -> list[dict[str, Any]]:
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description:<28}"),
-        BarColumn(),
+        TextColumn("{task.description:<24}"),
+        BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]:>7.0f} samples/s  acc {task.fields[acc]:>5}"),
+        TextColumn("{task.fields[rate]:>6.0f} samples/s  acc {task.fields[acc]:>4}"),
         TimeRemainingColumn(),
     )
-    results = []
+    results: dict[str, dict[str, Any]] = {}
     with Progress(*columns, console=Console(stderr=True), disable=not show) as progress:
+        clock = progress.get_time
         overall = progress.add_task("all runs", total=len(specs), rate=0, acc="")
-        done, started = 0, progress.get_time()
-        for spec in specs:
-            current = Run(spec, data, hardware)
-            title = f"{spec.method} seed {spec.seed}"
-            bar = progress.add_task(title, total=current.total, rate=0, acc="")
-            begun = progress.get_time()
-            for step in current.steps():
-                if show and (step % 20 == 0 or step == current.total):
-                    rate = step * spec.batch_size / max(progress.get_time() - begun, 1e-9)
-                    acc = f"{current.evaluator.accuracy():.1f}"
-                    progress.update(bar, completed=step, rate=rate, acc=acc)
-            done += current.total * spec.batch_size
-            results.append(current.result())
-            write_result(out, spec, results[-1])
-            progress.remove_task(bar)
-            rate = done / max(progress.get_time() - started, 1e-9)
-            progress.update(overall, advance=1, rate=rate)
-    return results
+        bars: dict[str, tuple[TaskID, float]] = {}
+        samples, started = 0, clock()
+        for run, done in run_all(specs, load, hardware, abreast=abreast):
+            spec, step = run.spec, run.learner.step
+            if spec.name not in bars:
+                title = f"{spec.method} seed {spec.seed}"
+                bar = progress.add_task(title, total=run.total, rate=0, acc="")
+                bars[spec.name] = bar, clock()
+            bar, begun = bars[spec.name]
+            if done:
+                results[spec.name] = run.result()
+                write_result(out, spec, results[spec.name])
+                samples += run.total * spec.batch_size
+                progress.remove_task(bar)
+                progress.update(overall, advance=1, rate=samples / max(clock() - started, 1e-9))
+            elif show and step % 50 == 0:
+                rate = step * spec.batch_size / max(clock() - begun, 1e-9)
+                acc = f"{run.evaluator.accuracy():.1f}"
+                progress.update(bar, completed=step, rate=rate, acc=acc)
+    return [results[spec.name] for spec in specs]
 
 
 def main() -> None:

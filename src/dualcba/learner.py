@@ -369,8 +369,12 @@ class Learner:
             raise ValueError(expected("dtype of given x", str(samples.dtype), str(self.dtype)))
         with self.evaluating("ibn" if self.ibn else "bn"):
             parts = torch.split(samples, PREDICT_BATCH)
-            scores = [self.method.scores(self.transform(p.to(self.device))).float() for p in parts]
-            return torch.cat(scores).cpu()
+            return torch.cat([self.scores(p.to(self.device)) for p in parts]).cpu()
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Raw samples on the device → (n, C) scores; call it within `evaluating`."""
+        with self._autocast():
+            return self.method.scores(self.transform(x)).float()
 
     @contextmanager
     def evaluating(self, norm: str = "bn") -> Iterator[None]:
@@ -381,8 +385,9 @@ class Learner:
                 self._running.keep()
                 self._estimate()
             try:
-                with modes(self.network), self._autocast():
-                    self.method.before_scores()
+                with modes(self.network):
+                    with self._autocast():
+                        self.method.before_scores()
                     yield
             finally:
                 if incremental:
@@ -420,6 +425,7 @@ class Learner:
                 self.network(self.transform(self.memory.x.index_select(0, rows[k]), augment[k]))
 
     def _autocast(self) -> AbstractContextManager[object]:
+        """Entered inside captured functions only: cached casts of weights must not outlive one."""
         if not self.bf16:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)

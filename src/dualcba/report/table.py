@@ -25,6 +25,7 @@ def summary(results: Iterable[dict[str, Any]]) -> Table:
         caption=f"percent; mean ± 95 % interval over {'/'.join(map(str, seeds))} seed(s)",
         box=box.SIMPLE_HEAD,
         padding=(0, 1),
+        pad_edge=False,
     )
     table.add_column("method", no_wrap=True)
     for title in COLUMNS.values():

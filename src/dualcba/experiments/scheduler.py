@@ -1,0 +1,34 @@
+"""Runs many specs, several side by side where a device has room for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from dualcba.data import Dataset
+from dualcba.experiments.runner import Hardware, Run
+from dualcba.experiments.spec import Spec
+
+Load = Callable[[Spec], Dataset]
+
+
+def run_all(
+    specs: Sequence[Spec], load: Load, hardware: Hardware, *, abreast: int = 1
+) -> Iterator[tuple[Run, bool]]:
+    """Step through the runs, `abreast` of them in turn; yields each run after each step.
+
+    The flag says that the run is complete. On CUDA each learner queues its work on a stream of its
+    own, so those in turn overlap; every run gives what it would give alone.
+    """
+    waiting = list(specs)
+    active: list[tuple[Run, Iterator[int]]] = []
+    while waiting or active:
+        while waiting and len(active) < abreast:
+            spec = waiting.pop(0)
+            run = Run(spec, load(spec), hardware)
+            active.append((run, run.steps()))
+        for item in list(active):
+            run, steps = item
+            done = next(steps, None) is None
+            if done:
+                active.remove(item)
+            yield run, done
