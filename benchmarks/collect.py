@@ -53,7 +53,8 @@ def main() -> None:
     parser.add_argument("--commit", required=True)
     args = parser.parse_args()
     groups: dict[str, list[dict[str, Any]]] = {}
-    results = [r for folder in sorted({args.runs, *args.runs.glob("*/")}) for r in read_results(folder)]
+    folders = sorted({args.runs, *args.runs.glob("*/")})
+    results = [result for folder in folders for result in read_results(folder)]
     for result in results:
         groups.setdefault(key(result), []).append(result)
     content = {
