@@ -7,7 +7,7 @@ import sys
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -22,6 +22,7 @@ from rich.progress import (
 )
 
 from dualcba.data import DATASETS, load_dataset
+from dualcba.errors import expected
 from dualcba.experiments import (
     SETTINGS,
     Hardware,
@@ -83,6 +84,10 @@ def run(
     space: Annotated[str | None, typer.Option(help="logit or probability")] = None,
     divide: Annotated[bool | None, typer.Option(help="divide by the number of classes")] = None,
     width: Annotated[int | None, typer.Option(help="hidden units of the adaptor")] = None,
+    norm: Annotated[str | None, typer.Option(help="in training: bn, cn or adab2n")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="of the method itself, as name=value; repeatable")
+    ] = None,
     forward: Annotated[str | None, typer.Option(help="split or concat")] = None,
     ibn_augment: Annotated[bool | None, typer.Option(help="augment in the IBN pass")] = None,
     ibn_average: Annotated[str | None, typer.Option(help="cumulative or ema")] = None,
@@ -101,6 +106,8 @@ def run(
     """Learn a stream: methods × seeds, one table. Without options: the embedded demonstration."""
     given = {k: v for k, v in locals().items() if k in _SPEC_OPTIONS and v is not None}
     options = (read_toml(file) if file else {}) | given
+    if option:
+        options["options"] = dict(_pair(text) for text in option)
     options = options if options else dict(DEMO)
     if isinstance(options.get("method"), str):
         options["method"] = [m.strip() for m in options["method"].split(",")]
@@ -121,8 +128,18 @@ def run(
 _SPEC_OPTIONS = {
     "method", "dataset", "setting", "buffer", "seeds", "seed", "tasks", "epochs", "network",
     "batch_size", "lr", "adaptor_lr", "outer_every", "specific", "agnostic", "space", "divide",
-    "width", "forward", "ibn_augment", "ibn_average", "eval_every",
+    "width", "norm", "forward", "ibn_augment", "ibn_average", "eval_every",
 }  # fmt: skip
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise ValueError(expected("--option", text, "name=value"))
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
 
 
 def _run_all(
@@ -165,13 +182,21 @@ def _run_all(
 def main() -> None:
     """Run the command line; what is wrong with the input is one line and exit code 2."""
     try:
-        app()
+        code = app(standalone_mode=False)
+    except typer.Abort:
+        _fail("interrupted", 130)
     except FloatingPointError as error:
         _fail(error, 1)
     except (ValueError, OSError) as error:
         _fail(error, 2)
+    except Exception as error:
+        message = getattr(error, "format_message", None)  # an error of usage
+        if message is None:
+            raise
+        _fail(message(), getattr(error, "exit_code", 2))
+    sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(error: Exception, code: int) -> None:
-    typer.echo(f"dualcba: {error}", err=True)
+def _fail(error: object, code: int) -> NoReturn:
+    typer.echo(f"dualcba: {error}" if "\n" not in str(error) else str(error), err=True)
     sys.exit(code)

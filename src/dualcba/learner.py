@@ -21,7 +21,7 @@ from dualcba.data import Transform, check_labels, check_samples
 from dualcba.engine import make_engine, resolve_device
 from dualcba.errors import expected
 from dualcba.losses import Adapt, Batch, identity
-from dualcba.methods import Context, Method, parse_method
+from dualcba.methods import Context, Method, check_options, parse_method
 from dualcba.nets import Network
 from dualcba.normalization import Statistics, batch_norms, modes, share, untracked, weighed
 from dualcba.randomness import Array, Layout, generator, pack, torch_generator, unpack
@@ -44,6 +44,8 @@ class Learner:
     method
         A name such as `"er"`, `"er-cba"` or `"er-dual-cba"`, or a `Method` of your own together
         with `adaptor`.
+    method_options
+        Arguments of the method named, such as DER++'s `alpha`.
     buffer
         How many samples the memory holds.
     batch_size
@@ -93,6 +95,7 @@ class Learner:
         num_classes: int,
         *,
         method: str | Method = "er-dual-cba",
+        method_options: Mapping[str, Any] | None = None,
         buffer: int = 200,
         batch_size: int = 32,
         lr: float = 0.03,
@@ -112,7 +115,7 @@ class Learner:
         precision: str = "auto",
         head: str | None = None,
     ) -> None:
-        base, kind = _resolve(method, adaptor)
+        base, kind = _resolve(method, method_options or {}, adaptor)
         _check(
             num_classes,
             batch_size,
@@ -124,6 +127,9 @@ class Learner:
             ibn_average,
             precision,
         )
+        if base.one_per_class and buffer < num_classes:
+            wanted = f"at least {num_classes}: {type(base).__name__} keeps samples of every class"
+            raise ValueError(expected("buffer", buffer, wanted))
         self.device = resolve_device(device)
         self.engine = make_engine(engine, self.device)
         self.seed = seed
@@ -236,16 +242,19 @@ class Learner:
             and in_task % self.outer_every == 0
             and self.memory.filled > 0
         )
-        packet, layout = pack(self._draw(len(x), outer))
-        step = partial(self._step, layout=layout, outer=outer)
-        self.engine.run(("step", layout, outer), step, x, y, self.engine.upload(packet))
+        for k in range(self.method.repeats):
+            last, first = k == self.method.repeats - 1, k == 0
+            packet, layout = pack(self._draw(len(x), outer and first, store=last))
+            step = partial(self._step, layout=layout, outer=outer and first)
+            key = ("step", layout, outer and first)
+            self.engine.run(key, step, x, y, self.engine.upload(packet))
         if self.method.rereads_task:
             self._task_data.append((x.clone(), y.clone()))
         self.step += 1
         if self.device.type == "cpu" or self.step % (RECENT // 2) == 0:
             self.check_finite()
 
-    def _draw(self, n: int, outer: bool) -> dict[str, Array]:
+    def _draw(self, n: int, outer: bool, store: bool = True) -> dict[str, Array]:
         """Everything random that the next step needs, by name."""
         parts: dict[str, Array] = {"at": np.array([self.step % RECENT])}
         rng, augmentation = self._rng["memory"], self._rng["augmentation"]
@@ -262,7 +271,8 @@ class Learner:
             draw(f"mem{i}", self.batch_size, rows=True)
         if outer:
             draw("outer", self.batch_size, rows=True)
-        parts["slots"] = self.memory.slots(n, rng)
+        spare = np.full(n, self.memory.size)
+        parts["slots"] = self.memory.slots(n, rng) if store else spare
         noise = self.method.noise(self._rng["method"], self.step)
         return parts if noise is None else {**parts, "noise": noise}
 
@@ -303,13 +313,18 @@ class Learner:
                 sizes = [len(v) for v in views]
                 outputs = list(zip(z.split(sizes), h.split(sizes), strict=True))
             else:
-                outputs = [self.network(v) for v in views]
+                outputs = [self._outputs(v) for v in views]
         batches, start = [], 0
         for view, (_, labels, columns), (z, h) in zip(views, raw, outputs, strict=True):
             rows = slice(start, start + len(view))
             batches.append(Batch(view, labels, z, h, columns, rows))
             start = rows.stop
         return batches
+
+    def _outputs(self, view: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and features; a lone sample has no batch statistics and takes the running ones."""
+        with modes(self.network) if len(view) == 1 else nullcontext():
+            return self.network(view)  # type: ignore[no-any-return]
 
     def _outer_step(self, new: Batch, mem: Sequence[Batch], draw: Mapping[str, Tensor]) -> None:
         """Move φ by the outer loss of the virtually updated network on a fresh draw."""
@@ -318,7 +333,7 @@ class Learner:
         x, y, columns = self.memory.read(draw["outer"])
         view = self.transform(x, draw.get("outer.augment"))
         with torch.no_grad(), untracked(self.norms), self._autocast():
-            z, h = self.network(view)
+            z, h = self._outputs(view)
         outer = Batch(view, y, z, h, columns)
         head = self.network.head
         grads = hypergradient(self.adaptor, self.method, new, mem, outer, head, self.lr)
@@ -492,7 +507,9 @@ class Learner:
         return {**theta, "adaptor_optimizer": self.adaptor_optimizer}
 
 
-def _resolve(method: str | Method, adaptor: str | None) -> tuple[Method, str | None]:
+def _resolve(
+    method: str | Method, options: Mapping[str, Any], adaptor: str | None
+) -> tuple[Method, str | None]:
     if isinstance(method, Method):
         if adaptor is not None and adaptor not in ADAPTORS:
             raise ValueError(expected("adaptor", adaptor, f"one of {', '.join(ADAPTORS)}"))
@@ -500,7 +517,8 @@ def _resolve(method: str | Method, adaptor: str | None) -> tuple[Method, str | N
     base, kind = parse_method(method)
     if adaptor is not None and adaptor != kind:
         raise ValueError(expected("adaptor", adaptor, f"{kind!r}, as the method {method!r} says"))
-    return base(), kind
+    check_options(method, options)
+    return base(**options), kind
 
 
 def _check(

@@ -16,7 +16,6 @@ from dualcba.data import Dataset, batches, disjoint
 from dualcba.evaluation import Evaluator
 from dualcba.experiments.spec import Spec
 from dualcba.learner import Learner
-from dualcba.methods import parse_method
 from dualcba.nets import make_network
 from dualcba.randomness import generator, torch_generator
 
@@ -112,21 +111,19 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_generator(spec.seed, "init").initial_seed())
         network = make_network(spec.network, data.input_shape, data.num_classes)
-    _, kind = parse_method(spec.method)
-    options: dict[str, Any] = {"space": spec.space, "width": spec.width}
-    if kind == "dual-cba":
-        options |= {"specific": spec.specific, "agnostic": spec.agnostic, "divide": spec.divide}
+    given = {name: getattr(spec, name) for name in ("adaptor_lr", "outer_every")}
+    parts = ("space", "width", "specific", "agnostic", "divide")
+    adaptor = {name: getattr(spec, name) for name in parts if getattr(spec, name) is not None}
     return Learner(
         network,
         data.input_shape,
         data.num_classes,
         method=spec.method,
+        method_options=spec.options,
         buffer=spec.buffer,
         batch_size=spec.batch_size,
         lr=spec.lr,
-        adaptor_lr=spec.adaptor_lr,
-        outer_every=spec.outer_every,
-        adaptor_options=options,
+        adaptor_options=adaptor,
         transform=data.transform(),
         dtype=data.train_x.dtype,
         forward=spec.forward,
@@ -136,6 +133,7 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
         device=hardware.device,
         engine=hardware.engine,
         precision=hardware.precision,
+        **{name: value for name, value in given.items() if value is not None},
     )
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
 import tomllib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dualcba.data import DATASETS
 from dualcba.errors import expected, unknown
-from dualcba.methods import parse_method
+from dualcba.methods import check_options, parse_method
 from dualcba.nets import NETWORKS
+
+NORMALIZATIONS = ("bn", "cn", "adab2n")
 
 SETTINGS = ("online",)
 
@@ -22,6 +27,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "cifar100": {"buffer": 2000, "tasks": 10, "network": "resnet18", "adaptor_lr": 0.01},
 }
 """What a dataset brings where a field is not given."""
+
+ADAPTOR_DEFAULTS: dict[str, Any] = {
+    "adaptor_lr": 0.01, "outer_every": 5, "space": "logit", "width": 256,
+    "specific": "single", "agnostic": True, "divide": False,
+}  # fmt: skip
+
+ADAPTOR_OPTIONS: dict[str | None, tuple[str, ...]] = {
+    None: (),
+    "cba": ("adaptor_lr", "outer_every", "space", "width"),
+    "dual-cba": tuple(ADAPTOR_DEFAULTS),
+}
 
 
 def _option(text: str, default: Any = None) -> Any:
@@ -51,45 +67,59 @@ class Spec:
     batch_size: int = _option("samples per step, and per memory draw", 32)
     lr: float = _option("learning rate of the network (SGD)", 0.03)
     adaptor_lr: float = _option("learning rate of the adaptor (Adam)")
-    outer_every: int = _option("the adaptor learns every so many steps", 5)
-    specific: str = _option("class-specific part of Dual-CBA: single, individual or none", "single")
-    agnostic: bool = _option("class-agnostic part of Dual-CBA", True)
-    space: str = _option("what the adaptor corrects: logit or probability", "logit")
-    divide: bool = _option("divide class-agnostic corrections by the number of classes", False)
-    width: int = _option("hidden units of the adaptor", 256)
+    outer_every: int = _option("the adaptor learns every so many steps")
+    specific: str | None = _option("class-specific part of Dual-CBA: single, individual or none")
+    agnostic: bool | None = _option("class-agnostic part of Dual-CBA")
+    divide: bool | None = _option("divide class-agnostic corrections by the number of classes")
+    space: str | None = _option("what the adaptor corrects: logit or probability")
+    width: int | None = _option("hidden units of the adaptor")
+    norm: str = _option("normalisation in training: bn, cn or adab2n", "bn")
     forward: str = _option("split: new and memory batches apart; concat: together", "split")
     ibn_augment: bool = _option("augment the memory in the IBN pass", True)
     ibn_average: str = _option("IBN's average over batches: cumulative or ema", "cumulative")
     eval_every: int = _option("score every so many steps; 0 for task ends only", 5)
+    options: dict[str, Any] = dataclasses.field(
+        default_factory=dict, metadata={"help": "options of the method itself"}
+    )
 
     def __post_init__(self) -> None:
-        for field, value in DEFAULTS.get(self.dataset, {}).items():
-            if getattr(self, field) is None:
+        _, kind = parse_method(self.method)
+        foreign = set(ADAPTOR_DEFAULTS).difference(ADAPTOR_OPTIONS[kind])
+        for field in sorted(foreign):
+            if getattr(self, field) is not None:
+                why = "which has no adaptor" if kind is None else "whose adaptor has no such option"
+                value = getattr(self, field)
+                raise ValueError(f"{field} is {value!r} for the method {self.method!r}, {why}")
+        for field, value in (ADAPTOR_DEFAULTS | DEFAULTS.get(self.dataset, {})).items():
+            if getattr(self, field) is None and field not in foreign:
                 object.__setattr__(self, field, value)
-        self._check_choices()
-        self._check_numbers()
+        self._check_choices(kind)
+        self._check_numbers(kind)
+        check_options(self.method, self.options)
 
-    def _check_choices(self) -> None:
-        parse_method(self.method)
-        choices = {
-            "dataset": DATASETS, "setting": SETTINGS, "network": NETWORKS,
-            "specific": ("single", "individual", "none"), "space": ("logit", "probability"),
+    def _check_choices(self, kind: str | None) -> None:
+        choices: dict[str, Collection[str]] = {
+            "dataset": DATASETS, "setting": SETTINGS, "network": NETWORKS, "norm": NORMALIZATIONS,
             "forward": ("split", "concat"), "ibn_average": ("cumulative", "ema"),
         }  # fmt: skip
+        if kind is not None:
+            choices["space"] = ("logit", "probability")
+        if kind == "dual-cba":
+            choices["specific"] = ("single", "individual", "none")
         for field, known in choices.items():
             if getattr(self, field) not in known:
                 raise ValueError(unknown(field, getattr(self, field), known))
         if self.specific == "none" and not self.agnostic:
             raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
 
-    def _check_numbers(self) -> None:
-        least = {"buffer": 1, "seed": 0, "tasks": 1, "epochs": 1, "batch_size": 1, "outer_every": 1,
-                 "width": 1, "eval_every": 0}  # fmt: skip
+    def _check_numbers(self, kind: str | None) -> None:
+        least = {"buffer": 1, "seed": 0, "tasks": 1, "epochs": 1, "batch_size": 1, "eval_every": 0}
+        least |= {"outer_every": 1, "width": 1} if kind else {}
         for field, low in least.items():
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise ValueError(expected(field, value, f"a whole number of at least {low}"))
-        for field in ("lr", "adaptor_lr"):
+        for field in ("lr", "adaptor_lr") if kind else ("lr",):
             value = getattr(self, field)
             if (
                 isinstance(value, bool)
@@ -97,14 +127,24 @@ class Spec:
                 or not 0 < value < math.inf
             ):
                 raise ValueError(expected(field, value, "a number above 0"))
-        for field in ("agnostic", "divide", "ibn_augment"):
+        flags = ("agnostic", "divide", "ibn_augment") if kind == "dual-cba" else ("ibn_augment",)
+        for field in flags:
             if not isinstance(getattr(self, field), bool):
                 raise ValueError(expected(field, getattr(self, field), "true or false"))
 
     @property
     def name(self) -> str:
-        """A short name for the run's folder."""
-        return f"{self.dataset}-{self.setting}-{self.method}-b{self.buffer}-s{self.seed}"
+        """A name for the run's folder; what differs from the defaults stands in it as a digest.
+
+        >>> Spec(method="er").name, Spec(method="er", lr=0.1).name
+        ('digits-online-er-b100-s0', 'digits-online-er-b100-s0-...')
+        """
+        shown = {f: getattr(self, f) for f in ("dataset", "setting", "method", "buffer", "seed")}
+        name = "{dataset}-{setting}-{method}-b{buffer}-s{seed}".format(**shown)
+        if self == Spec(**shown):
+            return name
+        content = json.dumps(self.to_dict() | {"seed": None}, sort_keys=True)
+        return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON takes them."""
@@ -132,8 +172,18 @@ def make_specs(options: dict[str, Any]) -> list[Spec]:
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise ValueError(expected("seeds", seeds, "a whole number of at least 1"))
     first = options.pop("seed", 0)
+    kinds = {method: parse_method(method)[1] for method in methods}
+
+    def fits(field: str, method: str) -> bool:
+        """Beside a method that has the option, one that has not goes without it."""
+        if field not in ADAPTOR_DEFAULTS or field in ADAPTOR_OPTIONS[kinds[method]]:
+            return True
+        return not any(field in ADAPTOR_OPTIONS[kind] for kind in kinds.values())
+
     return [
-        Spec(**options, method=method, seed=first + k) for method in methods for k in range(seeds)
+        Spec(**{f: v for f, v in options.items() if fits(f, m)}, method=m, seed=first + k)
+        for m in methods
+        for k in range(seeds)
     ]
 
 

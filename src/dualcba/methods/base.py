@@ -52,6 +52,12 @@ class Method(nn.Module):
     rereads_task: bool = False
     """Whether it needs the current task's samples again when the task ends."""
 
+    one_per_class: bool = False
+    """Whether its memory must hold at least one sample of every class."""
+
+    repeats: int = 1
+    """How often each step is made, every time with fresh draws and augmentation."""
+
     context: Context
 
     def bind(self, context: Context) -> None:
