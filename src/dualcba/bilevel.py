@@ -17,12 +17,13 @@ Losses that are no sum of such terms, and probability space, take the same road 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from dualcba.adaptors import Adaptor
-from dualcba.losses import Batch, Term
+from dualcba.losses import Batch, Term, inner_batches
 from dualcba.methods import Method
 
 Grads = tuple[Tensor | None, ...]
@@ -79,7 +80,9 @@ def _by_autograd(
     with torch.enable_grad():
         Z = Z.requires_grad_()
         r = adaptor(Z)
-        first, *rest = (b.with_logits(Z[b.rows]) for b in (new, *mem))
+        views = {name: b.with_logits(Z[b.rows]) for name, b in new.views.items()}
+        first = replace(new, z=Z[new.rows], views=views)
+        rest = [b.with_logits(Z[b.rows]) for b in mem]
         loss = method.loss(first, rest, lambda b: adaptor.adapt(b.z, r[b.rows]))
         (G,) = torch.autograd.grad(loss, Z, create_graph=True)
         S = _sensitivity(H, G.detach(), method, outer, head, lr)
@@ -92,7 +95,7 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _stack(new: Batch, mem: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-    batches = (new, *mem)
+    batches = inner_batches(new, mem)
     Z = torch.cat([b.z.detach() for b in batches])
     H = torch.cat([b.h.detach() for b in batches])
     return Z, H

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ class ClassSets(nn.Module):
     new: Tensor
     seen: Tensor
     later: Tensor
+    owner: Tensor
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -32,23 +34,31 @@ class ClassSets(nn.Module):
         self.task = -1
         self.register_buffer("new", torch.zeros(num_classes, dtype=torch.bool))
         self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.bool))
+        self.register_buffer("owner", torch.full((num_classes,), -1))  # the task that announced it
         self.register_buffer("later", torch.zeros(()))  # 0 in the first task, 1 from the second on
 
     def new_task(self, classes: Sequence[int]) -> None:
         """Begin the next task with these new classes."""
-        wrong = [c for c in classes if not 0 <= c < self.num_classes]
-        if wrong or not len(classes):
-            wanted = f"at least one label from 0 to {self.num_classes - 1}"
-            raise ValueError(expected("classes of the new task", list(classes), wanted))
+        self.check(classes)
         index = torch.as_tensor(list(classes), dtype=torch.long, device=self.new.device)
         self.task += 1
         self.new.zero_().index_fill_(0, index, True)
         self.seen.logical_or_(self.new)
+        self.owner.masked_fill_(self.new, self.task)
         self.later.fill_(float(self.task > 0))
 
+    def check(self, classes: Sequence[int]) -> None:
+        """Raise unless these can be the new classes of a task."""
+        whole = (int, np.integer)
+        fine = [isinstance(c, whole) and 0 <= c < self.num_classes for c in classes]
+        if not fine or not all(fine):
+            wanted = f"at least one label from 0 to {self.num_classes - 1}"
+            raise ValueError(expected("classes of the new task", list(classes), wanted))
+
     def appear(self, y: Tensor) -> None:
-        """Note the labels of a batch, in place and without reading them on the host."""
-        self.seen.index_fill_(0, y, True)
+        """Note the labels of a batch on the device; −1 is no label."""
+        labels = torch.arange(self.num_classes, device=y.device)
+        self.seen.logical_or_((y[:, None] == labels).any(0))
 
     @property
     def old(self) -> Tensor:

@@ -72,7 +72,10 @@ def run(
     buffer: Annotated[int | None, typer.Option(help="samples in the memory")] = None,
     seeds: Annotated[int | None, typer.Option(help="how many seeds, from --seed on")] = None,
     seed: Annotated[int | None, typer.Option(help="the first seed")] = None,
-    tasks: Annotated[int | None, typer.Option(help="number of tasks")] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="number of equal tasks, or their sizes: 2,3,5")
+    ] = None,
+    class_order: Annotated[str | None, typer.Option(help="natural, shuffled or 3,1,2,…")] = None,
     epochs: Annotated[int | None, typer.Option(help="passes over each task")] = None,
     network: Annotated[str | None, typer.Option(help="resnet18, resnet18-slim or mlp")] = None,
     batch_size: Annotated[int | None, typer.Option(help="samples per step and draw")] = None,
@@ -106,6 +109,9 @@ def run(
     """Learn a stream: methods × seeds, one table. Without options: the embedded demonstration."""
     given = {k: v for k, v in locals().items() if k in _SPEC_OPTIONS and v is not None}
     options = (read_toml(file) if file else {}) | given
+    for field in ("tasks", "class_order"):
+        if field in given:
+            options[field] = _numbers(given[field])
     if option:
         options["options"] = dict(_pair(text) for text in option)
     options = options if options else dict(DEMO)
@@ -126,10 +132,19 @@ def run(
 
 
 _SPEC_OPTIONS = {
-    "method", "dataset", "setting", "buffer", "seeds", "seed", "tasks", "epochs", "network",
-    "batch_size", "lr", "adaptor_lr", "outer_every", "specific", "agnostic", "space", "divide",
-    "width", "norm", "forward", "ibn_augment", "ibn_average", "eval_every",
+    "method", "dataset", "setting", "buffer", "seeds", "seed", "tasks", "class_order", "epochs",
+    "network", "batch_size", "lr", "adaptor_lr", "outer_every", "specific", "agnostic", "space",
+    "divide", "width", "norm", "forward", "ibn_augment", "ibn_average", "eval_every",
 }  # fmt: skip
+
+
+def _numbers(text: str) -> int | list[int] | str:
+    """`5` is a number, `2,3` a list of numbers, anything else a word."""
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        return text
+    return values if len(values) > 1 else values[0]
 
 
 def _pair(text: str) -> tuple[str, Any]:

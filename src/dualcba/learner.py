@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from dualcba.adaptors import ADAPTORS, Adaptor
@@ -20,9 +20,10 @@ from dualcba.classes import ClassSets
 from dualcba.data import Transform, check_labels, check_samples
 from dualcba.engine import make_engine, resolve_device
 from dualcba.errors import expected
-from dualcba.losses import Adapt, Batch, identity
+from dualcba.losses import Adapt, Batch, identity, inner_batches
 from dualcba.methods import Context, Method, check_options, parse_method
 from dualcba.nets import Network
+from dualcba.norm_layers import TaskAware, penalties, told
 from dualcba.normalization import Statistics, batch_norms, modes, share, untracked, weighed
 from dualcba.randomness import Array, Layout, generator, pack, torch_generator, unpack
 from dualcba.state import below, compare, read, restore, snapshot, write
@@ -151,19 +152,27 @@ class Learner:
 
         shape = tuple(input_shape)
         self.method = base
-        transform = base.make_transform(transform or Transform([0.0], [1.0]))
+        plain = transform or Transform([0.0], [1.0])
+        transform = base.make_transform(plain)
         self.network = Network(network, shape, num_classes, head=head)
         self.sets = ClassSets(num_classes)
         self.memory = base.make_memory(buffer, shape, dtype, num_classes)
         self.lr = torch.tensor(lr, device=self.device)
         self.transform = transform.to(self.device)
+        self.views = {name: view.to(self.device) for name, view in base.make_views(plain).items()}
         with self.engine.scope():
             for module in (self.network, self.sets, self.memory):
                 module.to(self.device)
             if self.device.type == "cuda" and len(shape) == 3:
                 self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             context = Context(
-                self.network, self.sets, self.memory, self.transform, self.lr, batch_size
+                self.network,
+                self.sets,
+                self.memory,
+                self.transform,
+                self.lr,
+                batch_size,
+                self._autocast,
             )
             base.bind(context)
             base.to(self.device)
@@ -173,6 +182,7 @@ class Learner:
                 self.adaptor = make(self.sets, self._weights_rng, **(adaptor_options or {}))
                 self.adaptor.to(self.device)
             self.norms = batch_norms(self.network)
+            self._aware = [layer for layer in self.norms if isinstance(layer, TaskAware)]
             self._running = Statistics(self.norms)
             self._incremental = Statistics(self.norms)
             self._losses = torch.zeros(RECENT, device=self.device)
@@ -199,6 +209,7 @@ class Learner:
 
     def new_task(self, classes: Sequence[int]) -> None:
         """Say that a task with these new classes begins; ends the one before."""
+        self.sets.check(classes)
         self.end_task()
         with self.engine.scope():
             self.sets.new_task(classes)
@@ -228,11 +239,16 @@ class Learner:
         samples = check_samples(x, "observed", self.network.input_shape)
         if samples.dtype != self.dtype:
             raise ValueError(expected("dtype of observed x", str(samples.dtype), str(self.dtype)))
-        labels = check_labels(y, len(samples), self.sets.num_classes, "observed")
-        self.learn(samples.to(self.device), labels.to(self.device))
+        low = -1 if self.method.unlabelled else 0
+        labels = check_labels(y, len(samples), self.sets.num_classes, "observed", low)
+        known = (labels >= 0).cpu().numpy() if self.method.unlabelled else None
+        self.learn(samples.to(self.device), labels.to(self.device), known)
 
-    def learn(self, x: Tensor, y: Tensor) -> None:
-        """`observe` for data already checked and on the device; nothing here waits for it."""
+    def learn(self, x: Tensor, y: Tensor, known: NDArray[np.bool_] | None = None) -> None:
+        """`observe` for data already checked and on the device; nothing here waits for it.
+
+        `known` says on the host which samples have a label, where not all have.
+        """
         if not self._task_open:
             raise ValueError("no task has begun, expected new_task(classes) before observe")
         in_task = self.step - self.task_starts[-1]
@@ -244,7 +260,8 @@ class Learner:
         )
         for k in range(self.method.repeats):
             last, first = k == self.method.repeats - 1, k == 0
-            packet, layout = pack(self._draw(len(x), outer and first, store=last))
+            store = np.full(len(x), last) if known is None else known & last
+            packet, layout = pack(self._draw(len(x), outer and first, store))
             step = partial(self._step, layout=layout, outer=outer and first)
             key = ("step", layout, outer and first)
             self.engine.run(key, step, x, y, self.engine.upload(packet))
@@ -254,8 +271,8 @@ class Learner:
         if self.device.type == "cpu" or self.step % (RECENT // 2) == 0:
             self.check_finite()
 
-    def _draw(self, n: int, outer: bool, store: bool = True) -> dict[str, Array]:
-        """Everything random that the next step needs, by name."""
+    def _draw(self, n: int, outer: bool, store: NDArray[np.bool_]) -> dict[str, Array]:
+        """Everything random that the next step needs, by name; `store`: what memory may take."""
         parts: dict[str, Array] = {"at": np.array([self.step % RECENT])}
         rng, augmentation = self._rng["memory"], self._rng["augmentation"]
 
@@ -271,8 +288,10 @@ class Learner:
             draw(f"mem{i}", self.batch_size, rows=True)
         if outer:
             draw("outer", self.batch_size, rows=True)
-        spare = np.full(n, self.memory.size)
-        parts["slots"] = self.memory.slots(n, rng) if store else spare
+        for name, view in self.views.items():
+            parts[f"view.{name}"] = view.draw(augmentation, n)
+        parts["slots"] = np.full(n, self.memory.size)
+        parts["slots"][store] = self.memory.slots(int(store.sum()), rng)
         noise = self.method.noise(self._rng["method"], self.step)
         return parts if noise is None else {**parts, "noise": noise}
 
@@ -284,6 +303,8 @@ class Learner:
             self._outer_step(new, mem, draw)
         adapt = self._adapt(new, mem)
         loss = self.method.loss(new, mem, adapt)
+        extra = penalties(self._aware)
+        loss = loss if extra is None else loss + extra
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
@@ -307,24 +328,38 @@ class Learner:
         views = [
             self.transform(r[0], draw.get(f"{n}.augment")) for n, r in zip(names, raw, strict=True)
         ]
+        for name, view in self.views.items():
+            raw.append(raw[0])
+            views.append(view(x, draw[f"view.{name}"]))
         with self._autocast():
             if self.concat:
-                z, h = self.network(torch.cat(views))
+                z, h = self._outputs(torch.cat(views), torch.cat([r[1] for r in raw]))
                 sizes = [len(v) for v in views]
-                outputs = list(zip(z.split(sizes), h.split(sizes), strict=True))
+                outputs = list(zip(torch.split(z, sizes), torch.split(h, sizes), strict=True))
             else:
-                outputs = [self._outputs(v) for v in views]
+                outputs = [self._outputs(v, r[1]) for v, r in zip(views, raw, strict=True)]
         batches, start = [], 0
         for view, (_, labels, columns), (z, h) in zip(views, raw, outputs, strict=True):
             rows = slice(start, start + len(view))
             batches.append(Batch(view, labels, z, h, columns, rows))
             start = rows.stop
+        if self.views:
+            seen_otherwise = batches[len(names) :]
+            batches = batches[: len(names)]
+            batches[0].views = dict(zip(self.views, seen_otherwise, strict=True))
         return batches
 
-    def _outputs(self, view: Tensor) -> tuple[Tensor, Tensor]:
+    def _outputs(self, view: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and features; a lone sample has no batch statistics and takes the running ones."""
-        with modes(self.network) if len(view) == 1 else nullcontext():
+        mode = modes(self.network) if len(view) == 1 else nullcontext()
+        with mode, self._tell_tasks(y):
             return self.network(view)  # type: ignore[no-any-return]
+
+    def _tell_tasks(self, y: Tensor) -> AbstractContextManager[object]:
+        """Let layers that ask for it know the task of each sample."""
+        if not self._aware:
+            return nullcontext()
+        return told(self._aware, self.sets.owner[y.clamp(min=0)])
 
     def _outer_step(self, new: Batch, mem: Sequence[Batch], draw: Mapping[str, Tensor]) -> None:
         """Move φ by the outer loss of the virtually updated network on a fresh draw."""
@@ -333,7 +368,7 @@ class Learner:
         x, y, columns = self.memory.read(draw["outer"])
         view = self.transform(x, draw.get("outer.augment"))
         with torch.no_grad(), untracked(self.norms), self._autocast():
-            z, h = self._outputs(view)
+            z, h = self._outputs(view, y)
         outer = Batch(view, y, z, h, columns)
         head = self.network.head
         grads = hypergradient(self.adaptor, self.method, new, mem, outer, head, self.lr)
@@ -347,7 +382,7 @@ class Learner:
             return identity
         adaptor = self.adaptor
         with torch.no_grad():
-            r = adaptor(torch.cat([b.z for b in (new, *mem)]))
+            r = adaptor(torch.cat([b.z for b in inner_batches(new, mem)]))
         return lambda b: adaptor.adapt(b.z, r[b.rows])
 
     def check_finite(self) -> None:
@@ -398,8 +433,9 @@ class Learner:
         with self.engine.scope(), torch.no_grad():
             if incremental:
                 self._running.keep()
-                self._estimate()
             try:
+                if incremental:
+                    self._estimate()
                 with modes(self.network):
                     with self._autocast():
                         self.method.before_scores()
@@ -426,7 +462,9 @@ class Learner:
 
     def _pass_over_memory(self, packet: Tensor, *, layout: Layout) -> None:
         draw = unpack(packet, layout)
-        chunks = math.ceil(len(draw["rows"]) / IBN_BATCH)
+        # a moving average has the training's batches; for a plain one larger batches do as well
+        size = IBN_BATCH if self.ibn_average == "cumulative" else self.batch_size
+        chunks = math.ceil(len(draw["rows"]) / size)
         rows = draw["rows"].tensor_split(chunks)
         augment = draw["augment"].tensor_split(chunks) if "augment" in draw else [None] * chunks
         with (
@@ -450,7 +488,7 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """A snapshot of everything the next step depends on: `tensors` by name, and `meta`."""
         tensors = snapshot(self._parts(), self._optimizers())
-        tensors["lr"] = self.lr.clone()
+        tensors |= {"lr": self.lr.clone(), "losses": self._losses.clone()}
         tensors["weights_rng"] = self._weights_rng.get_state()
         for i, (x, y) in enumerate(self._task_data):
             tensors |= {f"task_data.{i}.x": x.clone(), f"task_data.{i}.y": y.clone()}
@@ -469,6 +507,7 @@ class Learner:
         with self.engine.scope():
             restore(tensors, self._parts(), self._optimizers())
             self.lr.copy_(tensors["lr"])
+            self._losses.copy_(tensors["losses"])
             for group in self.optimizer.param_groups:
                 group["lr"] = self.lr
             kept = below(tensors, "task_data")

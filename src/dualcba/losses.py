@@ -7,7 +7,7 @@ all that the outer step needs (see `bilevel`), so it costs no second-order graph
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -25,13 +25,18 @@ class Batch:
     z: Tensor  # (n, C) logits
     h: Tensor  # (n, d) features before the last linear layer
     columns: Mapping[str, Tensor] = field(default_factory=dict)  # stored beside x and y
-    rows: slice = field(
-        default_factory=lambda: slice(None)
-    )  # where this batch stands among all inner logits
+    rows: slice = field(default_factory=lambda: slice(None))  # its place among all inner logits
+    each: Tensor | None = None  # (n,) a weight per sample in cross-entropies; none weighs all alike
+    views: Mapping[str, Batch] = field(default_factory=dict)  # other views of the same samples
 
     def with_logits(self, z: Tensor) -> Batch:
         """The same batch with other logits."""
         return replace(self, z=z)
+
+
+def inner_batches(new: Batch, mem: Sequence[Batch]) -> list[Batch]:
+    """All batches of the inner loss, in the order of their rows."""
+    return [new, *mem, *new.views.values()]
 
 
 Adapt = Callable[[Batch], Tensor]
@@ -73,7 +78,11 @@ class CrossEntropy:
     weight: float = 1.0
     adapted: bool = True
     classes: Tensor | None = None  # (C,) bool: the classes that take part
-    each: Tensor | None = None  # (n,) a weight per sample
+    each: Tensor | None = None  # (n,) a weight per sample, the batch's own where not given
+
+    def __post_init__(self) -> None:
+        if self.each is None:
+            self.each = self.batch.each
 
     def _masked(self, z: Tensor) -> Tensor:
         return z if self.classes is None else z.masked_fill(~self.classes, -torch.inf)

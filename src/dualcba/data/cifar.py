@@ -39,7 +39,7 @@ def read_pickle(path: Path) -> dict[bytes, Any]:
         raise FileNotFoundError(f"{path} is missing, expected a file of the official archive there")
     try:
         content = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, AttributeError, IndexError) as error:
+    except Exception as error:  # a damaged pickle may raise anything
         raise ValueError(f"{path} cannot be read as a CIFAR file: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, expected a dictionary")
@@ -54,9 +54,9 @@ def _read(paths: Iterable[Path], labels: bytes) -> tuple[np.ndarray, np.ndarray]
             if key not in content:
                 raise ValueError(f"{path} has no entry {key.decode()!r}")
         x, y = np.asarray(content[b"data"]), np.asarray(content[labels])
-        if x.ndim != 2 or x.shape[1] != 3072 or x.dtype != np.uint8 or len(y) != len(x):
+        if x.ndim != 2 or x.shape[1] != 3072 or x.dtype != np.uint8 or y.shape != x.shape[:1]:
             raise ValueError(
-                f"{path} holds {x.dtype} data of shape {x.shape} and {len(y)} labels, "
+                f"{path} holds {x.dtype} data of shape {x.shape} and labels of shape {y.shape}, "
                 "expected uint8 of shape (n, 3072) and n labels"
             )
         xs.append(x.reshape(-1, 3, 32, 32))

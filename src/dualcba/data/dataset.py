@@ -39,19 +39,23 @@ class Dataset:
         return Transform(self.mean, self.std, pad=self.pad, flip=self.flip)
 
 
-def check_labels(y: ArrayLike | Tensor, length: int, num_classes: int | None, where: str) -> Tensor:
+def check_labels(
+    y: ArrayLike | Tensor, length: int, num_classes: int | None, where: str, low: int = 0
+) -> Tensor:
     """Labels as int64, or a `ValueError` that names the first bad one."""
     labels = torch.as_tensor(y)
     if labels.dim() != 1 or len(labels) != length:
         raise ValueError(expected(f"shape of {where} y", tuple(labels.shape), f"({length},)"))
-    if labels.dtype.is_floating_point or labels.dtype in (torch.bool, torch.complex64):
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(expected(f"dtype of {where} y", str(labels.dtype), "whole numbers"))
     labels = labels.long()
     high = num_classes if num_classes is not None else torch.iinfo(torch.long).max
-    bad = (labels < 0) | (labels >= high)
+    bad = (labels < low) | (labels >= high)
     if bool(bad.any()):
         i = int(bad.nonzero()[0])
-        wanted = "a label of at least 0" if num_classes is None else f"a label from 0 to {high - 1}"
+        wanted = (
+            "a label of at least 0" if num_classes is None else f"a label from {low} to {high - 1}"
+        )
         raise ValueError(expected(f"{where} y[{i}]", int(labels[i]), wanted))
     return labels
 

@@ -1,8 +1,9 @@
-"""Streams: which samples arrive in which task, in which order, in which batch."""
+"""Streams: which samples arrive in which task, in which order and batch, with which labels."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,8 @@ from dualcba.data.dataset import Dataset
 from dualcba.errors import expected
 
 Indices = NDArray[np.int64]
+Tasks = int | Sequence[int] | Sequence[Sequence[int]]
+"""A number of equal tasks, the sizes of the tasks, or their classes."""
 
 
 @dataclass(frozen=True)
@@ -22,27 +25,85 @@ class Task:
     test: Indices
 
 
-def disjoint(data: Dataset, tasks: int) -> list[Task]:
-    """Equal numbers of classes per task, in label order; no class in two tasks.
+def disjoint(data: Dataset, tasks: Tasks, order: Sequence[int] | None = None) -> list[Task]:
+    """Split the classes, in label order or the given one; no class in two tasks.
 
     >>> from dualcba.data.digits import digits
     >>> [t.classes for t in disjoint(digits(), 5)]
     [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+    >>> [t.classes for t in disjoint(digits(), [[3, 1], [7]])]
+    [(3, 1), (7,)]
     """
-    if tasks < 1 or data.num_classes % tasks:
-        wanted = f"a divisor of the {data.num_classes} classes of {data.name}"
-        raise ValueError(expected("tasks", tasks, wanted))
-    groups = np.arange(data.num_classes).reshape(tasks, -1)
     train_y, test_y = data.train_y.numpy(), data.test_y.numpy()
     stream = []
-    for group in groups:
+    for group in split_classes(data.num_classes, tasks, order):
         train = np.flatnonzero(np.isin(train_y, group))
         test = np.flatnonzero(np.isin(test_y, group))
         for part, rows in (("training", train), ("test", test)):
             if not len(rows):
-                raise ValueError(f"classes {group.tolist()} of {data.name} have no {part} sample")
-        stream.append(Task(tuple(group.tolist()), train, test))
+                raise ValueError(f"classes {list(group)} of {data.name} have no {part} sample")
+        stream.append(Task(tuple(int(c) for c in group), train, test))
     return stream
+
+
+def split_classes(
+    num_classes: int, tasks: Tasks, order: Sequence[int] | None = None
+) -> list[list[int]]:
+    """The classes of each task.
+
+    >>> split_classes(5, [2, 3])
+    [[0, 1], [2, 3, 4]]
+    >>> split_classes(4, 2, order=[3, 0, 1, 2])
+    [[3, 0], [1, 2]]
+    """
+    classes = list(range(num_classes)) if order is None else [int(c) for c in order]
+    if sorted(classes) != list(range(num_classes)):
+        raise ValueError(expected("class order", classes, f"each of 0 to {num_classes - 1} once"))
+    if isinstance(tasks, int):
+        if tasks < 1 or num_classes % tasks:
+            raise ValueError(expected("tasks", tasks, f"a divisor of the {num_classes} classes"))
+        tasks = [num_classes // tasks] * tasks
+    if all(isinstance(t, int | np.integer) for t in tasks):
+        sizes = [int(t) for t in tasks]  # type: ignore[arg-type]
+        if not sizes or min(sizes) < 1 or sum(sizes) > num_classes:
+            wanted = f"sizes of at least 1 that sum to at most {num_classes}"
+            raise ValueError(expected("tasks", sizes, wanted))
+        ends = np.cumsum(sizes)
+        return [classes[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    groups = [list(t) for t in tasks]  # type: ignore[arg-type]
+    flat = [c for group in groups for c in group]
+    if len(set(flat)) != len(flat) or not set(flat) <= set(classes) or not all(groups):
+        wanted = f"lists of distinct classes from 0 to {num_classes - 1}"
+        raise ValueError(expected("tasks", groups, wanted))
+    return groups
+
+
+def blurry(stream: Sequence[Task], percent: float, rng: np.random.Generator) -> list[Task]:
+    """Move `percent` of each task's samples to the other tasks, in equal disjoint parts."""
+    if not 0 < percent < 100 or len(stream) < 2:
+        raise ValueError(expected("percent of a blurry stream", percent, "between 0 and 100"))
+    kept, arriving = [], [[] for _ in stream]  # type: list[Indices], list[list[Indices]]
+    for t, task in enumerate(stream):
+        rows = rng.permutation(task.train)
+        moved, stays = np.split(rows, [round(len(rows) * percent / 100)])
+        kept.append(stays)
+        others = [i for i in range(len(stream)) if i != t]
+        for other, part in zip(others, np.array_split(moved, len(others)), strict=True):
+            arriving[other].append(part)
+    mixed = [np.concatenate([k, *a]) for k, a in zip(kept, arriving, strict=True)]
+    return [replace(task, train=rows) for task, rows in zip(stream, mixed, strict=True)]
+
+
+def labelled(data: Dataset, ratio: float, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Which training samples keep their label: the same share of every class, at least one."""
+    if not 0 < ratio <= 1:
+        raise ValueError(expected("label ratio", ratio, "above 0 and at most 1"))
+    y = data.train_y.numpy()
+    mask = np.zeros(len(y), dtype=bool)
+    for c in np.unique(y):
+        rows = np.flatnonzero(y == c)
+        mask[rng.permutation(rows)[: max(1, round(ratio * len(rows)))]] = True
+    return mask
 
 
 def batches(task: Task, batch_size: int, rng: np.random.Generator) -> Indices:

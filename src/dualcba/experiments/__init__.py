@@ -2,7 +2,8 @@
 
 from dualcba.experiments.runner import Hardware, Run, make_learner
 from dualcba.experiments.scheduler import Load, run_all
-from dualcba.experiments.spec import SETTINGS, Spec, make_specs, read_toml
+from dualcba.experiments.settings import SETTINGS
+from dualcba.experiments.spec import Spec, make_specs, read_toml
 from dualcba.experiments.store import check_free, read_results, write_result
 
 __all__ = [

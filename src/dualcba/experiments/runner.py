@@ -12,11 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from dualcba.data import Dataset, batches, disjoint
+from dualcba.data import Dataset, Task, batches, blurry, disjoint, labelled
 from dualcba.evaluation import Evaluator
+from dualcba.experiments.settings import learning_rate, parse_setting
 from dualcba.experiments.spec import Spec
 from dualcba.learner import Learner
+from dualcba.methods import parse_method
+from dualcba.methods.fixmatch import FixMatch
 from dualcba.nets import make_network
+from dualcba.norm_layers import convert_normalization
 from dualcba.randomness import generator, torch_generator
 
 
@@ -40,10 +44,14 @@ class Run:
 
     def __post_init__(self) -> None:
         spec = self.spec
-        self.stream = disjoint(self.data, spec.tasks)
+        self.setting = parse_setting(spec.setting)
+        self.stream = make_stream(spec, self.data)
+        self.known = None  # which samples have a label, where not all have
+        if self.setting.kind == "semi":
+            self.known = labelled(self.data, self.setting.value, generator(spec.seed, "labels"))
         order = generator(spec.seed, "order")
         self.plan = [
-            np.concatenate([batches(task, spec.batch_size, order) for _ in range(spec.epochs)])
+            [batches(task, spec.batch_size, order) for _ in range(spec.epochs)]
             for task in self.stream
         ]
         self.learner = make_learner(spec, self.data, self.hardware)
@@ -52,32 +60,45 @@ class Run:
     @property
     def total(self) -> int:
         """How many steps it takes."""
-        return sum(len(p) for p in self.plan)
+        return sum(len(rows) for epochs in self.plan for rows in epochs)
 
     def steps(self) -> Iterator[int]:
         """Train and evaluate; yields after each step."""
         learner, evaluator = self.learner, self.evaluator
         device = learner.device
-        train_x, train_y = self.data.train_x.to(device), self.data.train_y.to(device)
+        train_x = self.data.train_x.to(device)
+        train_y = self.data.train_y.clone()
+        if self.known is not None:
+            train_y[torch.from_numpy(~self.known)] = -1  # nothing below can see these labels
+        train_y = train_y.to(device)
         with self._clock("evaluate"):
             evaluator.evaluate("start")
-        for task, rows in zip(self.stream, self.plan, strict=True):
-            with self._clock("train"), learner.engine.scope():
+        for task, epochs in zip(self.stream, self.plan, strict=True):
+            with self._clock("train"):
                 learner.new_task(task.classes)
-                index = torch.from_numpy(rows).to(device)
-            for k in range(len(rows)):
-                last = k == len(rows) - 1
+            for epoch, rows in enumerate(epochs):
                 with self._clock("train"), learner.engine.scope():
-                    learner.learn(train_x[index[k]], train_y[index[k]])
-                    if last:
-                        learner.end_task()
-                anytime = self.spec.eval_every > 0 and learner.step % self.spec.eval_every == 0
-                if anytime or last:
-                    with self._clock("evaluate"):
-                        kind = "both" if anytime and last else "end" if last else "anytime"
-                        evaluator.evaluate(kind)
-                yield learner.step
+                    lr = learning_rate(self.spec.lr, self.setting, epoch, len(epochs))
+                    learner.lr.fill_(lr)
+                    index = torch.from_numpy(rows).to(device)
+                for k in range(len(rows)):
+                    last = epoch == len(epochs) - 1 and k == len(rows) - 1
+                    with self._clock("train"), learner.engine.scope():
+                        known = None if self.known is None else self.known[rows[k]]
+                        learner.learn(train_x[index[k]], train_y[index[k]], known)
+                        if last:
+                            learner.end_task()
+                    self._evaluate(last)
+                    yield learner.step
         learner.check_finite()
+
+    def _evaluate(self, last: bool) -> None:
+        every = self.spec.eval_every
+        anytime = every > 0 and self.learner.step % every == 0
+        if anytime or last:
+            with self._clock("evaluate"):
+                kind = "both" if anytime and last else "end" if last else "anytime"
+                self.evaluator.evaluate(kind)
 
     def result(self) -> dict[str, Any]:
         """What `result.json` holds."""
@@ -106,11 +127,29 @@ class Run:
         self.seconds[what] += time.perf_counter() - start
 
 
+def make_stream(spec: Spec, data: Dataset) -> list[Task]:
+    """The tasks of a spec, blurred where the setting says so."""
+    order = spec.class_order
+    if isinstance(order, str):
+        rng = generator(spec.seed, "classes")
+        order = rng.permutation(data.num_classes).tolist() if order == "shuffled" else None
+    stream = disjoint(data, spec.tasks, order)
+    setting = parse_setting(spec.setting)
+    if setting.kind == "blurry":
+        return blurry(stream, setting.value, generator(spec.seed, "blurry"))
+    return stream
+
+
 def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
     """The learner of a spec."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_generator(spec.seed, "init").initial_seed())
         network = make_network(spec.network, data.input_shape, data.num_classes)
+        network = convert_normalization(network, spec.norm)
+    base, kind = parse_method(spec.method)
+    method = base(**spec.options)
+    if parse_setting(spec.setting).kind == "semi":
+        method = FixMatch(method)
     given = {name: getattr(spec, name) for name in ("adaptor_lr", "outer_every")}
     parts = ("space", "width", "specific", "agnostic", "divide")
     adaptor = {name: getattr(spec, name) for name in parts if getattr(spec, name) is not None}
@@ -118,8 +157,8 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
         network,
         data.input_shape,
         data.num_classes,
-        method=spec.method,
-        method_options=spec.options,
+        method=method,
+        adaptor=kind,
         buffer=spec.buffer,
         batch_size=spec.batch_size,
         lr=spec.lr,

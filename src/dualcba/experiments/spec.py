@@ -14,19 +14,22 @@ from typing import Any
 
 from dualcba.data import DATASETS
 from dualcba.errors import expected, unknown
+from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_setting
 from dualcba.methods import check_options, parse_method
 from dualcba.nets import NETWORKS
-
-NORMALIZATIONS = ("bn", "cn", "adab2n")
-
-SETTINGS = ("online",)
+from dualcba.norm_layers import NORMALIZATIONS
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "digits": {"buffer": 100, "tasks": 5, "batch_size": 10, "network": "mlp", "adaptor_lr": 0.01},
     "cifar10": {"buffer": 200, "tasks": 5, "network": "resnet18", "adaptor_lr": 0.001},
     "cifar100": {"buffer": 2000, "tasks": 10, "network": "resnet18", "adaptor_lr": 0.01},
+    "tiny-imagenet": {"buffer": 2000, "tasks": 10, "network": "resnet18", "adaptor_lr": 0.01},
+    "mnist": {"buffer": 200, "tasks": 5, "batch_size": 32, "network": "mlp"},
+    "fashion-mnist": {"buffer": 200, "tasks": 5, "batch_size": 32, "network": "mlp"},
 }
-"""What a dataset brings where a field is not given."""
+OWN: dict[str, Any] = {"buffer": 200, "tasks": 5, "batch_size": 32, "network": "resnet18-slim"}
+
+"""What a dataset, or one of the user's own, brings where a field is not given."""
 
 ADAPTOR_DEFAULTS: dict[str, Any] = {
     "adaptor_lr": 0.01, "outer_every": 5, "space": "logit", "width": 256,
@@ -61,10 +64,11 @@ class Spec:
     setting: str = _option("how it arrives: see `dualcba list settings`", "online")
     buffer: int = _option("samples in the memory")
     seed: int = _option("of every random choice", 0)
-    tasks: int = _option("number of tasks the classes are split into")
-    epochs: int = _option("passes over each task", 1)
+    tasks: Any = _option("number of equal tasks, their sizes, or their classes")
+    class_order: Any = _option("natural, shuffled (by the seed) or a list of classes", "natural")
+    epochs: int = _option("passes over each task")
     network: str = _option("resnet18, resnet18-slim or mlp")
-    batch_size: int = _option("samples per step, and per memory draw", 32)
+    batch_size: int = _option("samples per step, and per memory draw")
     lr: float = _option("learning rate of the network (SGD)", 0.03)
     adaptor_lr: float = _option("learning rate of the adaptor (Adam)")
     outer_every: int = _option("the adaptor learns every so many steps")
@@ -90,16 +94,28 @@ class Spec:
                 why = "which has no adaptor" if kind is None else "whose adaptor has no such option"
                 value = getattr(self, field)
                 raise ValueError(f"{field} is {value!r} for the method {self.method!r}, {why}")
-        for field, value in (ADAPTOR_DEFAULTS | DEFAULTS.get(self.dataset, {})).items():
+        for field, value in (ADAPTOR_DEFAULTS | OWN | DEFAULTS.get(self.dataset, {})).items():
             if getattr(self, field) is None and field not in foreign:
                 object.__setattr__(self, field, value)
+        setting = parse_setting(self.setting)
+        if self.epochs is None:
+            object.__setattr__(self, "epochs", OFFLINE_EPOCHS if setting.kind == "offline" else 1)
+        if setting.kind == "semi" and not parse_method(self.method)[0].semi_supervised:
+            wanted = (
+                "a method that is a sum over logits of reservoir draws, such as 'er' or 'derpp'"
+            )
+            raise ValueError(
+                f"the setting {self.setting!r} does not fit the method {self.method!r}, "
+                f"expected {wanted}"
+            )
+        self._check_dataset()
         self._check_choices(kind)
         self._check_numbers(kind)
         check_options(self.method, self.options)
 
     def _check_choices(self, kind: str | None) -> None:
         choices: dict[str, Collection[str]] = {
-            "dataset": DATASETS, "setting": SETTINGS, "network": NETWORKS, "norm": NORMALIZATIONS,
+            "network": NETWORKS, "norm": NORMALIZATIONS,
             "forward": ("split", "concat"), "ibn_average": ("cumulative", "ema"),
         }  # fmt: skip
         if kind is not None:
@@ -113,12 +129,19 @@ class Spec:
             raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
 
     def _check_numbers(self, kind: str | None) -> None:
-        least = {"buffer": 1, "seed": 0, "tasks": 1, "epochs": 1, "batch_size": 1, "eval_every": 0}
+        least = {"buffer": 1, "seed": 0, "epochs": 1, "batch_size": 1, "eval_every": 0}
         least |= {"outer_every": 1, "width": 1} if kind else {}
         for field, low in least.items():
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise ValueError(expected(field, value, f"a whole number of at least {low}"))
+        if isinstance(self.tasks, bool) or not isinstance(self.tasks, int | list | tuple):
+            wanted = "a number of tasks, their sizes or their classes"
+            raise ValueError(expected("tasks", self.tasks, wanted))
+        words = ("natural", "shuffled")
+        if self.class_order not in words and not isinstance(self.class_order, list | tuple):
+            wanted = "'natural', 'shuffled' or a list of classes"
+            raise ValueError(expected("class_order", self.class_order, wanted))
         for field in ("lr", "adaptor_lr") if kind else ("lr",):
             value = getattr(self, field)
             if (
@@ -132,6 +155,11 @@ class Spec:
             if not isinstance(getattr(self, field), bool):
                 raise ValueError(expected(field, getattr(self, field), "true or false"))
 
+    def _check_dataset(self) -> None:
+        """A name, a folder of images by class, or an `.npz`."""
+        if self.dataset not in DATASETS and not Path(self.dataset).exists():
+            raise ValueError(unknown("dataset", self.dataset, [*DATASETS, "a folder", "an .npz"]))
+
     @property
     def name(self) -> str:
         """A name for the run's folder; what differs from the defaults stands in it as a digest.
@@ -140,7 +168,8 @@ class Spec:
         ('digits-online-er-b100-s0', 'digits-online-er-b100-s0-...')
         """
         shown = {f: getattr(self, f) for f in ("dataset", "setting", "method", "buffer", "seed")}
-        name = "{dataset}-{setting}-{method}-b{buffer}-s{seed}".format(**shown)
+        stem = Path(self.dataset).stem
+        name = f"{stem}-" + "{setting}-{method}-b{buffer}-s{seed}".format(**shown)
         if self == Spec(**shown):
             return name
         content = json.dumps(self.to_dict() | {"seed": None}, sort_keys=True)

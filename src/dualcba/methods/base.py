@@ -6,7 +6,8 @@ raw or at adapted logits, and gives every method CBA, Dual-CBA, IBN and the fast
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,8 @@ class Context:
     transform: Transform
     lr: Tensor  # () the inner learning rate α
     batch_size: int
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Enter it around forwards of the method's own, inside the step."""
 
 
 class Method(nn.Module):
@@ -52,6 +55,12 @@ class Method(nn.Module):
     rereads_task: bool = False
     """Whether it needs the current task's samples again when the task ends."""
 
+    semi_supervised: bool = False
+    """Whether FixMatch can be put around it."""
+
+    unlabelled: bool = False
+    """Whether it learns from samples without a label, which is −1."""
+
     one_per_class: bool = False
     """Whether its memory must hold at least one sample of every class."""
 
@@ -71,6 +80,10 @@ class Method(nn.Module):
     def make_transform(self, transform: Transform) -> Transform:
         """The augmentation it trains with: the dataset's."""
         return transform
+
+    def make_views(self, transform: Transform) -> dict[str, Transform]:
+        """Other views of the new samples that its loss takes, beside the usual one."""
+        return {}
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """What is minimised; `mem` is empty as long as the memory is."""

@@ -18,6 +18,8 @@ class ER(Method):
     Chaudhry et al., On tiny episodic memories in continual learning, 2019.
     """
 
+    semi_supervised = True
+
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """CE(new) + CE(mem)."""
         return [CrossEntropy(batch) for batch in (new, *mem)]

@@ -24,7 +24,7 @@ def summary(results: Iterable[dict[str, Any]]) -> Table:
         title=f"{first['dataset']}, {first['setting']}, buffer {first['buffer']}",
         caption=f"percent; mean ± 95 % interval over {'/'.join(map(str, seeds))} seed(s)",
         box=box.SIMPLE_HEAD,
-        padding=(0, 1),
+        padding=(0, 1, 0, 0),
         pad_edge=False,
     )
     table.add_column("method", no_wrap=True)

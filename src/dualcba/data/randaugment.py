@@ -1,0 +1,308 @@
+"""RandAugment for whole batches on the device, with Pillow's arithmetic.
+
+Everything that does not depend on the pixels is worked out once on the host, as tables with one
+row per (magnitude, operation, sign): where each pixel comes from, the blending factor, a lookup
+table of grey levels. A sample draws a row number per operation, and the device makes three passes,
+each of which leaves a sample alone whose operation is of another kind:
+
+    move    identity, shear, translate, rotate             a gather of pixels
+    blend   brightness, color, contrast, sharpness         D + factor · (x − D)
+    map     posterize, solarize, autocontrast, equalize    a lookup of grey levels
+
+Shapes are static and nothing waits for the device, so that a CUDA graph can hold it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualcba.data.transforms import Transform
+from dualcba.errors import expected
+
+OPERATIONS = (
+    "identity", "shear-x", "shear-y", "translate-x", "translate-y", "rotate",
+    "brightness", "color", "contrast", "sharpness",
+    "posterize", "solarize", "autocontrast", "equalize",
+)  # fmt: skip
+BINS = 31  # magnitudes are 0 to 30
+UNIT = 1 << 16  # of Pillow's fixed point, and of the place of a cutout in parts of a side
+GREY = 127
+
+LUMA = (19595.0, 38470.0, 7471.0)  # ITU-R 601 in 1/65536; all sums stay exact in float32
+COLOR, CONTRAST, SHARPNESS, AUTOCONTRAST, EQUALIZE = map(
+    OPERATIONS.index, ("color", "contrast", "sharpness", "autocontrast", "equalize")
+)
+
+
+class RandAugment:
+    """N operations in a row for each image, drawn uniformly from `OPERATIONS`.
+
+    Parameters
+    ----------
+    operations
+        How many operations each image goes through, N.
+    magnitude
+        The bin, 0 to 30, of every operation; or several, of which each operation draws one.
+    cutout
+        Whether to grey out a square of half the image's side at a random place afterwards.
+
+    >>> augment = RandAugment(operations=2, magnitude=10, cutout=True)
+    >>> x = torch.arange(2 * 3 * 64).view(2, 3, 8, 8).to(torch.uint8)
+    >>> rows = augment.draw(np.random.default_rng(0), 2)
+    >>> rows.shape, augment(x, torch.from_numpy(rows)).shape
+    ((2, 4), torch.Size([2, 3, 8, 8]))
+
+    References
+    ----------
+    Cubuk et al., RandAugment: practical automated data augmentation with a reduced search space,
+    NeurIPS 2020. Cutout: DeVries and Taylor, 2017, as FixMatch (Sohn et al., NeurIPS 2020) uses it.
+    """
+
+    def __init__(
+        self, operations: int = 1, magnitude: int | Sequence[int] = 14, *, cutout: bool = False
+    ) -> None:
+        self.operations = operations
+        self.magnitudes = (magnitude,) if isinstance(magnitude, int) else tuple(magnitude)
+        self.cutout = cutout
+        self._tables: dict[tuple[int, int, torch.device], Tables] = {}
+        wrong = [m for m in self.magnitudes if not 0 <= m < BINS]
+        if wrong or not self.magnitudes:
+            raise ValueError(expected("magnitude", magnitude, f"0 to {BINS - 1}"))
+        if operations < 1:
+            raise ValueError(expected("operations", operations, "at least 1"))
+
+    def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+        """(n, N) row numbers, see `row`; with cutout also its centre, (n, N + 2)."""
+        high = [len(self.magnitudes) * len(OPERATIONS) * 2] * self.operations
+        return rng.integers(0, high + [UNIT] * (2 * self.cutout), (n, len(high) + 2 * self.cutout))
+
+    def row(self, operation: str, sign: int = 1, magnitude: int | None = None) -> int:
+        """The row number of an operation, for those who choose instead of drawing."""
+        level = 0 if magnitude is None else self.magnitudes.index(magnitude)
+        return (level * len(OPERATIONS) + OPERATIONS.index(operation)) * 2 + (sign < 0)
+
+    def __call__(self, x: Tensor, params: Tensor) -> Tensor:
+        """Images (n, channels, H, W) in uint8, and what `draw` gave → the same, augmented."""
+        check_images(tuple(x.shape[1:]), x.dtype)
+        tables = self._tables_for(x)
+        for k in range(self.operations):
+            x = _apply(x, params[:, k], tables)
+        return _cut_out(x, params[:, self.operations :]) if self.cutout else x
+
+    def _tables_for(self, x: Tensor) -> Tables:
+        key = (x.shape[2], x.shape[3], x.device)
+        if key not in self._tables:
+            self._tables[key] = make_tables(self.magnitudes, *key)
+        return self._tables[key]
+
+
+class RandAugmentTransform(Transform):
+    """Another transform's crop, flip and normalisation, with RandAugment after the crop.
+
+    >>> t = RandAugmentTransform(Transform([0.5], [0.5], pad=4, flip=True), RandAugment())
+    >>> t.draw(np.random.default_rng(0), 5).shape
+    (5, 4)
+    """
+
+    def __init__(self, base: Transform, randaugment: RandAugment, *, flip: bool = True) -> None:
+        super().__init__([0.0], [1.0], pad=base.pad, flip=base.flip and flip)
+        self.scale, self.shift = base.scale, base.shift
+        self.randaugment = randaugment
+
+    @property
+    def random(self) -> bool:
+        """Always."""
+        return True
+
+    def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+        """(n, 3 + …): what the crop and flip need, then what RandAugment needs."""
+        return np.concatenate([super().draw(rng, n), self.randaugment.draw(rng, n)], 1)
+
+    def augment(self, x: Tensor, params: Tensor) -> Tensor:
+        """Crop, flip, RandAugment; raw images in and out."""
+        if self.pad or self.flip:
+            x = super().augment(x, params[:, :3])
+        return self.randaugment(x, params[:, 3:])
+
+
+def check_images(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Raise unless samples are uint8 images."""
+    if dtype != torch.uint8 or len(shape) != 3:
+        what = f"{dtype} of shape {shape}"
+        wanted = "torch.uint8 of shape (channels, height, width)"
+        raise ValueError(expected("a sample for RandAugment", what, wanted))
+
+
+# ---------------------------------------------------------------------- tables, on the host
+
+
+@dataclass(frozen=True)
+class Tables:
+    """For each row: what its operation does, as far as that does not depend on the pixels."""
+
+    operation: Tensor  # (rows,) index into OPERATIONS
+    source: Tensor  # (rows, H·W) the pixel that each pixel comes from; H·W means black
+    factor: Tensor  # (rows,) float32: how far from D; 1 changes nothing
+    levels: Tensor  # (rows, 256) uint8: the new grey levels
+
+
+def make_tables(magnitudes: Sequence[int], H: int, W: int, device: torch.device) -> Tables:
+    """The tables for images of one size."""
+    rows = [(name, m, sign) for m in magnitudes for name in OPERATIONS for sign in (1, -1)]
+    operation = np.array([OPERATIONS.index(name) for name, _, _ in rows])
+    source = np.stack([source_of(_matrix(*row, H, W), H, W) for row in rows])
+    factor = np.array([_factor(*row) for row in rows], np.float32)
+    levels = np.stack([_levels(name, m) for name, m, _ in rows])
+    return Tables(*(torch.from_numpy(t).to(device) for t in (operation, source, factor, levels)))
+
+
+def _matrix(name: str, magnitude: int, sign: int, H: int, W: int) -> tuple[float, ...]:
+    """(a, b, c, d, e, f): the pixel at (x, y) comes from (ax + by + c, dx + ey + f)."""
+    level = sign * magnitude / (BINS - 1)
+    shift = 150 / 331 * level
+    turn = -math.radians(30 * level)
+    cos, sin = round(math.cos(turn), 15), round(math.sin(turn), 15)
+    about = (W - cos * W - sin * H) / 2, (H + sin * W - cos * H) / 2  # keeps the centre in place
+    known = {
+        "shear-x": (1.0, 0.3 * level, 0.0, 0.0, 1.0, 0.0),
+        "shear-y": (1.0, 0.0, 0.0, 0.3 * level, 1.0, 0.0),
+        "translate-x": (1.0, 0.0, float(int(shift * W)), 0.0, 1.0, 0.0),
+        "translate-y": (1.0, 0.0, 0.0, 0.0, 1.0, float(int(shift * H))),
+        "rotate": (cos, sin, about[0], -sin, cos, about[1]),
+    }
+    return known.get(name, (1.0, 0.0, 0.0, 0.0, 1.0, 0.0))
+
+
+def source_of(matrix: tuple[float, ...], H: int, W: int) -> NDArray[np.int64]:
+    """(H·W,) where each pixel comes from, nearest neighbour, in fixed point as in Pillow.
+
+    >>> source_of((1, 0, 1, 0, 1, 0), 1, 3).tolist()  # from the right; 3 is outside
+    [1, 2, 3]
+    """
+    a, b, c, d, e, f = matrix
+    y, x = np.mgrid[:H, :W]
+    across = _fixed(a) * x + _fixed(b) * y + _fixed(c + (a + b) / 2) >> 16
+    down = _fixed(d) * x + _fixed(e) * y + _fixed(f + (d + e) / 2) >> 16
+    inside = (across >= 0) & (across < W) & (down >= 0) & (down < H)
+    return np.where(inside, down * W + across, H * W).ravel()
+
+
+def _fixed(v: float) -> int:
+    return math.floor(v * UNIT + 0.5)
+
+
+def _factor(name: str, magnitude: int, sign: int) -> float:
+    blended = name in ("brightness", "color", "contrast", "sharpness")
+    return 1.0 + sign * 0.9 * magnitude / (BINS - 1) if blended else 1.0
+
+
+def _levels(name: str, magnitude: int) -> NDArray[np.uint8]:
+    levels = np.arange(256)
+    if name == "posterize":
+        dropped = round(magnitude / ((BINS - 1) / 4))
+        levels = levels >> dropped << dropped
+    if name == "solarize":
+        threshold = 255 - 255 * magnitude / (BINS - 1)
+        levels = np.where(levels < threshold, levels, 255 - levels)
+    return levels.astype(np.uint8)
+
+
+# ---------------------------------------------------------------------- passes, on the device
+
+
+def _apply(x: Tensor, rows: Tensor, tables: Tables) -> Tensor:
+    """One operation for each image: (n, C, H, W) uint8 and (n,) row numbers."""
+    operation = tables.operation.index_select(0, rows).view(-1, 1, 1, 1)
+    x = _move(x, tables.source.index_select(0, rows))
+    x = _blend(x, operation, tables.factor.index_select(0, rows).view(-1, 1, 1, 1))
+    return _map(x, operation.squeeze(3), tables.levels.index_select(0, rows))
+
+
+def _move(x: Tensor, source: Tensor) -> Tensor:
+    flat = F.pad(x.flatten(2), (0, 1))  # (n, C, H·W + 1), the last pixel black
+    return flat.gather(2, source.unsqueeze(1).expand(-1, x.shape[1], -1)).view(x.shape)
+
+
+def _blend(x: Tensor, operation: Tensor, factor: Tensor) -> Tensor:
+    """D + factor · (x − D), cut off as Pillow does; D is black, grey, the mean grey or a blur."""
+    x = x.float()
+    grey = _grey(x)
+    mean = (grey.mean((2, 3), keepdim=True) + 0.5).floor_()
+    D = mean * (operation == CONTRAST)
+    D = torch.where(operation == COLOR, grey, D)
+    D = torch.where(operation == SHARPNESS, _smooth(x), D)
+    return x.sub_(D).mul_(factor).add_(D).clamp_(0, 255).to(torch.uint8)
+
+
+def _grey(x: Tensor) -> Tensor:
+    """(n, 1, H, W): the luminance of three channels, the mean of any other number."""
+    if x.shape[1] != 3:
+        return (x.mean(1, keepdim=True) + 0.5).floor_()
+    r, g, b = (x[:, c : c + 1] * w for c, w in enumerate(LUMA))
+    return r.add_(g).add_(b).add_(UNIT / 2).div_(UNIT).floor_()
+
+
+def _smooth(x: Tensor) -> Tensor:
+    """The mean of 3×3 pixels, the middle one counting five times; the border stays."""
+    out = x.clone()
+    if min(x.shape[2:]) > 2:
+        rows = (x[:, :, :-2] + x[:, :, 1:-1]).add_(x[:, :, 2:])
+        middle = out[:, :, 1:-1, 1:-1].mul_(4)
+        for k in range(3):
+            middle.add_(rows[..., k : k + middle.shape[3]])
+        middle.div_(13).add_(0.5).floor_()
+    return out
+
+
+def _map(x: Tensor, operation: Tensor, levels: Tensor) -> Tensor:
+    """New grey levels from a lookup table per image and channel."""
+    flat = x.flatten(2)  # (n, C, H·W)
+    low, high = flat.amin(2, keepdim=True).long(), flat.amax(2, keepdim=True).long()
+    index = flat.long()
+    lookup = levels.unsqueeze(1).expand(-1, flat.shape[1], -1)  # (n, C, 256)
+    lookup = torch.where(operation == AUTOCONTRAST, _stretched(low, high), lookup)
+    lookup = torch.where(operation == EQUALIZE, _equalized(index, high), lookup)
+    return lookup.gather(2, index).view(x.shape)
+
+
+def _stretched(low: Tensor, high: Tensor) -> Tensor:
+    """(n, C, 256): the darkest level becomes 0 and the brightest 255."""
+    ramp = torch.arange(256, device=low.device)
+    span = (high - low).clamp(min=1).double()  # double precision, as Pillow has it
+    scale = torch.full_like(span, 255.0) / span  # `255.0 / span` would round twice
+    stretched = (ramp * scale).sub_(low * scale).clamp_(0, 255).to(torch.uint8)
+    return torch.where(high > low, stretched, ramp.to(torch.uint8))
+
+
+def _equalized(index: Tensor, high: Tensor) -> Tensor:
+    """(n, C, 256): levels at equal distances in the cumulated histogram."""
+    n, C, size = index.shape
+    counts = index.new_zeros((n, C, 256), dtype=torch.float32)  # exact up to 2²⁴ pixels
+    counts.scatter_add_(2, index, counts.new_ones(1).expand(index.shape))
+    step = (size - counts.gather(2, high)).div_(255, rounding_mode="floor")
+    below = counts.cumsum(2).sub_(counts).add_((step / 2).floor_())
+    equal = below.div_(step.clamp(min=1)).clamp_(max=255).to(torch.uint8)
+    return torch.where(step > 0, equal, torch.arange(256, device=index.device).to(torch.uint8))
+
+
+def _cut_out(x: Tensor, centre: Tensor) -> Tensor:
+    """Grey out a square of half the side; at the border only what lies inside."""
+    H, W = x.shape[2:]
+    rows = _covered(H, centre[:, :1]).view(-1, 1, H, 1)
+    columns = _covered(W, centre[:, 1:]).view(-1, 1, 1, W)
+    return x.masked_fill(rows & columns, GREY)
+
+
+def _covered(side: int, centre: Tensor) -> Tensor:
+    """(n, side): which rows or columns a cutout hides."""
+    start = centre * side // UNIT - side // 4
+    at = torch.arange(side, device=centre.device)
+    return (at >= start) & (at < start + side // 2)

@@ -1,0 +1,52 @@
+"""Dark experience replay ++."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dualcba.losses import Batch, CrossEntropy, MeanSquaredError, Term
+from dualcba.methods.base import Method
+
+
+class DERpp(Method):
+    """Rehearse logits as they were when a sample was stored, and labels, from two draws.
+
+    L = CE(new) + α·MSE(z(mem₁), stored logits) + β·CE(mem₂)
+
+    With a bias adaptor z and the stored logits are adapted ones. The adaptor itself is learnt by
+    the raw network: CE + MSE to the stored raw logits.
+
+    Parameters
+    ----------
+    alpha, beta
+        Weights of the stored logits and of the labels.
+
+    References
+    ----------
+    Buzzega et al., Dark experience for general continual learning: a strong, simple baseline,
+    NeurIPS 2020.
+    """
+
+    semi_supervised = True
+    draws = 2
+    columns = ("logits", "raw_logits")
+
+    def __init__(self, *, alpha: float = 0.2, beta: float = 0.5) -> None:
+        super().__init__()
+        self.alpha = alpha
+        self.beta = beta
+
+    def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
+        """CE(new) + α·MSE(mem₁) + β·CE(mem₂)."""
+        if not mem:
+            return [CrossEntropy(new)]
+        first, second = mem
+        return [
+            CrossEntropy(new),
+            MeanSquaredError(first, first.columns["logits"], self.alpha),
+            CrossEntropy(second, self.beta),
+        ]
+
+    def outer_terms(self, outer: Batch) -> list[Term]:
+        """CE + MSE to the stored raw logits, weights 1 and 1."""
+        return [CrossEntropy(outer), MeanSquaredError(outer, outer.columns["raw_logits"])]

@@ -1,0 +1,81 @@
+"""The network as it was when the task began, for methods that distil it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dualcba.losses import Batch
+from dualcba.methods.base import Context
+
+
+class Teacher(nn.Module):
+    """A frozen copy of the network in evaluation mode, and the classes that it had met.
+
+    It is allocated once and refreshed in place. In the first task it knows nothing: `known` is
+    empty, and terms that are masked by it vanish.
+    """
+
+    known: Tensor  # (C,) bool
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self.context = context
+        self.network = copy.deepcopy(context.network).eval().requires_grad_(False)
+        self.register_buffer("known", torch.zeros_like(context.sets.new))
+
+    def refresh(self) -> None:
+        """Become what the network is now."""
+        self.network.load_state_dict(self.context.network.state_dict())
+        self.known.copy_(self.context.sets.old)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised inputs → logits (n, C) and features (n, d), without gradient."""
+        with self.context.autocast():
+            return self.network(x)  # type: ignore[no-any-return]
+
+
+def distillation(
+    z: Tensor, target: Tensor, groups: Tensor, classes: Tensor, temperature: float
+) -> Tensor:
+    """KL(softmax(target / T) ‖ softmax(z / T)) of each sample, (n,).
+
+    Classes with equal entries in `groups` (C,) share a softmax; the divergences of all groups are
+    summed over `classes` (C,), a mask that takes in whole groups, or none.
+
+    >>> z = torch.tensor([[0.0, 0.0, 0.0, 5.0]])
+    >>> groups, two = torch.tensor([0, 0, 1, 1]), torch.tensor([True, True, False, False])
+    >>> round(distillation(z, z + torch.tensor([2.0, 0, 0, 0]), groups, two, 2.0).item(), 4)
+    0.1109
+    """
+    apart = groups.unsqueeze(0) != groups.unsqueeze(1)
+
+    def log_softmax(z: Tensor) -> Tensor:
+        z = z / temperature
+        return z - z.unsqueeze(1).masked_fill(apart, -torch.inf).logsumexp(2)
+
+    p, q = log_softmax(target), log_softmax(z)
+    return (classes * p.exp() * (p - q)).sum(1)
+
+
+def join(new: Batch, mem: Sequence[Batch]) -> Batch:
+    """The new batch and the memory draws as one."""
+    if not mem:
+        return new
+    x, y, z, h = (torch.cat([getattr(b, k) for b in (new, *mem)]) for k in "xyzh")
+    return Batch(x, y, z, h)
+
+
+def sum_of_means(each: Tensor, new: Batch, mem: Sequence[Batch]) -> Tensor:
+    """One number per sample of the joined batches → the mean of each batch, summed.
+
+    >>> batches = [Batch(y, y, y, y) for y in (torch.zeros(1), torch.zeros(3))]
+    >>> sum_of_means(torch.tensor([5.0, 1, 2, 3]), batches[0], batches[1:]).item()
+    7.0
+    """
+    parts = torch.split(each, [len(b.y) for b in (new, *mem)])
+    return torch.stack([part.mean() for part in parts]).sum()

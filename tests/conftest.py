@@ -1,0 +1,190 @@
+"""What the tests share: a tiny dataset, a learner factory, ways to compare and to run commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic CUDA, set before torch
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dualcba import Dataset, Learner, from_arrays
+from dualcba.data import disjoint
+
+CLASSES, SHAPE = 6, (3, 8, 8)
+
+torch.set_num_threads(1)  # the tensors are tiny; threads only get in each other's way
+hypothesis.settings.register_profile("dualcba", deadline=None, derandomize=True, max_examples=20)
+hypothesis.settings.load_profile("dualcba")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
+def random_images(per_class: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Noise around one random picture per class: learnable, and no two images alike."""
+    pictures = np.random.default_rng(99).uniform(40, 215, (CLASSES, *SHAPE))
+    rng = np.random.default_rng(seed)
+    y = np.tile(np.arange(CLASSES), per_class)
+    x = pictures[y] + rng.normal(0, 25, (len(y), *SHAPE))
+    return x.clip(0, 255).astype(np.uint8), y
+
+
+@pytest.fixture(scope="session")
+def images() -> Dataset:
+    """Six classes of 24 training and 5 test images, 3×8×8, uint8, with crop and flip."""
+    x, y = random_images(24, seed=0)
+    tx, ty = random_images(5, seed=1)
+    return from_arrays(x, y, tx, ty, num_classes=CLASSES, pad=1, flip=True, name="images")
+
+
+def small_net(seed: int = 0, *, norm: bool = True, bias: bool = True) -> nn.Module:
+    """A convolution, a normalisation, a linear head; its weights depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Conv2d(3, 6, 3, stride=2, padding=1, bias=not norm),
+            nn.BatchNorm2d(6) if norm else nn.Identity(),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(6 * 4 * 4, 12, bias=not norm),
+            nn.BatchNorm1d(12) if norm else nn.Identity(),
+            nn.ReLU(),
+            nn.Linear(12, CLASSES, bias=bias),
+        )
+
+
+@pytest.fixture(scope="session")
+def make_net() -> Callable[..., nn.Module]:
+    """`small_net`, to be called."""
+    return small_net
+
+
+@pytest.fixture
+def make_learner(images: Dataset) -> Callable[..., Learner]:
+    """A learner for `images` on the CPU, with whatever arguments a test wants."""
+
+    def make(
+        method: Any = "er-dual-cba", network: nn.Module | None = None, **given: Any
+    ) -> Learner:
+        options: dict[str, Any] = {
+            "buffer": 20,
+            "batch_size": 8,
+            "lr": 0.05,
+            "outer_every": 2,
+            "adaptor_options": {"width": 16},
+            "transform": images.transform(),
+            "device": "cpu",
+            **given,
+        }
+        return Learner(network or small_net(), SHAPE, CLASSES, method=method, **options)
+
+    return make
+
+
+@pytest.fixture
+def make_batches(images: Dataset) -> Callable[..., list[list[tuple[Tensor, Tensor]]]]:
+    """Batches of raw samples, one list per task."""
+
+    def make(
+        tasks: int = 3, steps: int = 5, size: int = 8, seed: int = 0
+    ) -> list[list[tuple[Tensor, Tensor]]]:
+        rng = np.random.default_rng(seed)
+        stream = []
+        for task in disjoint(images, tasks):
+            rows = [rng.choice(task.train, size, replace=False) for _ in range(steps)]
+            stream.append([(images.train_x[r], images.train_y[r]) for r in rows])
+        return stream
+
+    return make
+
+
+@pytest.fixture
+def teach(make_batches: Callable[..., Any]) -> Callable[..., Learner]:
+    """Teach a learner some tasks of `images`."""
+
+    def run(
+        learner: Learner, tasks: int = 2, steps: int = 5, of: int = 3, size: int = 8
+    ) -> Learner:
+        for k, batches in enumerate(make_batches(of, steps, size)[:tasks]):
+            learner.new_task(range(k * CLASSES // of, (k + 1) * CLASSES // of))
+            for x, y in batches:
+                learner.observe(x, y)
+        return learner
+
+    return run
+
+
+def leaves(state: dict[str, Any]) -> dict[str, Any]:
+    """A state as bytes by name, and its meta data: equal if and only if every byte is."""
+    out: dict[str, Any] = {"meta": repr(state["meta"])}
+    for name, t in state["tensors"].items():
+        out[name] = (t.dtype, tuple(t.shape), t.cpu().contiguous().numpy().tobytes())
+    return out
+
+
+def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    """The names of the entries in which two states differ."""
+    one, two = leaves(a), leaves(b)
+    return sorted(k for k in one.keys() | two.keys() if one.get(k) != two.get(k))
+
+
+@pytest.fixture(scope="session")
+def differ() -> Callable[[dict[str, Any], dict[str, Any]], list[str]]:
+    """`differences`, to be called."""
+    return differences
+
+
+@dataclass
+class Outcome:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def lines(self) -> list[str]:
+        return self.err.splitlines()
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(str(p.relative_to(self.folder)) for p in self.folder.rglob("*"))
+
+
+@pytest.fixture
+def dualcba(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Outcome]:
+    """Run the command line in this process, in an empty folder."""
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+
+    def run(*args: object) -> Outcome:
+        from dualcba.cli import main
+
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", ["dualcba", *map(str, args)])
+        capfd.readouterr()
+        code: object = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        out, err = capfd.readouterr()
+        assert isinstance(code, int)
+        return Outcome(code, out, err, folder)
+
+    return run

@@ -1,0 +1,342 @@
+"""Engines: eager anywhere; captured on CUDA gives what eager gives."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dualcba import Dataset, Learner
+from dualcba.data import disjoint
+from dualcba.engine import Captured, Eager, make_engine, resolve_device
+from dualcba.evaluation import Evaluator
+from dualcba.experiments import Hardware, Spec, run_all
+
+Make = Callable[..., Learner]
+METHODS = ["er", "er-cba", "er-dual-cba"]
+CPU = torch.device("cpu")
+
+# ---------------------------------------------------------------- anywhere
+
+
+def test_devices() -> None:
+    assert resolve_device("cpu") == CPU
+    assert resolve_device(CPU) == CPU
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "mps", "meta", "", "cpu:a", "cuda:-1"])
+def test_unknown_devices(name: str) -> None:
+    with pytest.raises(ValueError, match=f"device is '{name}', expected 'auto', 'cpu'"):
+        resolve_device(name)
+
+
+def test_more_devices_than_there_are() -> None:
+    with pytest.raises(ValueError, match=r"device is 'cuda:64', expected one of the \d+ CUDA"):
+        resolve_device("cuda:64")
+
+
+def test_engines_by_name() -> None:
+    assert isinstance(make_engine("auto", CPU), Eager)
+    assert isinstance(make_engine("eager", CPU), Eager)
+    with pytest.raises(ValueError, match=r"engine is 'captured', expected 'eager' on .*cpu"):
+        make_engine("captured", CPU)
+    with pytest.raises(ValueError, match="engine is 'quick', expected 'auto' or 'eager'"):
+        make_engine("quick", CPU)
+
+
+def test_eager_runs_what_it_is_given() -> None:
+    engine = Eager(CPU)
+    out = torch.zeros(3)
+    engine.run("key", lambda x: out.add_(x), torch.ones(3))
+    assert out.tolist() == [1, 1, 1]
+    assert engine.upload(np.arange(4)).tolist() == [0, 1, 2, 3]
+    with engine.scope():
+        engine.reset()
+
+
+# ---------------------------------------------------------------- on CUDA
+
+
+@pytest.fixture
+def exact() -> Iterator[None]:
+    """Deterministic algorithms, full float32."""
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cuda.matmul.allow_tf32,
+    )
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # a step that had to go on eagerly
+        warnings.filterwarnings("ignore", message=".*deterministic.*")
+        yield
+    torch.use_deterministic_algorithms(before[0])
+    torch.backends.cudnn.benchmark = before[1]
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before[2:]
+
+
+def on_cuda(make_learner: Make, method: str, engine: str, **options: Any) -> Learner:
+    given: dict[str, Any] = {"device": "cuda", "precision": "fp32", "lr": 0.03, "buffer": 24}
+    return make_learner(method, engine=engine, **given | options)
+
+
+def stream(make_batches: Any, steps: int = 20) -> list[list[tuple[Tensor, Tensor]]]:
+    """Three tasks of twenty steps: sixty in all."""
+    return make_batches(3, steps=steps)  # type: ignore[no-any-return]
+
+
+def learn(learner: Learner, tasks: list[list[tuple[Tensor, Tensor]]]) -> list[float]:
+    """Teach a stream; the losses of its steps."""
+    for k, batches in enumerate(tasks):
+        learner.new_task([2 * k, 2 * k + 1])
+        for x, y in batches:
+            learner.observe(x, y)
+    torch.cuda.synchronize()
+    return learner._losses[: learner.step].cpu().tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("method", METHODS)
+def test_captured_equals_eager(method: str, make_learner: Make, make_batches: Any) -> None:
+    eager = on_cuda(make_learner, method, "eager")
+    captured = on_cuda(make_learner, method, "captured")
+    tasks = stream(make_batches)
+    want, got = learn(eager, tasks), learn(captured, tasks)
+    assert len(want) == 60
+    assert got == pytest.approx(want, rel=1e-4)
+    assert isinstance(captured.engine, Captured)
+    assert captured.engine.entries  # something was replayed
+    assert not captured.engine.refused
+    a, b = eager.state_dict(), captured.state_dict()
+    assert a["meta"] == b["meta"]
+    for name in ("memory.x", "memory.y", "memory._extra_state", "sets.seen", "weights_rng"):
+        assert torch.equal(a["tensors"][name], b["tensors"][name]), name
+    for name, value in a["tensors"].items():
+        if name.startswith(("network.", "adaptor.")):
+            torch.testing.assert_close(b["tensors"][name], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("method", METHODS)
+def test_cuda_equals_cpu(method: str, make_learner: Make, make_batches: Any) -> None:
+    """The same draws on every device: the same memory, and losses apart by rounding only."""
+    cpu = make_learner(method, lr=0.03, buffer=24)
+    gpu = on_cuda(make_learner, method, "captured")
+    tasks = stream(make_batches, steps=5)
+    for k, batches in enumerate(tasks):
+        cpu.new_task([2 * k, 2 * k + 1])
+        for x, y in batches:
+            cpu.observe(x, y)
+    got = learn(gpu, tasks)
+    assert got == pytest.approx(cpu._losses[:15].tolist(), rel=1e-2)
+    assert torch.equal(gpu.memory.x[:-1].cpu(), cpu.memory.x[:-1])
+    assert torch.equal(gpu.memory.y[:-1].cpu(), cpu.memory.y[:-1])
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("engine", ["eager", "captured"])
+@pytest.mark.parametrize("method", METHODS)
+def test_answering_changes_no_byte(
+    method: str, engine: str, images: Dataset, make_learner: Make, make_batches: Any, differ: Any
+) -> None:
+    learner = on_cuda(make_learner, method, engine)
+    learn(learner, stream(make_batches, steps=8))
+    evaluator = Evaluator(learner, images, disjoint(images, 3), batch_size=10)
+    before = learner.state_dict()
+    for kind in ("start", "anytime", "end", "end", "both"):  # often enough to be captured
+        learner.predict(images.test_x)
+        learner.predict_proba(images.test_x)
+        evaluator.evaluate(kind)
+    evaluator.result()
+    assert differ(before, learner.state_dict()) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("method", METHODS)
+def test_answering_in_between_does_not_change_what_is_learnt(
+    method: str, images: Dataset, make_learner: Make, make_batches: Any, differ: Any
+) -> None:
+    silent, talkative = (on_cuda(make_learner, method, "captured") for _ in range(2))
+    evaluator = Evaluator(talkative, images, disjoint(images, 3), batch_size=10)
+    for k, batches in enumerate(stream(make_batches, steps=10)):
+        for learner in (silent, talkative):
+            learner.new_task([2 * k, 2 * k + 1])
+            for x, y in batches:
+                learner.observe(x, y)
+                if learner is talkative:
+                    evaluator.evaluate("anytime")
+    assert differ(silent.state_dict(), talkative.state_dict()) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
+def test_captured_evaluation_counts_as_predict_does(
+    images: Dataset, make_learner: Make, make_batches: Any
+) -> None:
+    learner = on_cuda(make_learner, "er-dual-cba", "captured", ibn=True)
+    evaluator = Evaluator(learner, images, disjoint(images, 3), batch_size=10)
+    for k, batches in enumerate(stream(make_batches, steps=6)):
+        learner.new_task([2 * k, 2 * k + 1])
+        for x, y in batches:
+            learner.observe(x, y)
+            evaluator.evaluate("end")
+            right = (learner.predict(images.test_x) == images.test_y).numpy()
+            want = [int(right[t.test].sum()) for t in disjoint(images, 3)]
+            assert evaluator.counts["ibn"][-1][:3].tolist() == want
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
+def test_two_evaluators_of_one_learner_do_not_mix(
+    images: Dataset, make_learner: Make, make_batches: Any
+) -> None:
+    learner = on_cuda(make_learner, "er", "captured")
+    learn(learner, stream(make_batches, steps=6))
+    one = Evaluator(learner, images, disjoint(images, 3), batch_size=10)
+    two = Evaluator(learner, images, disjoint(images, 2), batch_size=10)
+    for _ in range(4):
+        for evaluator in (one, two):
+            evaluator.evaluate("end")
+    for evaluator in (one, two):
+        assert len({tuple(c.tolist()) for c in evaluator.counts["bn"]}) == 1
+    total = one.counts["bn"][-1][:3].sum()
+    assert torch.equal(total, two.counts["bn"][-1][:2].sum())
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
+def test_learners_on_streams_of_their_own_equal_single_runs(
+    make_learner: Make, make_batches: Any, differ: Any
+) -> None:
+    tasks = stream(make_batches)
+
+    def make(seed: int) -> Learner:
+        return on_cuda(make_learner, "er-dual-cba", "captured", seed=seed)
+
+    alone = []
+    for seed in range(3):
+        learner = make(seed)
+        learn(learner, tasks)
+        alone.append(learner.state_dict())
+    together = [make(seed) for seed in range(3)]
+    for k, batches in enumerate(tasks):
+        for learner in together:
+            learner.new_task([2 * k, 2 * k + 1])
+        for x, y in batches:
+            for learner in together:
+                learner.observe(x, y)
+    torch.cuda.synchronize()
+    for learner, want in zip(together, alone, strict=True):
+        assert differ(learner.state_dict(), want) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
+def test_runs_abreast_equal_single_runs(images: Dataset) -> None:
+    specs = [
+        Spec(method=m, seed=s, tasks=3, batch_size=8, buffer=20, network="mlp", eval_every=5)
+        for m in ("er", "er-dual-cba")
+        for s in (0, 1)
+    ]
+    hardware = Hardware("cuda", "captured", "fp32")
+    results = []
+    for abreast in (1, 4):
+        done = {}
+        for run, complete in run_all(specs, lambda _: images, hardware, abreast=abreast):
+            if complete:
+                result = run.result()
+                done[run.spec.name] = {k: v for k, v in result.items() if k != "seconds"}
+        results.append(done)
+    assert results[0] == results[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("method", METHODS)
+def test_a_state_moves_between_engines(method: str, make_learner: Make, make_batches: Any) -> None:
+    """Captured up to the middle, then eager and captured go on alike."""
+    tasks = stream(make_batches, steps=8)
+    first = on_cuda(make_learner, method, "captured")
+    learn(first, tasks[:2])
+    state = first.state_dict()
+    losses = []
+    for engine in ("eager", "captured"):
+        learner = on_cuda(make_learner, method, engine)
+        learn(learner, tasks[:1])  # graphs of another life
+        learner.load_state_dict(state)
+        learner.new_task([4, 5])
+        for x, y in tasks[2]:
+            learner.observe(x, y)
+        torch.cuda.synchronize()
+        losses.append(learner._losses[16:24].cpu().tolist())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
+def test_a_captured_step_never_waits_for_the_device(make_learner: Make, make_batches: Any) -> None:
+    learner = on_cuda(make_learner, "er-dual-cba", "captured")
+    tasks = stream(make_batches, steps=12)
+    learn(learner, tasks[:2])
+    pairs = [(x.cuda(), y.cuda()) for x, y in tasks[1]]
+    learner.new_task([4, 5])
+    torch.cuda.synchronize()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "a prototype feature"
+            torch.cuda.set_sync_debug_mode("error")
+        for x, y in pairs:
+            learner.learn(x, y)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_a_nan_loss_is_found(make_learner: Make, make_batches: Any) -> None:
+    learner = on_cuda(make_learner, "er", "captured", lr=1e30)
+    learn(learner, stream(make_batches, steps=4)[:1])
+    with pytest.raises(FloatingPointError, match=r"step 2 in task 1; the last finite loss was \d"):
+        learner.check_finite()
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_captured_goes_on_eagerly(
+    make_learner: Make, make_net: Any, make_batches: Any
+) -> None:
+    class Waits(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * float(x.sum().isfinite())  # asks the device
+
+    plain, network = make_net(), make_net()
+    network.insert(3, Waits())
+    learner = on_cuda(make_learner, "er", "captured", network=network)
+    with pytest.warns(UserWarning, match="cannot be captured"):
+        got = learn(learner, stream(make_batches, steps=6))
+    assert isinstance(learner.engine, Captured)
+    assert learner.engine.refused
+    eager = on_cuda(make_learner, "er", "eager", network=copy.deepcopy(plain))
+    want = learn(eager, stream(make_batches, steps=6))
+    assert got == pytest.approx(want, rel=1e-2)
+
+
+@pytest.mark.gpu
+def test_bf16_learns(images: Dataset, make_learner: Make, make_batches: Any) -> None:
+    learner = on_cuda(make_learner, "er-dual-cba", "captured", precision="bf16", lr=0.1)
+    losses = learn(learner, stream(make_batches, steps=40))
+    assert np.isfinite(losses).all()
+    right = learner.predict(images.test_x) == images.test_y
+    assert right.float().mean() > 0.5

@@ -1,0 +1,77 @@
+"""What the tests of single methods share: a method in a small network, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from dualcba.classes import ClassSets
+from dualcba.data import Transform
+from dualcba.losses import Batch
+from dualcba.methods import Context, Method
+from dualcba.nets import Network
+
+CLASSES, INPUTS, FEATURES = 6, 5, 4
+
+
+class Bench:
+    """A bound method, and batches through its network."""
+
+    def __init__(self, method: Method, size: int) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            body = nn.Sequential(nn.Linear(INPUTS, FEATURES), nn.Tanh())
+            net = nn.Sequential(*body, nn.Linear(FEATURES, CLASSES))
+        self.method = method
+        self.sets = ClassSets(CLASSES)
+        self.network = Network(net, (INPUTS,), CLASSES).double()
+        self.memory = method.make_memory(size, (INPUTS,), torch.float64, CLASSES)
+        transform = Transform([0.0], [1.0]).double()
+        lr = torch.tensor(0.1)
+        parts = (self.network, self.sets, self.memory, transform)
+        method.bind(Context(*parts, lr, 4, nullcontext))
+
+    def begin(self, *tasks: Sequence[int]) -> None:
+        """Begin each of these tasks; the network moves in between."""
+        for k, classes in enumerate(tasks):
+            self.sets.new_task(classes)
+            self.method.begin_task()
+            self.shake(k)
+
+    @torch.no_grad()
+    def shake(self, seed: int) -> None:
+        """Move the weights, as training would."""
+        generator = torch.Generator().manual_seed(seed)
+        for p in self.network.parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
+
+    def batch(self, labels: Sequence[int], seed: int = 0) -> Batch:
+        """Random samples with these labels through the network."""
+        x = torch.from_numpy(np.random.default_rng(seed).normal(size=(len(labels), INPUTS)))
+        z, h = self.network(x)
+        return Batch(x, torch.tensor(labels), z, h)
+
+
+@pytest.fixture
+def bench() -> Callable[..., Any]:
+    """Put a method on the bench."""
+    return lambda method, size=12: Bench(method, size)
+
+
+def log_softmax(z: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Row by row."""
+    shifted = z - z.max(1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+
+
+@pytest.fixture
+def logp() -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+    """`log_softmax` in NumPy, to be called."""
+    return log_softmax

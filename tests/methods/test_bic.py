@@ -1,0 +1,169 @@
+"""BiC against NumPy: the loss, who is held out, and the fit of α and β."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from dualcba import Learner
+from dualcba.losses import Batch, identity
+from dualcba.methods.bic import BiC
+
+Make = Callable[..., Any]
+Floats = NDArray[np.float64]
+
+
+def by_hand(
+    z: Floats, y: list[int], target: Floats, old: list[int], share: float, logp: Any
+) -> Floats:
+    """The loss of each sample."""
+    ce = -logp(z)[np.arange(len(y)), y]
+    if not old:
+        return np.asarray(ce)
+    p, q = logp(target[:, old] / 2), logp(z[:, old] / 2)
+    return np.asarray((1 - share) * ce + share * 4 * (np.exp(p) * (p - q)).sum(1))
+
+
+def test_loss(bench: Make, logp: Any) -> None:
+    b = bench(BiC())
+    b.begin([0, 1], [2, 3, 4])
+    b.method.alpha[:2], b.method.beta[:2] = 1.5, -0.25  # of the task before
+    new, mem = b.batch([2, 3, 3], 1), b.batch([0, 1, 1, 0], 2)
+    alpha, beta = b.method.alpha.numpy(), b.method.beta.numpy()
+    want = 0.0
+    for batch in (new, mem):
+        z = alpha * batch.z.detach().numpy() + beta
+        target = alpha * b.method.teacher(batch.x)[0].numpy() + beta
+        want += by_hand(z, batch.y.tolist(), target, [0, 1], 2 / 5, logp).mean()
+    assert b.method.loss(new, [mem], identity).item() == pytest.approx(want, abs=1e-6)
+
+
+def test_first_task_is_cross_entropy_alone(bench: Make, logp: Any) -> None:
+    b = bench(BiC())
+    b.begin([0, 1])
+    new = b.batch([0, 1, 1])
+    z = new.z.detach().numpy()
+    want = by_hand(z, [0, 1, 1], z, [], 0.0, logp).mean()
+    assert b.method.loss(new, [], identity).item() == pytest.approx(want, abs=1e-6)
+
+
+def second_task(bench: Make) -> Any:
+    """In its second task, with 30 exemplars of which 3 are held out."""
+    b = bench(BiC(), size=30)
+    b.begin([0, 1])
+    first = b.batch([0, 1] * 20, 1)
+    b.method.loss(first, [], identity)
+    b.method.end_task(first.x, first.y)
+    b.begin([2, 3])
+    return b
+
+
+def test_held_out_samples_take_no_part(bench: Make, logp: Any) -> None:
+    b = second_task(bench)
+    assert b.method.quota == 3
+    held = []
+    for step in range(6):  # batches of 6: places 0, 8 and 16 are held out, 24 no more
+        new = b.batch([2, 3] * 3, 10 + step)
+        loss = b.method.loss(new, [], identity)
+        slope = torch.autograd.grad(loss, new.z)[0]
+        apart = (slope == 0).all(1)
+        held += apart.tolist()
+        z, target = new.z.detach().numpy(), b.method.teacher(new.x)[0].numpy()
+        each = by_hand(z, new.y.tolist(), target, [0, 1], 0.5, logp)
+        assert loss.item() == pytest.approx(each[~apart.numpy()].mean(), abs=1e-6)
+    assert np.flatnonzero(held).tolist() == [0, 8, 16]
+
+
+def test_held_out_exemplars_are_never_drawn(bench: Make) -> None:
+    memory = second_task(bench).memory
+    assert list(range(30))[memory.validation] == [9, 19, 29]
+    rng = np.random.default_rng(0)
+    drawn = {int(r) for _ in range(200) for r in memory.draw(8, rng)}
+    assert drawn == set(range(30)) - {9, 19, 29}
+    assert len(memory.draw(99, rng)) == 27
+
+
+def test_fit_sees_exactly_what_was_held_out(bench: Make, monkeypatch: Any) -> None:
+    b = second_task(bench)
+    exemplars = b.memory.x[b.memory.validation].clone()
+    data = b.batch([2, 3] * 18, 5)
+    given = []
+    monkeypatch.setattr(b.method, "fit", lambda z, y: given.append((z, y)))
+    b.method.end_task(data.x, data.y)
+    ((z, y),) = given
+    want = b.network(torch.cat([exemplars, data.x[[0, 8, 16]]]))[0]
+    assert torch.allclose(z, want)
+    assert y[3:].tolist() == data.y[[0, 8, 16]].tolist()
+
+
+def test_fit_lowers_the_loss_on_validation(bench: Make) -> None:
+    """New classes favoured by 2: β takes that back as far as 250 epochs at 1e-3 let it."""
+    b = second_task(bench)
+    rng = np.random.default_rng(0)
+    y = torch.tensor([0, 1, 2, 3] * 10)
+    z = torch.from_numpy(rng.normal(size=(40, 6)))
+    z[torch.arange(40), y] += 2.0
+    z[:, 4:] = -9.0
+    z[:, 2:4] += 2.0
+
+    def loss() -> float:
+        q = b.method.correct(z)
+        return float(torch.nn.functional.cross_entropy(q, y))
+
+    before = loss()
+    b.method.fit(z, y)
+    assert loss() < before - 0.05
+    alpha, beta = b.method.alpha, b.method.beta
+    assert beta[2] < -0.1
+    assert (alpha[2], beta[2]) == (alpha[3], beta[3])
+    assert alpha[[0, 1, 4, 5]].tolist() == [1.0] * 4
+    assert beta[[0, 1, 4, 5]].tolist() == [0.0] * 4
+
+
+def test_fit_takes_the_steps_of_adam(bench: Make) -> None:
+    """The same fit by autograd and torch's own Adam, over all logits at once."""
+    b = second_task(bench)
+    b.method.epochs = 5
+    b.method.alpha[:2], b.method.beta[:2] = 0.8, 0.1
+    z = torch.from_numpy(np.random.default_rng(1).normal(size=(10, 6)))
+    y = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3, 3])
+    new = torch.tensor([False, False, True, True, False, False])
+    each = 1 / torch.tensor([3.0, 2.0, 3.0, 2.0])[y]  # every class weighs the same
+    fixed = b.method.correct(z)
+    b.method.fit(z, y)
+
+    free = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([free], lr=1e-3)
+    for k in [0, 1, 2] * 5:  # batches of at most 4
+        q = torch.where(new, free[0] * z + free[1], fixed)[k::3]
+        ce = torch.nn.functional.cross_entropy(q, y[k::3], reduction="none")
+        adam.zero_grad()
+        ((ce * each[k::3]).sum() / each[k::3].sum()).backward()
+        adam.step()
+    assert b.method.alpha[2].item() == pytest.approx(free[0].item(), abs=1e-6)
+    assert b.method.beta[2].item() == pytest.approx(free[1].item(), abs=1e-6)
+
+
+def test_scores_apply_every_correction(bench: Make) -> None:
+    b = bench(BiC())
+    b.method.alpha.copy_(torch.arange(6.0))
+    b.method.beta.copy_(torch.arange(6.0) / 10)
+    batch: Batch = b.batch([0, 1])
+    want = batch.z.detach().numpy() * np.arange(6) + np.arange(6) / 10
+    assert np.allclose(b.method.scores(batch.x).detach().numpy(), want, atol=1e-6)
+
+
+def test_corrects_from_the_second_task_on(make_learner: Callable[..., Learner], teach: Any) -> None:
+    learner = teach(make_learner("bic"), tasks=1)
+    learner.end_task()
+    assert learner.method.alpha.tolist() == [1.0] * 6  # type: ignore[union-attr, operator]
+    learner = teach(make_learner("bic"), tasks=2)
+    learner.end_task()
+    alpha = learner.method.alpha.tolist()  # type: ignore[union-attr, operator]
+    assert alpha[2] == alpha[3] != 1.0
+    assert alpha[:2] == alpha[4:] == [1.0, 1.0]

@@ -1,0 +1,300 @@
+"""CLS-ER against NumPy: whom it follows, and how the averages move."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from dualcba import Learner
+from dualcba.adaptors import ADAPTORS
+from dualcba.bilevel import hypergradient
+from dualcba.classes import ClassSets
+from dualcba.data import Transform
+from dualcba.losses import Batch, identity
+from dualcba.memory import Reservoir
+from dualcba.methods import Context
+from dualcba.methods.clser import CLSER, follow, more_certain
+from dualcba.nets import MLP, Network
+
+C, D = 5, 4
+Floats = NDArray[np.float64]
+
+
+def bound(module: nn.Module | None = None, **options: float) -> CLSER:
+    """A method in a small network, both averages away from it and from each other."""
+    torch.manual_seed(0)
+    network = Network(module or nn.Linear(D, C), (D,), C).double()
+    method = CLSER(**options)
+    transform = Transform([0.0], [1.0])
+    memory = Reservoir(4, (D,))
+    method.bind(Context(network, ClassSets(C), memory, transform, torch.tensor(0.1), 4))
+    with torch.no_grad():
+        for k, p in enumerate([*method.stable.parameters(), *method.plastic.parameters()]):
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(k)))
+    return method
+
+
+def batches(method: CLSER, seed: int = 0) -> tuple[Batch, list[Batch], Batch]:
+    """New, memory and outer batch through the working network."""
+    rng = np.random.default_rng(seed)
+    out, start = [], 0
+    for n in (6, 8, 8):
+        x = torch.from_numpy(rng.normal(size=(n, D)))
+        y = torch.from_numpy(rng.integers(0, C, n))
+        with torch.no_grad():
+            z, h = method.context.network(x)
+        out.append(Batch(x, y, z, h, {}, slice(start, start + n)))
+        start += n
+    return out[0], [out[1]], out[2]
+
+
+def logp(z: Floats) -> Floats:
+    shifted = z - z.max(1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+
+
+def ce(z: Floats, y: NDArray[np.int64]) -> float:
+    return float(-logp(z)[np.arange(len(y)), y].mean())
+
+
+def linear(network: Network, x: Tensor) -> Floats:
+    weight, bias = (p.numpy() for p in network.parameters())
+    return x.numpy() @ weight.T + bias
+
+
+def chosen(stable: Floats, plastic: Floats, y: NDArray[np.int64]) -> Floats:
+    """Sample by sample, in a loop."""
+    rows = []
+    for s, p, c in zip(stable, plastic, y, strict=True):
+        rows.append(s if logp(s[None])[0, c] > logp(p[None])[0, c] else p)
+    return np.stack(rows)
+
+
+def test_loss_against_numpy() -> None:
+    method = bound(weight=0.4)
+    new, mem, _ = batches(method)
+    z, y = mem[0].z.numpy(), mem[0].y.numpy()
+    stable, plastic = (linear(net, mem[0].x) for net in (method.stable, method.plastic))
+    target = chosen(stable, plastic, y)
+    both = {bool((t == s).all()) for t, s in zip(target, stable, strict=True)}
+    assert both == {True, False}  # either average is followed by some sample
+    want = ce(new.z.numpy(), new.y.numpy()) + ce(z, y) + 0.4 * np.mean((z - target) ** 2)
+    assert method.loss(new, mem, identity).item() == pytest.approx(want, abs=1e-6)
+
+
+def test_consistency_stays_raw_under_an_adaptor() -> None:
+    method = bound(weight=0.4)
+    new, mem, _ = batches(method, 1)
+    r = np.random.default_rng(5).normal(size=(14, C))
+    z, y = mem[0].z.numpy(), mem[0].y.numpy()
+    stable, plastic = (linear(net, mem[0].x) for net in (method.stable, method.plastic))
+    want = ce(new.z.numpy() + r[:6], new.y.numpy()) + ce(z + r[6:], y)
+    want += 0.4 * np.mean((z - chosen(stable, plastic, y)) ** 2)
+    loss = method.loss(new, mem, lambda b: b.z + torch.from_numpy(r)[b.rows])
+    assert loss.item() == pytest.approx(want, abs=1e-6)
+
+
+def test_only_new_samples_while_the_memory_is_empty() -> None:
+    method = bound()
+    new, _, _ = batches(method)
+    want = ce(new.z.numpy(), new.y.numpy())
+    assert method.loss(new, [], identity).item() == pytest.approx(want, abs=1e-6)
+
+
+def test_the_plastic_average_wins_a_tie() -> None:
+    stable, plastic = torch.zeros(1, 3), torch.ones(1, 3)  # the same distribution
+    assert torch.equal(more_certain(stable, plastic, torch.tensor([1])), plastic)
+
+
+@pytest.mark.parametrize("kind", ["cba", "dual-cba"])
+def test_closed_form_is_the_autograd_one(kind: str) -> None:
+    method = bound()
+    new, mem, outer = batches(method, 2)
+    sets = ClassSets(C)
+    sets.new_task([0, 1, 2])
+    sets.new_task([3, 4])
+    adaptor = ADAPTORS[kind](sets, torch.Generator().manual_seed(0), width=8).double()
+    head = method.context.network.head
+    closed, unrolled = (
+        hypergradient(adaptor, method, new, mem, outer, head, 0.3, closed_form=form)
+        for form in (True, False)
+    )
+    without = hypergradient(adaptor, CLSER(weight=0.0), new, [], outer, head, 0.3)
+    assert method.closed_form
+    for a, b, c in zip(closed, unrolled, without, strict=True):
+        assert a is not None
+        assert b is not None
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-14)
+        assert c is not None
+        assert not torch.allclose(a, c)
+
+
+# ---------------------------------------------------------------------- the averages
+
+
+def test_rates_and_how_often_they_are_used() -> None:
+    method, rng = CLSER(), np.random.default_rng(0)
+    for step, rate in ((0, 1 / 2), (1, 2 / 3), (9, 10 / 11), (998, 0.999), (5000, 0.999)):
+        rates = np.stack([method.noise(rng, step) for _ in range(2000)])
+        assert {round(float(v), 12) for v in rates.ravel()} == {round(rate, 12), 1.0}
+        moved = (rates < 1).mean(0)
+        assert moved == pytest.approx([0.7, 0.9], abs=0.04)
+        both = (rates < 1).all(1).mean()
+        assert both == pytest.approx(0.63, abs=0.04)  # independently
+
+
+def test_follow_is_the_moving_average() -> None:
+    rng = np.random.default_rng(0)
+    old, new = ([rng.normal(size=s) for s in ((3, 2), (4,))] for _ in range(2))
+    average = [torch.from_numpy(a.copy()) for a in old]
+    follow(average, [torch.from_numpy(a) for a in new], torch.tensor(0.8, dtype=torch.float64))
+    for a, o, n in zip(average, old, new, strict=True):
+        assert np.allclose(a.numpy(), 0.8 * o + 0.2 * n, atol=1e-12)
+
+
+def test_a_rate_of_one_changes_no_bit() -> None:
+    average = [torch.randn(100)]
+    before = average[0].clone()
+    follow(average, [torch.randn(100) * 1e6], torch.tensor(1.0, dtype=torch.float64))
+    assert torch.equal(average[0], before)
+
+
+def test_nothing_is_read_back_from_the_device() -> None:
+    with FakeTensorMode():  # has shapes only, no values to read
+        average, theta = ([torch.randn(3, 2), torch.randn(4)] for _ in range(2))
+        rate = torch.rand(2, dtype=torch.float64).unbind()[0]
+        follow(average, theta, rate)
+        z = more_certain(torch.randn(6, C), torch.randn(6, C), torch.zeros(6, dtype=torch.long))
+        assert z.shape == (6, C)
+        with pytest.raises(DataDependentOutputException):  # so it would be noticed
+            torch._foreach_lerp_(average, theta, rate)
+
+
+def test_averages_of_a_run(make_learner: Callable[..., Learner], make_batches: Any) -> None:
+    learner = make_learner("clser-cba")
+    method = learner.method
+    assert isinstance(method, CLSER)
+    copies = {"stable": method.stable, "plastic": method.plastic}
+    want = {
+        name: [p.numpy().astype(np.float64) for p in c.parameters()] for name, c in copies.items()
+    }
+    rates = []
+    noise = method.noise
+
+    def recorded(rng: np.random.Generator, step: int) -> NDArray[np.float64]:
+        rates.append(noise(rng, step))
+        return rates[-1]
+
+    method.noise = recorded  # type: ignore[method-assign]
+    for k, task in enumerate(make_batches(3, 4)[:2]):
+        learner.new_task([2 * k, 2 * k + 1])
+        for x, y in task:
+            learner.observe(x, y)
+            theta = [p.detach().numpy() for p in learner.network.parameters()]
+            for rate, average in zip(rates[-1], want.values(), strict=True):
+                average[:] = [
+                    rate * a + (1 - rate) * t for a, t in zip(average, theta, strict=True)
+                ]
+    assert len(rates) == 8
+    for name, copy in copies.items():
+        for p, w in zip(copy.parameters(), want[name], strict=True):
+            assert np.allclose(p.numpy(), w, atol=1e-6)
+
+
+def test_copies_are_networks_of_their_own() -> None:
+    method = bound(MLP((D,), C, width=6))
+    network = method.context.network
+    x = torch.randn(8, D, dtype=torch.float64)
+    for copy in (method.stable, method.plastic):
+        head = copy.head
+        assert head is not network.head
+        (hook,) = head._forward_pre_hooks.values()
+        assert hook.__self__ is copy  # features go to the copy, not to the network
+        network._features = None
+        head(torch.ones(2, 6, dtype=torch.float64))
+        assert network._features is None
+        assert copy._features is not None
+        copy._features = None
+        z, h = copy(x)
+        assert torch.allclose(z, h @ head.weight.T + head.bias)
+    shared = {p.data_ptr() for p in network.parameters()}
+    assert not shared & {p.data_ptr() for p in method.parameters()}
+
+
+def test_copies_take_batch_statistics_and_keep_none() -> None:
+    method = bound(MLP((D,), C, width=6))
+    _, mem, _ = batches(method)
+    before = {k: v.clone() for k, v in method.context.network.state_dict().items()}
+    kept = {k: v.clone() for k, v in method.state_dict().items()}
+    target = method.target(mem[0])
+    other = method.target(Batch(mem[0].x[:4], mem[0].y[:4], mem[0].z[:4], mem[0].h[:4]))
+    assert not torch.allclose(target[:4], other)  # another batch, other statistics
+    assert all(torch.equal(v, method.state_dict()[k]) for k, v in kept.items())
+    assert all(torch.equal(v, before[k]) for k, v in method.context.network.state_dict().items())
+
+
+def test_copies_are_not_trained(make_learner: Callable[..., Learner]) -> None:
+    learner = make_learner("clser")
+    assert not any(p.requires_grad for p in learner.method.parameters())
+    mine = {id(p) for group in learner.optimizer.param_groups for p in group["params"]}
+    assert mine == {id(p) for p in learner.network.parameters()}
+
+
+def test_each_average_is_asked_once_a_step(
+    make_learner: Callable[..., Learner], teach: Any
+) -> None:
+    learner = make_learner("clser-dual-cba", outer_every=1)
+    method = learner.method
+    assert isinstance(method, CLSER)
+    asked = []
+    method.stable.register_forward_hook(lambda *_: asked.append(learner.step))
+    teach(learner)
+    assert asked == list(range(1, learner.step))  # the memory is empty at the first step
+    assert method._kept is None
+
+
+def test_a_saved_learner_goes_on_alike(
+    make_learner: Callable[..., Learner], teach: Any, make_batches: Any, differ: Any
+) -> None:
+    first = teach(make_learner("clser-cba"))
+    second = make_learner("clser-cba")
+    second.load_state_dict(first.state_dict())
+    for learner in (first, second):
+        for x, y in make_batches(3)[1]:
+            learner.observe(x, y)
+    assert differ(first.state_dict(), second.state_dict()) == []
+
+
+@pytest.mark.parametrize("method", ["clser", "clser-cba", "clser-dual-cba"])
+@pytest.mark.parametrize("forward", ["split", "concat"])
+def test_a_short_run_stays_finite(
+    method: str, forward: str, make_learner: Callable[..., Learner], teach: Any
+) -> None:
+    learner = teach(make_learner(method, forward=forward))
+    losses = learner._losses[: learner.step]
+    assert losses.isfinite().all()
+    assert (losses > 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["derpp-dual-cba", "clser-dual-cba", "rar-dual-cba"])
+def test_steps_can_be_captured(
+    method: str, make_learner: Callable[..., Learner], teach: Any, differ: Any
+) -> None:
+    ends = []
+    for engine in ("eager", "captured"):
+        learner = make_learner(method, device="cuda", engine=engine, precision="fp32")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # "runs eagerly, it cannot be captured"
+            teach(learner, tasks=3, steps=20)
+        ends.append(learner.state_dict()["tensors"])
+    for name, t in ends[0].items():
+        assert torch.allclose(t.double(), ends[1][name].double(), rtol=1e-3, atol=1e-4), name

@@ -1,0 +1,122 @@
+"""The five comparison methods live a learner's life: three tasks, asked at any time, put back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dualcba import Dataset, Learner
+from dualcba.checks import check_learner
+from dualcba.losses import identity
+from dualcba.memories import Balanced
+from dualcba.methods import METHODS, method_names
+from dualcba.nets import make_network
+from dualcba.randomness import pack, unpack
+
+COMPARISON = ["icarl", "lucir", "bic", "er-ace", "ss-il"]
+Make = Callable[..., Learner]
+
+
+def network(name: str, seed: int = 0) -> torch.nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make_network(name, (3, 8, 8), 6)
+
+
+def test_they_take_no_adaptor() -> None:
+    assert set(COMPARISON) <= METHODS.keys()
+    assert not [n for n in method_names() if n.startswith(tuple(f"{c}-c" for c in COMPARISON))]
+    assert not any(METHODS[name].adaptable for name in COMPARISON)
+
+
+@pytest.mark.parametrize("name", COMPARISON)
+@pytest.mark.parametrize("net", ["mlp", "resnet18-slim"])
+def test_three_tasks_asked_in_the_middle_of_each(
+    name: str, net: str, make_learner: Make, make_batches: Any, images: Dataset
+) -> None:
+    learner = make_learner(name, network(net), ibn=net == "mlp")
+    x = images.test_x
+    for k, batches in enumerate(make_batches(3, 4)):
+        learner.new_task([2 * k, 2 * k + 1])
+        for step, (bx, by) in enumerate(batches):
+            learner.observe(bx, by)
+            if step in (0, 2):
+                assert learner.predict_proba(x[:5]).isfinite().all()
+                assert learner.predict(x).max() < 6
+    learner.end_task()
+    assert learner._losses[: learner.step].isfinite().all()
+    held = learner.memory.y[: learner.memory.filled]
+    assert torch.isin(torch.arange(6), held).all()
+
+
+@pytest.mark.parametrize("name", COMPARISON)
+def test_learns_the_images(
+    name: str, make_learner: Make, make_batches: Any, images: Dataset
+) -> None:
+    learner = make_learner(name, network("mlp"), buffer=30, lr=0.1)
+    for k, batches in enumerate(make_batches(3, 40)):
+        learner.new_task([2 * k, 2 * k + 1])
+        for x, y in batches:
+            learner.observe(x, y)
+    learner.end_task()
+    right = learner.predict(images.test_x) == images.test_y
+    assert right.float().mean() > 0.5  # chance is 1/6
+
+
+@pytest.mark.parametrize("name", COMPARISON)
+def test_keeps_the_contract(name: str) -> None:
+    def make(seed: int) -> Learner:
+        net = network("mlp", seed)
+        return Learner(
+            net, (3, 8, 8), 6, method=name, buffer=24, batch_size=8, seed=seed, device="cpu"
+        )
+
+    check_learner(make, skip=["time"])
+
+
+@pytest.mark.parametrize("name", COMPARISON)
+def test_classes_may_come_unannounced(name: str, make_learner: Make, images: Dataset) -> None:
+    """As in a blurry stream: samples of other tasks' classes, past and future."""
+    learner = make_learner(name, network("mlp"))
+    rng = np.random.default_rng(0)
+    for k in range(3):
+        learner.new_task([2 * k, 2 * k + 1])
+        for _ in range(4):
+            rows = rng.choice(len(images.train_x), 8)
+            learner.observe(images.train_x[rows], images.train_y[rows])
+            assert learner.predict_proba(images.test_x[:4]).isfinite().all()
+    learner.end_task()
+    assert learner._losses[: learner.step].isfinite().all()
+
+
+@pytest.mark.parametrize("name", COMPARISON)
+def test_a_step_reads_nothing_on_the_host(name: str, make_learner: Make, teach: Any) -> None:
+    """What a CUDA graph could not capture fails here too: tensors without values."""
+    learner = teach(make_learner(name, network("mlp")))
+    packet, layout = pack(learner._draw(8, False, np.ones(8, dtype=bool)))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        draw = unpack(torch.from_numpy(packet), layout)
+        x, y = torch.zeros(8, 3, 8, 8, dtype=torch.uint8), torch.zeros(8, dtype=torch.long)
+        new, *mem = learner._forward(x, y, draw)
+        learner.method.loss(new, mem, identity)
+        if isinstance(learner.memory, Balanced):
+            learner.memory._rows(draw["slots"], y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", COMPARISON)
+@pytest.mark.filterwarnings("error")
+def test_a_captured_step_is_the_eager_one(name: str, make_learner: Make, teach: Any) -> None:
+    ends = []
+    for engine in ("eager", "captured"):
+        learner = make_learner(name, device="cuda", engine=engine, precision="fp32")
+        teach(learner, tasks=3, steps=12)
+        learner.end_task()
+        ends.append(learner.state_dict()["tensors"])
+    for key, value in ends[0].items():
+        assert torch.allclose(value, ends[1][key], rtol=1e-3, atol=1e-4), key

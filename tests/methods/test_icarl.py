@@ -1,0 +1,119 @@
+"""iCaRL against NumPy: targets, loss, class means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from dualcba import Learner
+from dualcba.losses import identity
+from dualcba.methods.icarl import ICaRL
+
+Make = Callable[..., Any]
+Floats = NDArray[np.float64]
+
+
+def sigmoid(z: Floats) -> Floats:
+    return 1 / (1 + np.exp(-z))
+
+
+def unit(h: Floats) -> Floats:
+    return h / np.linalg.norm(h, axis=-1, keepdims=True)
+
+
+def by_hand(z: Floats, y: list[int], teacher: Floats, old: list[int], seen: list[int]) -> float:
+    """Sample by sample, class by class."""
+    total = 0.0
+    for row, label, told in zip(z, y, teacher, strict=True):
+        for c in seen:
+            t = sigmoid(told[c]) if c in old else float(c == label)
+            total -= t * np.log(sigmoid(row[c])) + (1 - t) * np.log(1 - sigmoid(row[c]))
+    return total / len(y)
+
+
+def test_loss(bench: Make) -> None:
+    b = bench(ICaRL())
+    b.begin([0, 1], [2, 3])
+    new, mem = b.batch([2, 3, 3], 1), b.batch([0, 1, 1, 0], 2)
+    x, z = torch.cat([new.x, mem.x]), torch.cat([new.z, mem.z]).detach().numpy()
+    teacher = b.method.teacher(x)[0].numpy()
+    want = by_hand(z, [2, 3, 3, 0, 1, 1, 0], teacher, [0, 1], [0, 1, 2, 3])
+    assert b.method.loss(new, [mem], identity).item() == pytest.approx(want, abs=1e-6)
+
+
+def test_first_task_has_labels_only(bench: Make) -> None:
+    b = bench(ICaRL())
+    b.begin([0, 1])
+    new = b.batch([0, 1, 1], 1)
+    want = by_hand(new.z.detach().numpy(), [0, 1, 1], np.zeros((3, 6)), [], [0, 1])
+    assert b.method.loss(new, [], identity).item() == pytest.approx(want, abs=1e-6)
+
+
+def test_a_class_first_met_in_this_task_is_no_old_one(bench: Make) -> None:
+    """The teacher did not know it, whatever the class sets say by now."""
+    b = bench(ICaRL())
+    b.begin([0, 1], [2, 3])
+    b.sets.appear(torch.tensor([5]))
+    targets = b.method.targets(b.batch([5, 2]).x, torch.tensor([5, 2]))
+    assert targets[:, 2:].tolist() == [[0, 0, 0, 1], [1, 0, 0, 0]]
+
+
+def test_logits_decide_before_any_class_has_a_mean(bench: Make) -> None:
+    b = bench(ICaRL())
+    x = b.batch([0, 1, 2]).x
+    b.method.before_scores()
+    assert torch.equal(b.method.scores(x), b.network(x)[0])
+
+
+def test_running_means_stand_in_for_exemplars(bench: Make) -> None:
+    b = bench(ICaRL(decay=0.5))
+    b.begin([0, 1])
+    batches = [b.batch([0, 1, 1], 1), b.batch([1, 1, 0], 2)]
+    sums = np.zeros((6, 4))
+    for batch in batches:
+        b.method.loss(batch, [], identity)
+        sums *= 0.5
+        for h, label in zip(unit(batch.h.detach().numpy()), batch.y, strict=True):
+            sums[label] += h
+    b.method.before_scores()
+    x = b.batch([0] * 5, 3).x
+    scores = b.method.scores(x).detach().numpy()
+    means = unit(sums[:2])
+    want = -((unit(b.network(x)[1].detach().numpy())[:, None] - means) ** 2).sum(2)
+    assert np.allclose(scores[:, :2], want, atol=1e-6)
+    assert np.isneginf(scores[:, 2:]).all()
+
+
+def test_exemplars_decide_once_there_are_some(bench: Make) -> None:
+    b = bench(ICaRL(), size=6)
+    b.begin([0, 1])
+    data = b.batch([0, 1] * 10, 1)
+    b.method.loss(data, [], identity)
+    b.method.end_task(data.x, data.y)
+    assert b.memory.y[: b.memory.filled].tolist() == [0, 0, 0, 1, 1, 1]
+    b.shake(3)  # means are of the network as it is
+    b.method.before_scores()
+    h = unit(b.network(b.memory.x[:6])[1].detach().numpy())
+    want = unit(np.stack([h[:3].mean(0), h[3:].mean(0)]))
+    assert np.allclose(b.method.means[:2].numpy(), want, atol=1e-6)
+    assert b.method.has_mean.tolist() == [True, True, False, False, False, False]
+
+
+def test_old_and_new_classes_are_told_apart_within_a_task(
+    make_learner: Callable[..., Learner], teach: Any, images: Any
+) -> None:
+    learner = teach(make_learner("icarl", buffer=24), tasks=2, steps=20)
+    seen = images.test_y < 4
+    right = learner.predict(images.test_x[seen]) == images.test_y[seen]
+    assert right[images.test_y[seen] < 2].float().mean() > 0.6  # exemplars
+    assert right[images.test_y[seen] >= 2].float().mean() > 0.6  # running means
+
+
+def test_needs_a_sample_of_every_class(make_learner: Callable[..., Learner]) -> None:
+    with pytest.raises(ValueError, match=r"buffer is 5, expected at least 6"):
+        make_learner("icarl", buffer=5)

@@ -1,0 +1,102 @@
+"""SS-IL against NumPy: separated softmaxes, and distillation task by task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from dualcba.losses import identity
+from dualcba.memories import Balanced
+from dualcba.methods.ss_il import SSIL
+from dualcba.methods.teacher import distillation
+
+Make = Callable[..., Any]
+Floats = NDArray[np.float64]
+
+
+def separated(z: Floats, y: list[int], new: list[int], old: list[int]) -> float:
+    values = []
+    for row, label in zip(z, y, strict=True):
+        side = new if label in new else old
+        values.append(np.log(np.exp(row[side]).sum()) - row[label])
+    return float(np.mean(values))
+
+
+def task_wise(z: Floats, target: Floats, tasks: list[list[int]], logp: Any) -> float:
+    """Σ over tasks of KL at temperature 2, sample by sample in a loop, then the mean."""
+    values = []
+    for row, old in zip(z, target, strict=True):
+        kl = 0.0
+        for classes in tasks:
+            p, q = logp(old[None, classes] / 2)[0], logp(row[None, classes] / 2)[0]
+            kl += float((np.exp(p) * (p - q)).sum())
+        values.append(kl)
+    return float(np.mean(values))
+
+
+@pytest.mark.parametrize("weight", [1.0, 4.0])
+def test_loss(bench: Make, logp: Any, weight: float) -> None:
+    b = bench(SSIL(weight=weight))
+    b.begin([0, 1], [3, 4], [2])
+    new, mem = b.batch([2, 2, 2], 1), b.batch([0, 1, 3, 2, 4], 2)
+    want = 0.0
+    for batch in (new, mem):
+        z, y = batch.z.detach().numpy(), batch.y.tolist()
+        target = b.method.teacher(batch.x)[0].numpy()
+        want += separated(z, y, [2], [0, 1, 3, 4])
+        want += weight * task_wise(z, target, [[0, 1], [3, 4]], logp)
+    assert b.method.loss(new, [mem], identity).item() == pytest.approx(want, abs=1e-6)
+
+
+def test_first_task_has_nothing_to_distil(bench: Make) -> None:
+    b = bench(SSIL())
+    b.begin([0, 1])
+    new, mem = b.batch([0, 1], 1), b.batch([1, 0, 0], 2)
+    want = sum(separated(x.z.detach().numpy(), x.y.tolist(), [0, 1], []) for x in (new, mem))
+    assert b.method.loss(new, [mem], identity).item() == pytest.approx(want, abs=1e-6)
+
+
+def test_a_class_that_comes_unannounced_has_a_finite_loss(bench: Make) -> None:
+    b = bench(SSIL())
+    b.begin([0, 1])
+    loss = b.method.loss(b.batch([0, 5], 1), [], identity)
+    assert loss.isfinite()
+
+
+def test_no_gradient_flows_between_old_and_new(bench: Make) -> None:
+    b = bench(SSIL(weight=0.0))
+    b.begin([0, 1], [2, 3])
+    new = b.batch([2, 3], 1)
+    slope = torch.autograd.grad(b.method.loss(new, [], identity), new.z)[0]
+    assert (slope[:, [0, 1, 4, 5]] == 0).all()
+    assert (slope[:, [2, 3]] != 0).all()
+
+
+def test_the_teacher_is_the_network_of_the_tasks_start(bench: Make) -> None:
+    b = bench(SSIL())
+    b.begin([0, 1])
+    x = b.batch([0, 1]).x
+    before = b.network(x)[0]
+    b.sets.new_task([2, 3])
+    b.method.begin_task()
+    b.shake(5)
+    assert torch.equal(b.method.teacher(x)[0], before)
+    assert not torch.allclose(b.network(x)[0], before)
+    assert not any(p.requires_grad for p in b.method.parameters())
+
+
+def test_softmax_within_groups_far_apart(logp: Any) -> None:
+    z = torch.tensor([[900.0, 901.0, -900.0, -903.0]], dtype=torch.float64)
+    groups, every = torch.tensor([0, 0, 1, 1]), torch.ones(4, dtype=torch.bool)
+    got = distillation(z, torch.zeros(1, 4), groups, every, 1.0).item()
+    pairs = np.array([[0.0, 1.0], [0.0, -3.0]])
+    assert got == pytest.approx((-np.log(2) - logp(pairs).mean(1)).sum(), abs=1e-6)
+
+
+def test_memory_is_class_balanced(bench: Make) -> None:
+    assert isinstance(bench(SSIL()).memory, Balanced)

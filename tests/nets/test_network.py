@@ -1,0 +1,134 @@
+"""Any module with a linear head, and how the head is found."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dualcba.nets import NETWORKS, Network, make_network
+
+
+class Unordered(nn.Module):
+    """Its last layer is not the one that was made last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 3)
+        self.inside = nn.ModuleDict({"a": nn.Linear(4, 8)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.inside["a"](x).relu())  # type: ignore[no-any-return]
+
+
+def test_logits_and_the_features_of_the_head() -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    net = Network(module, (4,), 3)
+    x = torch.randn(5, 4)
+    z, h = net(x)
+    assert torch.equal(z, module(x))
+    assert torch.equal(h, module[1](module[0](x)))
+    torch.testing.assert_close(h @ net.head.weight.T + net.head.bias, z)
+    assert net.head is module[2]
+
+
+def test_gradients_reach_features_and_logits() -> None:
+    net = Network(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), (4,), 3)
+    z, h = net(torch.randn(5, 4))
+    (z.sum() + h.sum()).backward()
+    assert all(p.grad is not None for p in net.parameters())
+
+
+def test_a_nested_head_is_found() -> None:
+    net = Network(nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))), (4,), 3)
+    assert net.head_name == "0.1"
+
+
+def test_the_head_may_be_the_whole_network() -> None:
+    net = Network(nn.Linear(4, 3), (4,), 3, head="")
+    z, h = net(torch.ones(2, 4))
+    assert torch.equal(h, torch.ones(2, 4))
+    assert z.shape == (2, 3)
+    assert Network(nn.Linear(4, 3), (4,), 3).head is not None
+
+
+def test_a_head_can_be_named() -> None:
+    assert Network(Unordered(), (4,), 3, head="out").head_name == "out"
+
+
+def test_a_head_that_was_not_made_last_is_found_or_asked_for() -> None:
+    """Found by itself, or else the error says which layer is meant to be named."""
+    try:
+        net = Network(Unordered(), (4,), 3)
+    except ValueError as error:
+        assert "inside.a" in str(error)  # noqa: PT017
+    else:
+        assert net.head_name == "out"
+
+
+def test_probing_leaves_no_trace() -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).train()
+    before = copy.deepcopy(module.state_dict())
+    Network(module, (4,), 3)
+    assert module.training
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+
+
+def test_half_precision_outputs_become_float32() -> None:
+    net = Network(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), (4,), 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        z, h = net(torch.randn(2, 4))
+    assert (z.dtype, h.dtype) == (torch.float32, torch.float32)
+    z, h = net.double()(torch.randn(2, 4).double())
+    assert (z.dtype, h.dtype) == (torch.float64, torch.float64)
+
+
+def test_a_head_can_be_replaced() -> None:
+    net = Network(nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))), (4,), 3)
+    new = nn.Linear(8, 3, bias=False)
+    net.replace_head(new)
+    z, h = net(torch.randn(2, 4))
+    assert net.head is new
+    assert torch.equal(z, new(h))
+
+
+@pytest.mark.parametrize(
+    ("module", "head", "words"),
+    [
+        (
+            nn.Sequential(nn.Flatten(), nn.ReLU()),
+            None,
+            ["Sequential", "no linear layer", "expected"],
+        ),
+        (nn.Sequential(nn.Conv1d(2, 3, 2), nn.Flatten()), None, ["no linear layer"]),
+        (nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), None, ["'0'", "straight", "(n, 3)"]),
+        (nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3)), "0", ["'0'", "straight"]),
+        (nn.Sequential(nn.Linear(4, 7)), None, ["'0'", "7", "expected 3"]),
+        (nn.Sequential(nn.Linear(9, 3)), None, ["inputs of shape (4,)"]),
+        (nn.Sequential(nn.Linear(4, 3)), "fc", ["linear layer", "'fc'", "0"]),
+        (Unordered(), "outt", ["'outt'", "did you mean 'out'"]),
+    ],
+)
+def test_networks_that_do_not_fit(module: nn.Module, head: str | None, words: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        Network(module, (4,), 3, head=head)
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_by_name(name: str) -> None:
+    net = Network(make_network(name, (1, 8, 8), 10), (1, 8, 8), 10)
+    z, h = net(torch.zeros(2, 1, 8, 8))
+    assert z.shape == (2, 10)
+    assert h.shape[1] == net.head.weight.shape[1]  # type: ignore[union-attr]
+
+
+def test_unknown_networks_and_shapes() -> None:
+    with pytest.raises(ValueError, match="unknown network 'resnet-18', did you mean 'resnet18'"):
+        make_network("resnet-18", (3, 32, 32), 10)
+    for name in ("resnet18", "resnet18-slim"):
+        with pytest.raises(ValueError, match=r"\(64,\), expected \(channels, height, width\)"):
+            make_network(name, (64,), 10)

@@ -1,0 +1,52 @@
+"""The closing table: mean and interval over seeds, BN beside IBN, a dash for what is missing."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dualcba.report import summary
+from dualcba.report.table import cell
+
+
+def result(method: str, seed: int, acc: float, auc: float | None = 50.0) -> dict[str, Any]:
+    scores = {"acc": acc, "fm": 10.0, "acc_auc": auc}
+    return {
+        "method": method, "dataset": "digits", "setting": "online", "buffer": 100, "seed": seed,
+        "scores": {"bn": scores, "ibn": {**scores, "acc": acc + 1}},
+    }  # fmt: skip
+
+
+def text(results: list[dict[str, Any]]) -> str:
+    out = StringIO()
+    Console(file=out, width=120).print(summary(results))
+    return out.getvalue()
+
+
+def test_one_row_per_method_in_order() -> None:
+    shown = text([result(m, s, a) for m, a in (("er", 40), ("er-cba", 60)) for s in range(3)])
+    lines = [line.split() for line in shown.splitlines() if line.strip().startswith("er")]
+    assert [line[0] for line in lines] == ["er", "er-cba"]
+    assert lines[0][1:3] == ["40.0±0.0", "41.0±0.0"]
+    for word in ("digits", "online", "100", "ACC", "FM", "BN", "IBN", "95 %", "3 seed"):
+        assert word in shown
+
+
+def test_mean_and_students_interval() -> None:
+    group = [result("er", s, a) for s, a in enumerate([1.0, 2.0, 3.0])]
+    assert cell(group, "bn", "acc") == "2.0±2.5"
+    assert cell(group, "ibn", "acc") == "3.0±2.5"
+
+
+def test_one_seed_has_no_interval() -> None:
+    assert cell([result("er", 0, 40.0)], "bn", "acc") == "40.0"
+
+
+@pytest.mark.parametrize("values", [[None], [None, 3.0]])
+def test_what_was_not_measured_is_a_dash(values: list[float | None]) -> None:
+    group = [result("er", s, 40.0, auc) for s, auc in enumerate(values)]
+    assert cell(group, "bn", "acc_auc") == "–"
+    assert "–" in text(group)

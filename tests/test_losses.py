@@ -1,0 +1,112 @@
+"""Each term's closed forms against torch's own losses and autograd, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dualcba.losses import Batch, CrossEntropy, MeanSquaredError, Term, identity, total
+
+Make = Callable[[Batch, torch.Generator], tuple[Term, Callable[[Tensor], Tensor]]]
+
+
+def batch(n: int, C: int, rng: torch.Generator) -> Batch:
+    z = 3 * torch.randn(n, C, generator=rng, dtype=torch.float64)
+    return Batch(z, torch.randint(0, C, (n,), generator=rng), z, z)
+
+
+def plain(b: Batch, rng: torch.Generator) -> tuple[Term, Callable[[Tensor], Tensor]]:
+    return CrossEntropy(b, weight=0.7), lambda z: 0.7 * F.cross_entropy(z, b.y)
+
+
+def masked(b: Batch, rng: torch.Generator) -> tuple[Term, Callable[[Tensor], Tensor]]:
+    mask = torch.rand(b.z.shape[1], generator=rng) < 0.5
+    mask[b.y] = True
+
+    def oracle(z: Tensor) -> Tensor:
+        inside = z[:, mask]
+        where = torch.cumsum(mask, 0)[b.y] - 1
+        return F.cross_entropy(inside, where)
+
+    return CrossEntropy(b, classes=mask), oracle
+
+
+def weighed(b: Batch, rng: torch.Generator) -> tuple[Term, Callable[[Tensor], Tensor]]:
+    each = torch.rand(len(b.y), generator=rng)
+
+    def oracle(z: Tensor) -> Tensor:
+        rows = zip(each.double(), z.log_softmax(1), b.y, strict=True)
+        return 0.5 * torch.stack([-w * row[y] for w, row, y in rows]).mean()
+
+    return CrossEntropy(b, weight=0.5, each=each), oracle
+
+
+def squares(b: Batch, rng: torch.Generator) -> tuple[Term, Callable[[Tensor], Tensor]]:
+    target = torch.randn(b.z.shape, generator=rng, dtype=torch.float64)
+    return MeanSquaredError(b, target, weight=0.2), lambda z: 0.2 * ((z - target) ** 2).mean()
+
+
+@pytest.mark.parametrize("make", [plain, masked, weighed, squares])
+@given(n=st.integers(1, 7), C=st.integers(2, 9), seed=st.integers(0, 2**31))
+def test_value_gradient_and_curvature(make: Make, n: int, C: int, seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    b = batch(n, C, rng)
+    term, oracle = make(b, rng)
+    z = b.z.clone().requires_grad_()
+    s = torch.randn(n, C, generator=rng, dtype=torch.float64)
+    value = oracle(z)
+    (gradient,) = torch.autograd.grad(value, z, create_graph=True)
+    (curvature,) = torch.autograd.grad((gradient * s).sum(), z)
+    close = {"rtol": 1e-10, "atol": 1e-13}
+    torch.testing.assert_close(term.value(b.z), value.detach(), **close)
+    torch.testing.assert_close(term.gradient(b.z), gradient.detach(), **close)
+    torch.testing.assert_close(term.curvature(b.z, s), curvature, **close)
+
+
+@pytest.mark.parametrize("make", [plain, masked, weighed, squares])
+def test_the_value_can_be_differentiated(make: Make) -> None:
+    rng = torch.Generator().manual_seed(0)
+    b = batch(4, 5, rng)
+    term, _ = make(b, rng)
+    z = b.z.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(term.value(z), z)
+    torch.testing.assert_close(term.gradient(b.z), gradient)
+
+
+def test_closed_forms_keep_no_graph_of_their_target() -> None:
+    b = batch(3, 4, torch.Generator().manual_seed(0))
+    term = MeanSquaredError(b, torch.zeros(3, 4, dtype=torch.float64))
+    assert not term.gradient(b.z).requires_grad
+
+
+def test_total_sums_adapted_and_raw_terms() -> None:
+    rng = torch.Generator().manual_seed(0)
+    one, two = batch(3, 4, rng), batch(2, 4, rng)
+    terms: list[Term] = [CrossEntropy(one, 2.0), CrossEntropy(two, adapted=False)]
+    got = total(terms, lambda b: b.z + b.y[:, None])
+    want = 2 * F.cross_entropy(one.z + one.y[:, None], one.y) + F.cross_entropy(two.z, two.y)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(total(terms[:1], identity), 2 * F.cross_entropy(one.z, one.y))
+
+
+def test_the_loss_is_a_scalar_in_any_case() -> None:
+    b = batch(3, 4, torch.Generator().manual_seed(0))
+    assert total([CrossEntropy(b)], identity).shape == ()
+    assert total([CrossEntropy(b)] * 3, identity).shape == ()
+
+
+def test_the_same_batch_with_other_logits() -> None:
+    b = batch(3, 4, torch.Generator().manual_seed(0))
+    b.rows = slice(2, 5)
+    other = b.with_logits(b.z + 1)
+    assert other is not b
+    assert torch.equal(other.z, b.z + 1)
+    assert (other.x is b.x, other.y is b.y, other.h is b.h, other.rows) == (
+        True, True, True, slice(2, 5),
+    )  # fmt: skip

@@ -1,0 +1,97 @@
+"""The repository itself: what it imports, what it ships, what it says of itself."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import dualcba
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """The names of all modules that a file imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_torchvision_is_never_imported(path: Path) -> None:
+    assert not any(name.split(".")[0] == "torchvision" for name in imports(path))
+    assert "import_module(" not in path.read_text() or "torchvision" not in path.read_text()
+
+
+def test_importing_the_package_is_lean() -> None:
+    """No torchvision, no plotting, no optional extra, and nothing printed."""
+    heavy = ["torchvision", "matplotlib", "ray", "wandb", "mlflow", "timm", "sklearn", "pandas"]
+    code = f"import sys, dualcba; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_what_is_imported_at_run_time_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [d for group in project["optional-dependencies"].values() for d in group]
+    declared = {_bare(d) for d in [*project["dependencies"], *extras]}
+    declared |= {
+        "sklearn",
+        "PIL",
+        "_codecs",
+    }  # scikit-learn and pillow, by the names they import as
+    used = {name.split(".")[0] for path in SOURCES for name in imports(path)}
+    foreign = used - set(sys.stdlib_module_names) - {"dualcba", "__future__"}
+    assert foreign <= {name.replace("-", "_") for name in declared}
+    development = {_bare(d) for d in project["optional-dependencies"]["dev"]}
+    needed = {_bare(d) for d in project["dependencies"]} | {"scipy"}  # scikit-learn needs it
+    assert not foreign & (development - needed)
+
+
+def _bare(requirement: str) -> str:
+    return re.split(r"[<>=!~\[ ;]", requirement)[0].lower()
+
+
+def test_python_version_command_and_layout() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = config["project"]
+    assert (project["name"], project["requires-python"]) == ("dualcba", ">=3.11")
+    assert project["version"] == dualcba.__version__
+    assert project["scripts"]["dualcba"] == "dualcba.cli:main"
+    assert config["tool"]["mypy"]["strict"] is True
+    assert (ROOT / "src" / "dualcba" / "py.typed").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", ".ci/run", "results"],
+)
+def test_the_repository_has(name: str) -> None:
+    assert (ROOT / name).exists()
+
+
+def test_make_has_the_targets_and_pins_torch() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in ("demo", "test", "lint", "bench"):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    assert "torch==2.13.0" in makefile
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize("name", dualcba.__all__)
+def test_public_names_are_documented(name: str) -> None:
+    assert getattr(dualcba, name).__doc__
