@@ -100,10 +100,9 @@ def test_the_cumulative_average_is_what_torch_calls_momentum_none(
 
 
 def test_the_ema_weighs_later_batches_more_and_is_bias_corrected(
-    make_learner: Make, teach: Teach, monkeypatch: Any
+    make_learner: Make, teach: Teach
 ) -> None:
-    monkeypatch.setattr("dualcba.learner.IBN_BATCH", 10)
-    learner = teach(make_learner(buffer=50, ibn_average="ema"))
+    learner = teach(make_learner(buffer=50, batch_size=10, ibn_average="ema"))
     stats, views = under_ibn(learner)
     weights = np.array([0.1 * 0.9 ** (5 - k) for k in range(1, 6)])
     weights /= weights.sum()

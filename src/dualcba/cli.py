@@ -1,4 +1,4 @@
-"""The command line: `dualcba run`, `dualcba list`."""
+"""The command line: `dualcba run`, `dualcba list`, `dualcba data`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from rich.progress import (
 )
 
 from dualcba.data import DATASETS, load_dataset
+from dualcba.data import data_dir as find_data
+from dualcba.data.fetch import check, fetch
 from dualcba.errors import expected
 from dualcba.experiments import (
     SETTINGS,
     Hardware,
     Load,
     Spec,
+    check_all,
     check_free,
     make_specs,
     read_toml,
@@ -61,6 +64,32 @@ def list_(what: Annotated[Listing, typer.Argument(help="what to name")]) -> None
     """Name the methods, datasets or settings that there are."""
     names = {"methods": method_names(), "datasets": list(DATASETS), "settings": list(SETTINGS)}
     typer.echo("\n".join(names[what.value]))
+
+
+data_app = typer.Typer(no_args_is_help=True, help="Fetch and check datasets.")
+app.add_typer(data_app, name="data")
+
+DataDir = Annotated[Path | None, typer.Option(help="where datasets lie")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="no progress, no table")]
+
+
+@data_app.command("fetch")
+def fetch_(
+    name: Annotated[str, typer.Argument(help="a name of `dualcba list datasets`")],
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Download a dataset from its official address, once, and unpack it."""
+    typer.echo(fetch(name, find_data(data_dir), show=False if quiet else None))
+
+
+@data_app.command("check")
+def check_(
+    name: Annotated[str, typer.Argument(help="a name, a folder of images or an .npz")],
+    data_dir: DataDir = None,
+) -> None:
+    """Verify the counts, shapes and labels of a dataset that is there."""
+    typer.echo(check(name, find_data(data_dir)))
 
 
 @app.command()
@@ -98,12 +127,12 @@ def run(
         int | None, typer.Option(help="steps between scores; 0: task ends")
     ] = None,
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("runs/demo"),
-    data_dir: Annotated[Path | None, typer.Option(help="where datasets lie")] = None,
+    data_dir: DataDir = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda[:n]")] = "auto",
     engine: Annotated[str, typer.Option(help="auto, eager or captured")] = "auto",
     precision: Annotated[str, typer.Option(help="auto, fp32 or bf16")] = "auto",
     abreast: Annotated[int, typer.Option(help="runs side by side on a GPU", min=1)] = 1,
-    quiet: Annotated[bool, typer.Option("--quiet", help="no progress, no table")] = False,
+    quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="print the results as JSON")] = False,
 ) -> None:
     """Learn a stream: methods × seeds, one table. Without options: the embedded demonstration."""
@@ -121,7 +150,7 @@ def run(
     check_free(out, specs)
     hardware = Hardware(device, engine, precision)
     load = cache(lambda name: load_dataset(name, data_dir))
-    load(specs[0].dataset)  # what is wrong with the data shows before anything is written
+    check_all(specs, lambda s: load(s.dataset), hardware)
     show = not quiet and not as_json
     results = _run_all(specs, lambda s: load(s.dataset), hardware, out, abreast, show=show)
     if as_json:
@@ -208,8 +237,19 @@ def main() -> None:
         message = getattr(error, "format_message", None)  # an error of usage
         if message is None:
             raise
-        _fail(message(), getattr(error, "exit_code", 2))
+        text = message() + _given(error)
+        one_line = text if "Usage:" in text else " ".join(text.split())
+        _fail(one_line, getattr(error, "exit_code", 2))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _given(error: Exception) -> str:
+    """The value that an error of usage is about, where it does not say so itself."""
+    for name in getattr(getattr(error, "param", None), "opts", ()):
+        if name in sys.argv[:-1]:
+            value = sys.argv[sys.argv.index(name) + 1]
+            return "" if value in str(error) else f" (given: {value!r})"
+    return ""
 
 
 def _fail(error: object, code: int) -> NoReturn:

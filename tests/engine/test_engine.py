@@ -340,3 +340,85 @@ def test_bf16_learns(images: Dataset, make_learner: Make, make_batches: Any) -> 
     assert np.isfinite(losses).all()
     right = learner.predict(images.test_x) == images.test_y
     assert right.float().mean() > 0.5
+
+
+# The captured engine works on a stream of its own, and the host runs ahead of it. These tests hold
+# that stream up, so that whatever does not wait for it, or is not kept for it, shows every time.
+
+
+def hold_up(learner: Learner, cycles: int = 400_000_000) -> None:
+    """Keep the learner's stream busy for some tenths of a second."""
+    with learner.engine.scope():
+        torch.cuda._sleep(cycles)
+
+
+def settled(make_learner: Make, make_batches: Any, method: str = "er-dual-cba") -> Learner:
+    """In its second task, with all graphs captured."""
+    learner = on_cuda(make_learner, method, "captured")
+    learn(learner, stream(make_batches, steps=12)[:2])
+    return learner
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
+def test_a_snapshot_waits_for_the_steps_before_it(
+    make_learner: Make, make_batches: Any, differ: Any
+) -> None:
+    learner = settled(make_learner, make_batches)
+    hold_up(learner)
+    learner.observe(*stream(make_batches)[1][0])
+    early = learner.state_dict()
+    torch.cuda.synchronize()
+    assert differ(early, learner.state_dict()) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
+def test_the_search_for_nan_waits_for_the_steps_before_it(
+    make_learner: Make, make_batches: Any
+) -> None:
+    learner = settled(make_learner, make_batches, "er")
+    with learner.engine.scope():
+        learner.network.head.weight.data.fill_(torch.nan)  # type: ignore[union-attr,operator]
+    hold_up(learner)
+    learner.observe(*stream(make_batches)[1][0])
+    with pytest.raises(FloatingPointError, match="step 25 in task 2"):
+        learner.check_finite()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
+def test_accuracy_waits_for_its_counts(
+    images: Dataset, make_learner: Make, make_batches: Any
+) -> None:
+    learner = settled(make_learner, make_batches)
+    evaluator = Evaluator(learner, images, disjoint(images, 3), batch_size=10)
+    hold_up(learner)
+    evaluator.evaluate("end")
+    early = evaluator.accuracy()
+    torch.cuda.synchronize()
+    assert early == evaluator.accuracy()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_batches_are_kept_until_they_are_learnt(
+    where: str, make_learner: Make, make_batches: Any
+) -> None:
+    """A batch given to `observe` may be gone at once; its memory must not be used again so soon."""
+    tasks = stream(make_batches)
+    losses, memories = [], []
+    for held_up in (False, True):
+        learner = settled(make_learner, make_batches, "er")
+        if held_up:
+            hold_up(learner)
+        for x, y in tasks[1]:
+            learner.observe(x.to(where, copy=True), y.to(where, copy=True))
+            junk = torch.full((64, 3, 8, 8), 255, dtype=torch.uint8, device="cuda")
+            del junk
+        torch.cuda.synchronize()
+        losses.append(learner._losses[24:44].cpu().tolist())
+        memories.append(learner.state_dict()["tensors"]["memory.x"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert torch.equal(*memories)

@@ -38,7 +38,7 @@ def forgetting_as_written(matrix: Floats, curve: Floats) -> float | None:
     if not len(curve):
         return None
     lower = np.where(np.tri(len(matrix), dtype=bool), matrix, -np.inf)
-    best = np.maximum(lower.max(0), np.nanmax(curve, axis=0))
+    best = np.nanmax(np.vstack([lower.max(0), curve]), axis=0)
     return float((best - matrix[-1]).mean())
 
 

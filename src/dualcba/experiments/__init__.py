@@ -1,7 +1,7 @@
 """Specs, the runner and the run store."""
 
 from dualcba.experiments.runner import Hardware, Run, make_learner
-from dualcba.experiments.scheduler import Load, run_all
+from dualcba.experiments.scheduler import Load, check_all, run_all
 from dualcba.experiments.settings import SETTINGS
 from dualcba.experiments.spec import Spec, make_specs, read_toml
 from dualcba.experiments.store import check_free, read_results, write_result
@@ -12,6 +12,7 @@ __all__ = [
     "Load",
     "Run",
     "Spec",
+    "check_all",
     "check_free",
     "make_learner",
     "make_specs",

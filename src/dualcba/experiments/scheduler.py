@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 
-from dualcba.data import Dataset
-from dualcba.experiments.runner import Hardware, Run
+from dualcba.data import Dataset, batches
+from dualcba.experiments.runner import Hardware, Run, make_learner, make_stream
 from dualcba.experiments.spec import Spec
+from dualcba.randomness import generator
 
 Load = Callable[[Spec], Dataset]
+
+
+def check_all(specs: Sequence[Spec], load: Load, hardware: Hardware) -> None:
+    """Raise for whatever would stop a run before its first step, before any of them begins."""
+    first: dict[str, Spec] = {}
+    for spec in specs:  # seeds of one spec stand or fall together
+        first.setdefault(json.dumps(spec.to_dict() | {"seed": None}, sort_keys=True), spec)
+    for spec in first.values():
+        data = load(spec)
+        for task in make_stream(spec, data):
+            batches(task, spec.batch_size, generator(spec.seed, "order"))
+        make_learner(spec, data, hardware)
 
 
 def run_all(

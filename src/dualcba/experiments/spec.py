@@ -43,6 +43,12 @@ ADAPTOR_OPTIONS: dict[str | None, tuple[str, ...]] = {
 }
 
 
+WORDS = (
+    "method", "dataset", "setting", "network", "specific", "space", "norm", "forward",
+    "ibn_average",
+)  # fmt: skip
+
+
 def _option(text: str, default: Any = None) -> Any:
     return dataclasses.field(default=default, metadata={"help": text})
 
@@ -87,6 +93,10 @@ class Spec:
     )
 
     def __post_init__(self) -> None:
+        for field in WORDS:
+            value = getattr(self, field)
+            if value is not None and not isinstance(value, str):
+                raise ValueError(expected(field, value, "a name"))
         _, kind = parse_method(self.method)
         foreign = set(ADAPTOR_DEFAULTS).difference(ADAPTOR_OPTIONS[kind])
         for field in sorted(foreign):
@@ -157,7 +167,7 @@ class Spec:
 
     def _check_dataset(self) -> None:
         """A name, a folder of images by class, or an `.npz`."""
-        if self.dataset not in DATASETS and not Path(self.dataset).exists():
+        if self.dataset not in DATASETS and not Path(self.dataset).expanduser().exists():
             raise ValueError(unknown("dataset", self.dataset, [*DATASETS, "a folder", "an .npz"]))
 
     @property
@@ -195,12 +205,19 @@ def make_specs(options: dict[str, Any]) -> list[Spec]:
     seeds = options.pop("seeds", 1)
     methods = options.pop("method", ["er-dual-cba"])
     methods = [methods] if isinstance(methods, str) else methods
+    if not isinstance(methods, list) or not methods:
+        raise ValueError(expected("method", methods, "a name or a list of names"))
     for name in options:
         if name not in fields():
             raise ValueError(unknown("field", name, ["seeds", *fields()]))
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise ValueError(expected("seeds", seeds, "a whole number of at least 1"))
     first = options.pop("seed", 0)
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise ValueError(expected("seed", first, "a whole number of at least 0"))
+    for method in methods:
+        if not isinstance(method, str):
+            raise ValueError(expected("method", method, "a name"))
     kinds = {method: parse_method(method)[1] for method in methods}
 
     def fits(field: str, method: str) -> bool:
@@ -211,7 +228,7 @@ def make_specs(options: dict[str, Any]) -> list[Spec]:
 
     return [
         Spec(**{f: v for f, v in options.items() if fits(f, m)}, method=m, seed=first + k)
-        for m in methods
+        for m in dict.fromkeys(methods)
         for k in range(seeds)
     ]
 

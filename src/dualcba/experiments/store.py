@@ -21,8 +21,9 @@ def result_path(out: Path, spec: Spec) -> Path:
 
 def check_free(out: Path, specs: Iterable[Spec]) -> None:
     """Raise if a run would write where a complete one lies, or where it cannot write."""
-    if out.exists() and not out.is_dir():
-        raise FileExistsError(f"{out} is a file, expected a folder for the results")
+    for folder in (out, *out.parents):
+        if folder.exists() and not folder.is_dir():
+            raise FileExistsError(f"{folder} is a file, expected a folder for the results")
     for spec in specs:
         if result_path(out, spec).exists():
             folder = result_path(out, spec).parent
