@@ -127,6 +127,16 @@ def test_the_same_memory_as_algorithm_r_written_out() -> None:
     assert content.tolist() == by_hand
 
 
+@pytest.mark.parametrize(("size", "n"), [(1, 8), (3, 20), (5, 6), (10, 32)])
+def test_no_slot_is_given_twice_in_a_batch(size: int, n: int) -> None:
+    """On a GPU two writes to one slot have no order."""
+    memory, rng = Reservoir(size, (1,)), _rng(0)
+    for _ in range(50):
+        slots = memory.slots(n, rng)
+        kept = slots[slots < size]
+        assert len(set(kept.tolist())) == len(kept)
+
+
 def test_fills_up_in_order_first() -> None:
     memory, rng = Reservoir(10, (1,)), _rng(0)
     assert memory.slots(4, rng).tolist() == [0, 1, 2, 3]
