@@ -76,6 +76,9 @@ class Learner:
     head
         The name of the network's last linear layer; found by itself.
 
+    A network that draws random numbers of its own, as dropout does, takes them from torch's global
+    generator, which is not part of the learner's seed or state.
+
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4))
     >>> learner = Learner(net, (4,), 4, dtype=torch.float32, buffer=20, batch_size=8, lr=0.3)
@@ -154,13 +157,16 @@ class Learner:
         self.method = base
         plain = transform or Transform([0.0], [1.0])
         transform = base.make_transform(plain)
+        if not network.training:
+            network.train()  # as a whole; parts that were frozen by hand stay as they are
         self.network = Network(network, shape, num_classes, head=head)
         self.sets = ClassSets(num_classes)
         self.memory = base.make_memory(buffer, shape, dtype, num_classes)
-        self.lr = torch.tensor(lr, device=self.device)
-        self.transform = transform.to(self.device)
-        self.views = {name: view.to(self.device) for name, view in base.make_views(plain).items()}
         with self.engine.scope():
+            self.lr = torch.tensor(lr, device=self.device)
+            self.transform = transform.to(self.device)
+            views = base.make_views(plain)
+            self.views = {name: view.to(self.device) for name, view in views.items()}
             for module in (self.network, self.sets, self.memory):
                 module.to(self.device)
             if self.device.type == "cuda" and len(shape) == 3:
@@ -242,7 +248,7 @@ class Learner:
         low = -1 if self.method.unlabelled else 0
         labels = check_labels(y, len(samples), self.sets.num_classes, "observed", low)
         known = (labels >= 0).cpu().numpy() if self.method.unlabelled else None
-        self.learn(samples.to(self.device), labels.to(self.device), known)
+        self.learn(self.engine.receive(samples), self.engine.receive(labels), known)
 
     def learn(self, x: Tensor, y: Tensor, known: NDArray[np.bool_] | None = None) -> None:
         """`observe` for data already checked and on the device; nothing here waits for it.
@@ -266,7 +272,8 @@ class Learner:
             key = ("step", layout, outer and first)
             self.engine.run(key, step, x, y, self.engine.upload(packet))
         if self.method.rereads_task:
-            self._task_data.append((x.clone(), y.clone()))
+            with self.engine.scope():
+                self._task_data.append((x.clone(), y.clone()))
         self.step += 1
         if self.device.type == "cpu" or self.step % (RECENT // 2) == 0:
             self.check_finite()
@@ -359,7 +366,8 @@ class Learner:
         """Let layers that ask for it know the task of each sample."""
         if not self._aware:
             return nullcontext()
-        return told(self._aware, self.sets.owner[y.clamp(min=0)])
+        owner = self.sets.owner
+        return told(self._aware, torch.where(y < 0, owner.max(), owner[y.clamp(min=0)]))
 
     def _outer_step(self, new: Batch, mem: Sequence[Batch], draw: Mapping[str, Tensor]) -> None:
         """Move φ by the outer loss of the virtually updated network on a fresh draw."""
@@ -391,7 +399,8 @@ class Learner:
         steps = np.arange(self.step - count, self.step)
         if self.device.type == "cpu":  # every step is looked at: two are enough
             steps = steps[-2:]
-        losses = self._losses[torch.from_numpy(steps % RECENT).to(self.device)].cpu().numpy()
+        with self.engine.scope():
+            losses = self._losses[torch.from_numpy(steps % RECENT).to(self.device)].cpu().numpy()
         bad = np.flatnonzero(~np.isfinite(losses))
         if not len(bad):
             return
@@ -419,7 +428,7 @@ class Learner:
             raise ValueError(expected("dtype of given x", str(samples.dtype), str(self.dtype)))
         with self.evaluating("ibn" if self.ibn else "bn"):
             parts = torch.split(samples, PREDICT_BATCH)
-            return torch.cat([self.scores(p.to(self.device)) for p in parts]).cpu()
+            return torch.cat([self.scores(self.engine.receive(p)) for p in parts]).cpu()
 
     def scores(self, x: Tensor) -> Tensor:
         """Raw samples on the device → (n, C) scores; call it within `evaluating`."""
@@ -487,11 +496,13 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         """A snapshot of everything the next step depends on: `tensors` by name, and `meta`."""
-        tensors = snapshot(self._parts(), self._optimizers())
-        tensors |= {"lr": self.lr.clone(), "losses": self._losses.clone()}
+        with self.engine.scope():
+            tensors = snapshot(self._parts(), self._optimizers())
+            tensors |= {"lr": self.lr.clone(), "losses": self._losses.clone()}
+            for i, (x, y) in enumerate(self._task_data):
+                tensors |= {f"task_data.{i}.x": x.clone(), f"task_data.{i}.y": y.clone()}
+        self.engine.finish()
         tensors["weights_rng"] = self._weights_rng.get_state()
-        for i, (x, y) in enumerate(self._task_data):
-            tensors |= {f"task_data.{i}.x": x.clone(), f"task_data.{i}.y": y.clone()}
         meta = {
             "step": self.step,
             "task_starts": list(self.task_starts),
@@ -502,8 +513,9 @@ class Learner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a snapshot of a learner built with the same arguments."""
-        tensors, meta = state["tensors"], state["meta"]
-        compare(self.state_dict()["tensors"], tensors)
+        meta = state["meta"]
+        compare(self.state_dict()["tensors"], state["tensors"])
+        tensors = {k: self.engine.receive(v) for k, v in state["tensors"].items()}
         with self.engine.scope():
             restore(tensors, self._parts(), self._optimizers())
             self.lr.copy_(tensors["lr"])

@@ -69,7 +69,7 @@ def test_fm_as_the_paper_writes_it() -> None:
 def test_anytime_area() -> None:
     points = [50, 92, (30 + 40) / 2, (70 + 85) / 2, (35 + 20 + 60) / 3, (45 + 65 + 75) / 3]
     assert area(CURVE) == pytest.approx(np.mean(points))
-    assert area_of_last_task(CURVE, TASK) == pytest.approx(np.mean(points[-2:]))
+    assert area_of_last_task(CURVE, TASK, len(MATRIX)) == pytest.approx(np.mean(points[-2:]))
 
 
 def test_min_acc_and_wc_acc() -> None:

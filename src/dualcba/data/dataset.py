@@ -122,7 +122,25 @@ def from_arrays(
     ty = check_labels(test_y, len(tx), classes, "test")
     if mean is None or std is None:
         mean, std = statistics(x)
+    check_transform(tuple(x.shape[1:]), mean, std, pad, flip)
     return Dataset(name, x, y, tx, ty, classes, mean, std, pad, flip)
+
+
+def check_transform(
+    shape: tuple[int, ...], mean: Sequence[float], std: Sequence[float], pad: int, flip: bool
+) -> None:
+    """Raise unless samples of this shape can be normalised and augmented so."""
+    for field, values in (("mean", mean), ("std", std)):
+        if len(values) not in (1, shape[0]):
+            wanted = f"1 or {shape[0]} numbers, one per channel"
+            raise ValueError(expected(field, list(values), wanted))
+    if min(std) <= 0:
+        raise ValueError(expected("std", list(std), "numbers above 0"))
+    if pad < 0:
+        raise ValueError(expected("pad", pad, "at least 0"))
+    if (pad or flip) and len(shape) != 3:
+        wanted = "images (channels, height, width) for a crop or a flip"
+        raise ValueError(expected("shape of one sample", shape, wanted))
 
 
 def statistics(x: Tensor) -> tuple[list[float], list[float]]:

@@ -73,9 +73,23 @@ class Captured:
         with torch.cuda.stream(self.stream):
             return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
 
+    def receive(self, tensor: Tensor) -> Tensor:
+        """On the device; what the caller's stream still writes or may free is waited for."""
+        if not tensor.is_cuda:
+            with torch.cuda.stream(self.stream):
+                return tensor.pin_memory().to(self.device, non_blocking=True)
+        self.stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        tensor.record_stream(self.stream)
+        with torch.cuda.stream(self.stream):
+            return tensor.to(self.device)
+
     def scope(self) -> AbstractContextManager[object]:
         """This engine's stream."""
         return torch.cuda.stream(self.stream)
+
+    def finish(self) -> None:
+        """Wait for this engine's stream."""
+        self.stream.synchronize()
 
     def reset(self) -> None:
         """Drop all graphs."""

@@ -23,8 +23,14 @@ class Engine(Protocol):
     def upload(self, array: NDArray[np.int64]) -> Tensor:
         """Bring a small host array to the device without waiting for it."""
 
+    def receive(self, tensor: Tensor) -> Tensor:
+        """A caller's tensor on the device, ready for this engine's work and safe until then."""
+
     def scope(self) -> AbstractContextManager[object]:
         """Where the learner's device work outside `run` belongs."""
+
+    def finish(self) -> None:
+        """Wait until all work so far is done, so that anyone may read its results."""
 
     def reset(self) -> None:
         """Forget whatever was prepared: tensors may have moved."""
@@ -47,9 +53,16 @@ class Eager:
             return host
         return host.pin_memory().to(self.device, non_blocking=True)
 
+    def receive(self, tensor: Tensor) -> Tensor:
+        """On the device."""
+        return tensor.to(self.device)
+
     def scope(self) -> AbstractContextManager[object]:
         """The current stream."""
         return nullcontext()
+
+    def finish(self) -> None:
+        """Everything runs on the caller's own stream: nothing to wait for."""
 
     def reset(self) -> None:
         """Nothing was prepared."""

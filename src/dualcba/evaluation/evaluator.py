@@ -45,7 +45,8 @@ class Evaluator:
         self.x = data.test_x[rows].to(device)
         self.y = data.test_y[rows].to(device)
         self.owner = torch.cat([owner, torch.full((short,), self.tasks)]).to(device)
-        self._count = torch.zeros(self.tasks + 1, dtype=torch.long, device=device)
+        with learner.engine.scope():
+            self._count = torch.zeros(self.tasks + 1, dtype=torch.long, device=device)
         self.points: list[tuple[int, int, str]] = []  # step, task, kind
         self.counts: dict[str, list[Tensor]] = {norm: [] for norm in NORMS}
 
@@ -69,13 +70,14 @@ class Evaluator:
             part = slice(start, start + self.batch_size)
             fn = partial(_count, self.learner, self._count)
             inputs = (self.x[part], self.y[part], self.owner[part])
-            self.learner.engine.run(("evaluate", self.batch_size), fn, *inputs)
+            self.learner.engine.run(("evaluate", id(self), self.batch_size), fn, *inputs)
         return self._count.clone()
 
     def accuracy(self, norm: str = "bn") -> float:
         """Mean over the tasks so far at the last point; waits for the device."""
         seen = max(self.points[-1][1] + 1, 1)
-        last = self.counts[norm][-1][:seen].cpu().numpy()
+        with self.learner.engine.scope():
+            last = self.counts[norm][-1][:seen].cpu().numpy()
         return float((100 * last / self.sizes[:seen]).mean())
 
     def result(self) -> dict[str, Any]:

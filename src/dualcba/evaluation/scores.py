@@ -62,9 +62,9 @@ def area(curve: Floats) -> float | None:
     return float(np.nanmean(curve, axis=1).mean()) if len(curve) else None
 
 
-def area_of_last_task(curve: Floats, task: Ints) -> float | None:
-    """The same over the points within the last task."""
-    return area(curve[task == task.max()]) if len(curve) else None
+def area_of_last_task(curve: Floats, task: Ints, tasks: int) -> float | None:
+    """The same over the points within the last of the tasks."""
+    return area(curve[task == tasks - 1])
 
 
 def minimum(matrix: Floats, curve: Floats, task: Ints) -> float | None:
@@ -73,7 +73,7 @@ def minimum(matrix: Floats, curve: Floats, task: Ints) -> float | None:
     if not len(curve) or tasks < 2:
         return None
     lows = [
-        min(np.min(curve[task > i, i], initial=np.inf), matrix[i:, i].min())
+        min(np.min(curve[task > i, i], initial=np.inf), matrix[i + 1 :, i].min())
         for i in range(tasks - 1)
     ]
     return float(np.mean(lows))
@@ -95,7 +95,7 @@ def summarize(matrix: Floats, untrained: Floats, curve: Floats, task: Ints) -> S
         "fm": forgetting(matrix),
         "fm_paper": forgetting_as_written(matrix, curve),
         "acc_auc": area(curve),
-        "acc_auc_last": area_of_last_task(curve, task),
+        "acc_auc_last": area_of_last_task(curve, task, len(matrix)),
         "min_acc": minimum(matrix, curve, task),
         "wc_acc": worst_case(matrix, curve, task),
         "bwt": backward_transfer(matrix),

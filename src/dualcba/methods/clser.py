@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 from dualcba.losses import Batch, CrossEntropy, MeanSquaredError, Term
 from dualcba.methods.base import Context, Method
 from dualcba.nets import Network
-from dualcba.normalization import batch_norms
+from dualcba.normalization import batch_norms, modes
 
 
 class CLSER(Method):
@@ -76,7 +77,7 @@ class CLSER(Method):
         """z_ema (n, C); worked out once a step, though outer and inner loss ask for it."""
         if self._kept is None or self._kept[0] is not batch.x:
             with torch.no_grad(), self.context.autocast():
-                z_stable, z_plastic = self.stable(batch.x)[0], self.plastic(batch.x)[0]
+                z_stable, z_plastic = _logits(self.stable, batch.x), _logits(self.plastic, batch.x)
             self._kept = batch.x, more_certain(z_stable, z_plastic, batch.y)
         return self._kept[1]
 
@@ -111,6 +112,12 @@ def follow(average: Sequence[Tensor], theta: Sequence[Tensor], rate: Tensor) -> 
     way = torch._foreach_sub(list(theta), list(average))
     torch._foreach_mul_(way, (1 - rate).to(way[0].dtype))
     torch._foreach_add_(list(average), way)
+
+
+def _logits(average: Network, x: Tensor) -> Tensor:
+    """By batch statistics; a lone sample has none and takes those the copy was made with."""
+    with modes(average) if len(x) == 1 else nullcontext():
+        return average(x)[0]  # type: ignore[no-any-return]
 
 
 def _frozen_copy(network: Network) -> Network:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dualcba.errors import unknown
+from dualcba.normalization import modes
 
 
 class Network(nn.Module):
@@ -75,11 +76,10 @@ class Network(nn.Module):
         weight = next(self.module.parameters())
         given: list[Tensor] = []
         watch = self.head.register_forward_hook(lambda m, a, out: given.append(out))
-        training = self.module.training
-        self.module.eval()
+        shape = (2, *self.input_shape)
         try:
-            shape = (2, *self.input_shape)
-            z = self.module(torch.zeros(shape, dtype=weight.dtype, device=weight.device))
+            with modes(self.module):
+                z = self.module(torch.zeros(shape, dtype=weight.dtype, device=weight.device))
         except RuntimeError as error:
             raise ValueError(
                 f"the network does not take inputs of shape {self.input_shape}: "
@@ -87,7 +87,6 @@ class Network(nn.Module):
             ) from error
         finally:
             watch.remove()
-            self.module.train(training)
         h, self._features = self._features, None
         if h is None or not given or given[-1] is not z or h.dim() != 2:
             raise ValueError(
