@@ -60,16 +60,14 @@ class Transform(nn.Module):
         return self.normalize(x if params is None or not self.random else self.augment(x, params))
 
     def augment(self, x: Tensor, params: Tensor) -> Tensor:
-        """Crop and flip by one gather; the result lies channels-last in memory."""
-        n, _, height, width = x.shape
+        """Crop and flip by one gather."""
+        n, channels, height, width = x.shape
         across = torch.arange(width, device=x.device)
-        flipped = width - 1 - across
-        columns = torch.where(params[:, 2:] > 0, flipped, across) + params[:, 1:2]  # (n, W)
-        rows = torch.arange(height, device=x.device) + params[:, :1]  # (n, H)
-        padded = F.pad(x, [self.pad] * 4)
-        sample = torch.arange(n, device=x.device)[:, None, None]
-        picked = padded.permute(0, 2, 3, 1)[sample, rows[:, :, None], columns[:, None, :]]
-        return picked.permute(0, 3, 1, 2)
+        columns = torch.where(params[:, 2:] > 0, width - 1 - across, across) + params[:, 1:2]
+        rows = torch.arange(height, device=x.device) + params[:, :1]  # (n, H); columns (n, W)
+        pixels = rows[:, :, None] * (width + 2 * self.pad) + columns[:, None, :]  # (n, H, W)
+        padded = F.pad(x, [self.pad] * 4).flatten(2)
+        return padded.gather(2, pixels.view(n, 1, -1).expand(n, channels, -1)).view(x.shape)
 
     def normalize(self, x: Tensor) -> Tensor:
         """(x − mean) / std; uint8 is first brought to [0, 1]."""
