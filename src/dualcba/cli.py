@@ -194,7 +194,7 @@ def _run_all(
         TextColumn("{task.description:<24}"),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]:>6.0f} samples/s  acc {task.fields[acc]:>4}"),
+        TextColumn("{task.fields[rate]:>6.0f} samples/s  {task.fields[acc]:>8}"),
         TimeRemainingColumn(),
     )
     results: dict[str, dict[str, Any]] = {}
@@ -218,7 +218,7 @@ def _run_all(
                 progress.update(overall, advance=1, rate=samples / max(clock() - started, 1e-9))
             elif show and step % 50 == 0:
                 rate = step * spec.batch_size / max(clock() - begun, 1e-9)
-                acc = f"{run.evaluator.accuracy():.1f}"
+                acc = f"acc {run.evaluator.accuracy():.1f}"
                 progress.update(bar, completed=step, rate=rate, acc=acc)
     return [results[spec.name] for spec in specs]
 
