@@ -83,11 +83,12 @@ def make_learner(images: Dataset) -> Callable[..., Learner]:
             "batch_size": 8,
             "lr": 0.05,
             "outer_every": 2,
-            "adaptor_options": {"width": 16},
             "transform": images.transform(),
             "device": "cpu",
             **given,
         }
+        if str(method).endswith("cba") or given.get("adaptor"):
+            options.setdefault("adaptor_options", {"width": 16})
         return Learner(network or small_net(), SHAPE, CLASSES, method=method, **options)
 
     return make

@@ -511,7 +511,9 @@ def test_a_step_never_waits_for_the_device(
 ) -> None:
     given = {"adaptor": "dual-cba"} if method is TwoDraws else {}
     method = method() if method is TwoDraws else method
-    learner = make_learner(method, adaptor_options={"space": space, "width": 8}, **given)
+    if method != "er":
+        given = {"adaptor_options": {"space": space, "width": 8}, **given}
+    learner = make_learner(method, **given)
     run = learner.engine.run
     ran = []
 
@@ -891,7 +893,7 @@ def test_bad_options_name_the_value(
 
 
 def test_at_least_two_classes(make_net: Any) -> None:
-    with pytest.raises(ValueError, match="num_classes is 1, expected at least 2"):
+    with pytest.raises(ValueError, match="num_classes is 1, expected a whole number of at least 2"):
         Learner(make_net(), (3, 8, 8), 1)
 
 

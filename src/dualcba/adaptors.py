@@ -159,7 +159,7 @@ class Adaptor(nn.Module):
         if self.specific is not None:
             r = self.specific(p, self.sets)
             if probability:
-                yield r.masked_fill(~(old | new), -torch.inf).softmax(1)
+                yield (r if self.continual else r.masked_fill(~(old | new), -torch.inf)).softmax(1)
             else:
                 yield r if self.continual else r * ((old | new) * self.sets.later).to(r.dtype)
         if self.agnostic is not None:
@@ -211,3 +211,9 @@ def dual(sets: ClassSets, generator: torch.Generator, **options: object) -> Adap
 
 
 ADAPTORS = {"cba": class_specific, "dual-cba": dual}
+
+ADAPTOR_OPTIONS = {
+    "cba": ("space", "width"),
+    "dual-cba": ("specific", "agnostic", "divide", "space", "width"),
+}
+"""What may be chosen about each; the rest is what makes it that adaptor."""

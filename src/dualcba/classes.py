@@ -27,6 +27,7 @@ class ClassSets(nn.Module):
     seen: Tensor
     later: Tensor
     owner: Tensor
+    before: Tensor
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -35,17 +36,27 @@ class ClassSets(nn.Module):
         self.register_buffer("new", torch.zeros(num_classes, dtype=torch.bool))
         self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.bool))
         self.register_buffer("owner", torch.full((num_classes,), -1))  # the task that announced it
+        self.register_buffer("before", self.owner.clone())  # the same, as the task began
         self.register_buffer("later", torch.zeros(()))  # 0 in the first task, 1 from the second on
 
     def new_task(self, classes: Sequence[int]) -> None:
         """Begin the next task with these new classes."""
         self.check(classes)
-        index = torch.as_tensor(list(classes), dtype=torch.long, device=self.new.device)
+        self.begin(classes)
+
+    def begin(self, classes: Sequence[int]) -> None:
+        """`new_task` without a check: its classes may not be known yet."""
         self.task += 1
+        self.before.copy_(self.owner)
+        self.set_new(classes)
+        self.later.fill_(float(self.task > 0))
+
+    def set_new(self, classes: Sequence[int]) -> None:
+        """Say anew, in place, which classes the current task brings."""
+        index = torch.as_tensor(list(classes), dtype=torch.long, device=self.new.device)
         self.new.zero_().index_fill_(0, index, True)
         self.seen.logical_or_(self.new)
-        self.owner.masked_fill_(self.new, self.task)
-        self.later.fill_(float(self.task > 0))
+        self.owner.copy_(self.before.masked_fill(self.new, self.task))
 
     def check(self, classes: Sequence[int]) -> None:
         """Raise unless these can be the new classes of a task."""

@@ -123,6 +123,8 @@ def run(
     forward: Annotated[str | None, typer.Option(help="split or concat")] = None,
     ibn_augment: Annotated[bool | None, typer.Option(help="augment in the IBN pass")] = None,
     ibn_average: Annotated[str | None, typer.Option(help="cumulative or ema")] = None,
+    seen_only: Annotated[bool | None, typer.Option(help="answer with classes seen")] = None,
+    boundaries: Annotated[str | None, typer.Option(help="of tasks: given or inferred")] = None,
     eval_every: Annotated[
         int | None, typer.Option(help="steps between scores; 0: task ends")
     ] = None,
@@ -151,6 +153,7 @@ def run(
     hardware = Hardware(device, engine, precision)
     load = cache(lambda name: load_dataset(name, data_dir))
     check_all(specs, lambda s: load(s.dataset), hardware)
+    out.mkdir(parents=True, exist_ok=True)
     show = not quiet and not as_json
     results = _run_all(specs, lambda s: load(s.dataset), hardware, out, abreast, show=show)
     if as_json:
@@ -163,7 +166,8 @@ def run(
 _SPEC_OPTIONS = {
     "method", "dataset", "setting", "buffer", "seeds", "seed", "tasks", "class_order", "epochs",
     "network", "batch_size", "lr", "adaptor_lr", "outer_every", "specific", "agnostic", "space",
-    "divide", "width", "norm", "forward", "ibn_augment", "ibn_average", "eval_every",
+    "divide", "width", "norm", "forward", "ibn_augment", "ibn_average", "seen_only",
+    "boundaries", "eval_every",
 }  # fmt: skip
 
 
@@ -215,7 +219,9 @@ def _run_all(
                 write_result(out, spec, results[spec.name])
                 samples += run.total * spec.batch_size
                 progress.remove_task(bar)
-                progress.update(overall, advance=1, rate=samples / max(clock() - started, 1e-9))
+                rate = samples / max(clock() - started, 1e-9)
+                acc = f"acc {run.evaluator.accuracy():.1f}"  # of the run that ended last
+                progress.update(overall, advance=1, rate=rate, acc=acc)
             elif show and step % 50 == 0:
                 rate = step * spec.batch_size / max(clock() - begun, 1e-9)
                 acc = f"acc {run.evaluator.accuracy():.1f}"

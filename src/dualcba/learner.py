@@ -14,12 +14,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from dualcba.adaptors import ADAPTORS, Adaptor
+from dualcba.adaptors import ADAPTOR_OPTIONS, ADAPTORS, Adaptor
 from dualcba.bilevel import hypergradient, trainable
+from dualcba.boundaries import Boundaries
 from dualcba.classes import ClassSets
 from dualcba.data import Transform, check_labels, check_samples
 from dualcba.engine import make_engine, resolve_device
-from dualcba.errors import expected
+from dualcba.errors import expected, unknown
 from dualcba.losses import Adapt, Batch, identity, inner_batches
 from dualcba.methods import Context, Method, check_options, parse_method
 from dualcba.nets import Network
@@ -39,7 +40,8 @@ class Learner:
     Parameters
     ----------
     network
-        Any module that maps (n, *input_shape) to (n, num_classes) by a last linear layer.
+        Any module that maps (n, *input_shape) to (n, num_classes) by a last linear layer. It is
+        the learner's from then on: moved to the device, put into training mode, and trained.
     input_shape, num_classes
         Of one sample; of the classes that will ever arrive.
     method
@@ -69,6 +71,11 @@ class Learner:
     ibn
         Whether `predict` re-estimates batch-normalisation statistics from the memory; by default
         with Dual-CBA. `ibn_augment` and `ibn_average` (`"cumulative"`, `"ema"`) say how.
+    seen_only
+        Answer only with classes that have been seen; otherwise with any of them.
+    boundaries
+        `"given"`: the caller says by `new_task` when a task begins; `"inferred"`: nobody does, and
+        tasks and new classes follow from the labels, by the rule of `dualcba.boundaries`.
     seed
         Of every random choice the learner makes.
     device, engine, precision
@@ -113,6 +120,8 @@ class Learner:
         ibn: bool | None = None,
         ibn_augment: bool = True,
         ibn_average: str = "cumulative",
+        seen_only: bool = False,
+        boundaries: str = "given",
         seed: int = 0,
         device: str | torch.device = "auto",
         engine: str = "auto",
@@ -120,17 +129,18 @@ class Learner:
         head: str | None = None,
     ) -> None:
         base, kind = _resolve(method, method_options or {}, adaptor)
-        _check(
-            num_classes,
-            batch_size,
-            lr,
-            adaptor_lr,
-            outer_every,
-            dtype,
-            forward,
-            ibn_average,
-            precision,
-        )
+        _check_adaptor(kind, adaptor_options or {})
+        _at_least(2, num_classes=num_classes)
+        _at_least(1, buffer=buffer, batch_size=batch_size, outer_every=outer_every)
+        _at_least(0, seed=seed)
+        _above_zero(lr=lr, adaptor_lr=adaptor_lr)
+        _one_of((torch.uint8, torch.float32), dtype=dtype)
+        _one_of(("split", "concat"), forward=forward)
+        _one_of(("cumulative", "ema"), ibn_average=ibn_average)
+        _one_of(("auto", "fp32", "bf16"), precision=precision)
+        _one_of(("given", "inferred"), boundaries=boundaries)
+        if not isinstance(network, nn.Module):
+            raise ValueError(expected("network", network, "an nn.Module"))
         if base.one_per_class and buffer < num_classes:
             wanted = f"at least {num_classes}: {type(base).__name__} keeps samples of every class"
             raise ValueError(expected("buffer", buffer, wanted))
@@ -142,6 +152,7 @@ class Learner:
         self.concat = forward == "concat"
         self.ibn = kind == "dual-cba" if ibn is None else ibn
         self.ibn_augment = ibn_augment
+        self.seen_only = seen_only
         self.ibn_average = ibn_average
         self.dtype = dtype
         self.bf16 = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
@@ -154,6 +165,8 @@ class Learner:
         self._weights_rng = torch_generator(seed, "adaptor")
 
         shape = tuple(input_shape)
+        if hasattr(base, "context"):
+            raise ValueError("the method object works in another learner, expected one of its own")
         self.method = base
         plain = transform or Transform([0.0], [1.0])
         transform = base.make_transform(plain)
@@ -161,6 +174,7 @@ class Learner:
             network.train()  # as a whole; parts that were frozen by hand stay as they are
         self.network = Network(network, shape, num_classes, head=head)
         self.sets = ClassSets(num_classes)
+        self.boundaries = Boundaries(num_classes) if boundaries == "inferred" else None
         self.memory = base.make_memory(buffer, shape, dtype, num_classes)
         with self.engine.scope():
             self.lr = torch.tensor(lr, device=self.device)
@@ -193,6 +207,7 @@ class Learner:
             self._incremental = Statistics(self.norms)
             self._losses = torch.zeros(RECENT, device=self.device)
         self._incremental_step = -1
+        self._evaluations = 0  # how deep in `evaluating`
         self._make_optimizers(adaptor_lr)
 
     def _make_optimizers(self, adaptor_lr: float) -> None:
@@ -213,12 +228,18 @@ class Learner:
         """The number of the current task, from 0; −1 before the first."""
         return self.sets.task
 
-    def new_task(self, classes: Sequence[int]) -> None:
+    def new_task(self, classes: Sequence[int] | Tensor | NDArray[np.int64]) -> None:
         """Say that a task with these new classes begins; ends the one before."""
+        if self.boundaries is not None:
+            raise ValueError("boundaries are inferred from the labels, expected no new_task")
+        classes = classes.tolist() if isinstance(classes, Tensor | np.ndarray) else classes
         self.sets.check(classes)
+        self._begin_task(classes)
+
+    def _begin_task(self, classes: Sequence[int]) -> None:
         self.end_task()
         with self.engine.scope():
-            self.sets.new_task(classes)
+            self.sets.begin(classes)
             if self.adaptor is not None and self.task > 0:
                 void = self.adaptor.reset_for_task(self._weights_rng)
                 _zero_state(self.adaptor_optimizer, void)
@@ -227,7 +248,7 @@ class Learner:
         self._task_open = True
 
     def end_task(self) -> None:
-        """Say that the current task is over; `new_task` does so by itself."""
+        """Say that the current task, or the stream, is over; a new task does so by itself."""
         if not self._task_open:
             return
         self._task_open = False
@@ -248,13 +269,27 @@ class Learner:
         low = -1 if self.method.unlabelled else 0
         labels = check_labels(y, len(samples), self.sets.num_classes, "observed", low)
         known = (labels >= 0).cpu().numpy() if self.method.unlabelled else None
-        self.learn(self.engine.receive(samples), self.engine.receive(labels), known)
+        host = None if self.boundaries is None else labels.cpu().numpy()
+        samples, labels = self.engine.receive(samples), self.engine.receive(labels)
+        self.learn(samples, labels, known, labels=host)
 
-    def learn(self, x: Tensor, y: Tensor, known: NDArray[np.bool_] | None = None) -> None:
+    def learn(
+        self,
+        x: Tensor,
+        y: Tensor,
+        known: NDArray[np.bool_] | None = None,
+        *,
+        labels: NDArray[np.int64] | None = None,
+        again: bool = False,
+    ) -> None:
         """`observe` for data already checked and on the device; nothing here waits for it.
 
-        `known` says on the host which samples have a label, where not all have.
+        `known` says on the host which samples have a label, where not all have; `labels` is y on
+        the host, where boundaries are inferred; `again` that the task had these samples before, in
+        an earlier epoch.
         """
+        if self.boundaries is not None:
+            self._infer_task(labels)
         if not self._task_open:
             raise ValueError("no task has begun, expected new_task(classes) before observe")
         in_task = self.step - self.task_starts[-1]
@@ -271,12 +306,25 @@ class Learner:
             step = partial(self._step, layout=layout, outer=outer and first)
             key = ("step", layout, outer and first)
             self.engine.run(key, step, x, y, self.engine.upload(packet))
-        if self.method.rereads_task:
+        if self.method.rereads_task and not again:
             with self.engine.scope():
                 self._task_data.append((x.clone(), y.clone()))
         self.step += 1
         if self.device.type == "cpu" or self.step % (RECENT // 2) == 0:
             self.check_finite()
+
+    def _infer_task(self, labels: NDArray[np.int64] | None) -> None:
+        """Begin a task, or change what is new, as the labels of the next batch say."""
+        assert self.boundaries is not None
+        if labels is None:
+            raise ValueError(expected("labels", labels, "y on the host: boundaries are inferred"))
+        before = self.boundaries.new
+        boundary, new = self.boundaries.update(labels)
+        if boundary or not self._task_open:
+            self._begin_task(sorted(new))
+        elif new != before:
+            with self.engine.scope():
+                self.sets.set_new(sorted(new))
 
     def _draw(self, n: int, outer: bool, store: NDArray[np.bool_]) -> dict[str, Array]:
         """Everything random that the next step needs, by name; `store`: what memory may take."""
@@ -305,6 +353,7 @@ class Learner:
     def _step(self, x: Tensor, y: Tensor, packet: Tensor, *, layout: Layout, outer: bool) -> None:
         """One iteration of Algorithm 1, in place on the device."""
         draw = unpack(packet, layout)
+        penalties(self._aware)  # what a step that failed may have left behind
         new, *mem = self._forward(x, y, draw)
         if outer:
             self._outer_step(new, mem, draw)
@@ -344,7 +393,7 @@ class Learner:
                 sizes = [len(v) for v in views]
                 outputs = list(zip(torch.split(z, sizes), torch.split(h, sizes), strict=True))
             else:
-                outputs = [self._outputs(v, r[1]) for v, r in zip(views, raw, strict=True)]
+                outputs = self._one_by_one(views, [r[1] for r in raw])
         batches, start = [], 0
         for view, (_, labels, columns), (z, h) in zip(views, raw, outputs, strict=True):
             rows = slice(start, start + len(view))
@@ -355,6 +404,18 @@ class Learner:
             batches = batches[: len(names)]
             batches[0].views = dict(zip(self.views, seen_otherwise, strict=True))
         return batches
+
+    def _one_by_one(
+        self, views: Sequence[Tensor], labels: Sequence[Tensor]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Each view in a forward of its own; lone samples last.
+
+        Those take running statistics, which no later forward may move before the backward.
+        """
+        outputs: dict[int, tuple[Tensor, Tensor]] = {}
+        for i in sorted(range(len(views)), key=lambda i: len(views[i]) == 1):
+            outputs[i] = self._outputs(views[i], labels[i])
+        return [outputs[i] for i in range(len(views))]
 
     def _outputs(self, view: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and features; a lone sample has no batch statistics and takes the running ones."""
@@ -433,15 +494,18 @@ class Learner:
     def scores(self, x: Tensor) -> Tensor:
         """Raw samples on the device → (n, C) scores; call it within `evaluating`."""
         with self._autocast():
-            return self.method.scores(self.transform(x)).float()
+            scores = self.method.scores(self.transform(x)).float()
+        return scores.masked_fill(~self.sets.seen, -torch.inf) if self.seen_only else scores
 
     @contextmanager
     def evaluating(self, norm: str = "bn") -> Iterator[None]:
         """Evaluation mode under BN or IBN statistics; afterwards all is as it was."""
         incremental = norm == "ibn" and bool(self.norms) and self.memory.filled > 1
         with self.engine.scope(), torch.no_grad():
+            running = self._running if self._evaluations == 0 else Statistics(self.norms)
+            self._evaluations += 1
             if incremental:
-                self._running.keep()
+                running.keep()
             try:
                 if incremental:
                     self._estimate()
@@ -450,8 +514,9 @@ class Learner:
                         self.method.before_scores()
                     yield
             finally:
+                self._evaluations -= 1
                 if incremental:
-                    self._running.restore()
+                    running.restore()
 
     def _estimate(self) -> None:
         """IBN: statistics from one shuffled pass over the memory, kept until the next step."""
@@ -472,7 +537,7 @@ class Learner:
     def _pass_over_memory(self, packet: Tensor, *, layout: Layout) -> None:
         draw = unpack(packet, layout)
         # a moving average has the training's batches; for a plain one larger batches do as well
-        size = IBN_BATCH if self.ibn_average == "cumulative" else self.batch_size
+        size = IBN_BATCH if self.ibn_average == "cumulative" else max(2, self.batch_size)
         chunks = math.ceil(len(draw["rows"]) / size)
         rows = draw["rows"].tensor_split(chunks)
         augment = draw["augment"].tensor_split(chunks) if "augment" in draw else [None] * chunks
@@ -509,11 +574,19 @@ class Learner:
             "task_open": self._task_open,
             "rng": {k: g.bit_generator.state for k, g in self._rng.items()},
         }
+        if self.boundaries is not None:
+            meta["boundaries"] = self.boundaries.state_dict()
         return {"tensors": tensors, "meta": meta}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a snapshot of a learner built with the same arguments."""
         meta = state["meta"]
+        lacking = {"step", "task_starts", "task_open", "rng"}.difference(meta)
+        if lacking or set(meta["rng"]) != set(self._rng):
+            raise ValueError(f"the state's meta has no entry {sorted(lacking) or 'rng'}")
+        if ("boundaries" in meta) != (self.boundaries is not None):
+            has, wanted = ("inferred", "given") if "boundaries" in meta else ("given", "inferred")
+            raise ValueError(expected("boundaries of the state", has, repr(wanted)))
         compare(self.state_dict()["tensors"], state["tensors"])
         tensors = {k: self.engine.receive(v) for k, v in state["tensors"].items()}
         with self.engine.scope():
@@ -528,6 +601,8 @@ class Learner:
         self._weights_rng.set_state(tensors["weights_rng"].cpu())
         for name, value in meta["rng"].items():
             self._rng[name].bit_generator.state = value
+        if self.boundaries is not None:
+            self.boundaries.load_state_dict(meta["boundaries"])
         self.step = meta["step"]
         self.task_starts = list(meta["task_starts"])
         self._task_open = meta["task_open"]
@@ -564,7 +639,14 @@ def _resolve(
     if isinstance(method, Method):
         if adaptor is not None and adaptor not in ADAPTORS:
             raise ValueError(expected("adaptor", adaptor, f"one of {', '.join(ADAPTORS)}"))
+        if adaptor is not None and not method.adaptable:
+            name = type(method).__name__
+            raise ValueError(expected("adaptor", adaptor, f"none: {name} has no logits to adapt"))
+        if options:
+            raise ValueError(expected("method_options", options, "none beside a Method object"))
         return method, adaptor
+    if not isinstance(method, str):
+        raise ValueError(expected("method", method, "a name or a Method object"))
     base, kind = parse_method(method)
     if adaptor is not None and adaptor != kind:
         raise ValueError(expected("adaptor", adaptor, f"{kind!r}, as the method {method!r} says"))
@@ -572,30 +654,33 @@ def _resolve(
     return base(**options), kind
 
 
-def _check(
-    num_classes: int, batch_size: int, lr: float, adaptor_lr: float, outer_every: int,
-    dtype: torch.dtype, forward: str, ibn_average: str, precision: str,
-) -> None:  # fmt: skip
-    least = {
-        "num_classes": (num_classes, 2),
-        "batch_size": (batch_size, 1),
-        "outer_every": (outer_every, 1),
-    }
-    for field, (value, low) in least.items():
-        if value < low:
-            raise ValueError(expected(field, value, f"at least {low}"))
-    for field, rate in {"lr": lr, "adaptor_lr": adaptor_lr}.items():
-        if not rate > 0 or not math.isfinite(rate):
-            raise ValueError(expected(field, rate, "a number above 0"))
-    choices = {
-        "dtype": (dtype, (torch.uint8, torch.float32)),
-        "forward": (forward, ("split", "concat")),
-        "ibn_average": (ibn_average, ("cumulative", "ema")),
-        "precision": (precision, ("auto", "fp32", "bf16")),
-    }
-    for field, (choice, known) in choices.items():
-        if choice not in known:
-            raise ValueError(expected(field, choice, " or ".join(map(repr, known))))
+def _check_adaptor(kind: str | None, options: Mapping[str, Any]) -> None:
+    if options and kind is None:
+        raise ValueError(expected("adaptor_options", dict(options), "none without an adaptor"))
+    for name in options:
+        if kind is not None and name not in ADAPTOR_OPTIONS[kind]:
+            raise ValueError(
+                unknown(f"option of the adaptor {kind!r}", name, ADAPTOR_OPTIONS[kind])
+            )
+
+
+def _at_least(low: int, **fields: int) -> None:
+    for field, value in fields.items():
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not whole or value < low:
+            raise ValueError(expected(field, value, f"a whole number of at least {low}"))
+
+
+def _above_zero(**fields: float) -> None:
+    for field, value in fields.items():
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ValueError(expected(field, value, "a number above 0"))
+
+
+def _one_of(known: Sequence[object], **fields: object) -> None:
+    for field, value in fields.items():
+        if value not in known:
+            raise ValueError(expected(field, value, " or ".join(map(repr, known))))
 
 
 def _zero_state(optimizer: torch.optim.Optimizer | None, parameters: Sequence[Tensor]) -> None:

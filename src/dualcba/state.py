@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from dualcba.files import whole
 
 Tensors = dict[str, Tensor]
 
@@ -81,16 +81,9 @@ def _say(t: Tensor) -> str:
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
     """One safetensors file, with the rest of the state as JSON in its header."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
-    os.close(handle)
-    try:
-        tensors = {k: v.contiguous().cpu() for k, v in state["tensors"].items()}
+    tensors = {k: v.contiguous().cpu() for k, v in state["tensors"].items()}
+    with whole(path) as draft:
         save_file(tensors, draft, {"dualcba": json.dumps(state["meta"])})
-        os.replace(draft, path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -43,7 +43,10 @@ def check_labels(
     y: ArrayLike | Tensor, length: int, num_classes: int | None, where: str, low: int = 0
 ) -> Tensor:
     """Labels as int64, or a `ValueError` that names the first bad one."""
-    labels = torch.as_tensor(y)
+    try:
+        labels = torch.as_tensor(y)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{where} y cannot be read as labels, expected whole numbers") from None
     if labels.dim() != 1 or len(labels) != length:
         raise ValueError(expected(f"shape of {where} y", tuple(labels.shape), f"({length},)"))
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
@@ -65,6 +68,8 @@ def check_samples(
 ) -> Tensor:
     """Samples as a uint8 or float32 tensor, or a `ValueError` that says what is wrong."""
     samples = x if isinstance(x, Tensor) else torch.from_numpy(_numeric(x, where))
+    if samples.is_complex():
+        raise ValueError(expected(f"dtype of {where} x", str(samples.dtype), "real numbers"))
     if samples.dim() < 2 or samples.numel() == 0:
         wanted = "(n, ...) with n of at least 1"
         raise ValueError(expected(f"shape of {where} x", tuple(samples.shape), wanted))
@@ -84,10 +89,13 @@ def check_samples(
 
 
 def _numeric(x: ArrayLike, where: str) -> np.ndarray:
-    array = np.asarray(x)
+    try:
+        array = np.asarray(x)
+    except ValueError:
+        raise ValueError(f"{where} x is ragged, expected samples of one shape") from None
     if array.dtype.kind not in "buif":
         raise ValueError(expected(f"dtype of {where} x", str(array.dtype), "numbers"))
-    return array
+    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
 
 
 def from_arrays(

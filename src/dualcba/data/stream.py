@@ -56,31 +56,40 @@ def split_classes(
     >>> split_classes(4, 2, order=[3, 0, 1, 2])
     [[3, 0], [1, 2]]
     """
-    classes = list(range(num_classes)) if order is None else [int(c) for c in order]
-    if sorted(classes) != list(range(num_classes)):
+    classes = list(range(num_classes)) if order is None else list(order)
+    if not _whole(classes) or sorted(classes) != list(range(num_classes)):
         raise ValueError(expected("class order", classes, f"each of 0 to {num_classes - 1} once"))
     if isinstance(tasks, int):
         if tasks < 1 or num_classes % tasks:
             raise ValueError(expected("tasks", tasks, f"a divisor of the {num_classes} classes"))
         tasks = [num_classes // tasks] * tasks
-    if all(isinstance(t, int | np.integer) for t in tasks):
+    if _whole(tasks):
         sizes = [int(t) for t in tasks]  # type: ignore[arg-type]
         if not sizes or min(sizes) < 1 or sum(sizes) > num_classes:
             wanted = f"sizes of at least 1 that sum to at most {num_classes}"
             raise ValueError(expected("tasks", sizes, wanted))
         ends = np.cumsum(sizes)
         return [classes[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-    groups = [list(t) for t in tasks]  # type: ignore[arg-type]
+    groups = [list(t) if isinstance(t, Sequence) else [] for t in tasks]
     flat = [c for group in groups for c in group]
-    if len(set(flat)) != len(flat) or not set(flat) <= set(classes) or not all(groups):
+    if not _whole(flat) or len(set(flat)) != len(flat) or not set(flat) <= set(classes):
+        groups = []
+    if not groups or not all(groups):
         wanted = f"lists of distinct classes from 0 to {num_classes - 1}"
-        raise ValueError(expected("tasks", groups, wanted))
+        raise ValueError(expected("tasks", tasks, wanted))
     return groups
+
+
+def _whole(values: Sequence[object]) -> bool:
+    """Whether all are whole numbers."""
+    return all(isinstance(v, int | np.integer) and not isinstance(v, bool) for v in values)
 
 
 def blurry(stream: Sequence[Task], percent: float, rng: np.random.Generator) -> list[Task]:
     """Move `percent` of each task's samples to the other tasks, in equal disjoint parts."""
-    if not 0 < percent < 100 or len(stream) < 2:
+    if len(stream) < 2:
+        raise ValueError(expected("tasks of a blurry stream", len(stream), "at least 2"))
+    if not 0 < percent < 100:
         raise ValueError(expected("percent of a blurry stream", percent, "between 0 and 100"))
     kept, arriving = [], [[] for _ in stream]  # type: list[Indices], list[list[Indices]]
     for t, task in enumerate(stream):

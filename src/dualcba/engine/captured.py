@@ -36,6 +36,7 @@ class Captured:
         self.counts: Counter[Hashable] = Counter()
         self.refused: set[Hashable] = set()
         self.pool = torch.cuda.graph_pool_handle()
+        self.stream.wait_stream(torch.cuda.current_stream(device))  # what the caller made so far
 
     def run(self, key: Hashable, fn: Callable[..., None], *inputs: Tensor) -> None:
         """Replay the key's graph, or capture it, or warm up."""
@@ -62,8 +63,9 @@ class Captured:
                 fn(*static)
         except Exception as error:  # whatever a network or method does that capture forbids
             self.refused.add(key)
-            reason = str(error).splitlines()[0]
-            warnings.warn(f"{key!r} runs eagerly, it cannot be captured: {reason}", stacklevel=2)
+            name = key[0] if isinstance(key, tuple) else key
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            warnings.warn(f"{name!r} runs eagerly, it cannot be captured: {reason}", stacklevel=2)
             return None
         self.entries[key] = _Entry(graph, static)
         return self.entries[key]
@@ -76,12 +78,15 @@ class Captured:
     def receive(self, tensor: Tensor) -> Tensor:
         """On the device; what the caller's stream still writes or may free is waited for."""
         if not tensor.is_cuda:
+            host = tensor.clone() if tensor.is_pinned() else tensor  # the caller may write on it
             with torch.cuda.stream(self.stream):
-                return tensor.pin_memory().to(self.device, non_blocking=True)
-        self.stream.wait_stream(torch.cuda.current_stream(tensor.device))
-        tensor.record_stream(self.stream)
+                return host.pin_memory().to(self.device, non_blocking=True)
+        caller = torch.cuda.current_stream(tensor.device)
+        self.stream.wait_stream(caller)
         with torch.cuda.stream(self.stream):
-            return tensor.to(self.device)
+            copy = tensor.to(self.device, copy=True)
+        caller.wait_stream(self.stream)  # only then may the caller write on it or free it
+        return copy
 
     def scope(self) -> AbstractContextManager[object]:
         """This engine's stream."""
@@ -97,3 +102,4 @@ class Captured:
         self.entries.clear()
         self.counts.clear()
         self.refused.clear()
+        self.pool = torch.cuda.graph_pool_handle()  # a pool does not outlive its graphs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from dualcba.evaluation.scores import Scores, summarize
 from dualcba.learner import Learner
 
 NORMS = ("bn", "ibn")
+_serial = itertools.count()
 
 
 class Evaluator:
@@ -34,6 +36,7 @@ class Evaluator:
         batch_size: int | None = None,
     ) -> None:
         self.learner = learner
+        self._key = next(_serial)  # graphs are the evaluator's own: they write into its counts
         self.tasks = len(stream)
         device = learner.device
         self.batch_size = batch_size or (1000 if device.type == "cuda" else 250)
@@ -50,12 +53,16 @@ class Evaluator:
         self.points: list[tuple[int, int, str]] = []  # step, task, kind
         self.counts: dict[str, list[Tensor]] = {norm: [] for norm in NORMS}
 
-    def evaluate(self, kind: str) -> None:
-        """Score now; `kind` is `"start"`, `"anytime"`, `"end"` (of a task) or `"both"`."""
+    def evaluate(self, kind: str, task: int | None = None) -> None:
+        """Score now; `kind` is `"start"`, `"anytime"`, `"end"` (of a task) or `"both"`.
+
+        `task` is the stream's current task, from 0; by default the learner's.
+        """
         learner = self.learner
-        self.points.append((learner.step, learner.task, kind))
+        task = learner.task if task is None else task
+        self.points.append((learner.step, task, kind))
         # where only the tasks so far are asked for, the others are not run
-        tasks = learner.task + 1 if kind == "anytime" else self.tasks
+        tasks = task + 1 if kind == "anytime" else self.tasks
         for norm in NORMS:
             if norm == "ibn" and not learner.norms:
                 self.counts[norm].append(self.counts["bn"][-1])
@@ -70,7 +77,7 @@ class Evaluator:
             part = slice(start, start + self.batch_size)
             fn = partial(_count, self.learner, self._count)
             inputs = (self.x[part], self.y[part], self.owner[part])
-            self.learner.engine.run(("evaluate", id(self), self.batch_size), fn, *inputs)
+            self.learner.engine.run(("evaluate", self._key), fn, *inputs)
         return self._count.clone()
 
     def accuracy(self, norm: str = "bn") -> float:

@@ -70,12 +70,15 @@ class Run:
         train_y = self.data.train_y.clone()
         if self.known is not None:
             train_y[torch.from_numpy(~self.known)] = -1  # nothing below can see these labels
-        train_y = train_y.to(device)
+        labels, train_y = train_y.numpy(), train_y.to(device)
         with self._clock("evaluate"):
             evaluator.evaluate("start")
-        for task, epochs in zip(self.stream, self.plan, strict=True):
-            with self._clock("train"):
-                learner.new_task(task.classes)
+        given = self.spec.boundaries == "given"
+        for number, (task, epochs) in enumerate(zip(self.stream, self.plan, strict=True)):
+            if given:
+                with self._clock("train"):
+                    learner.new_task(task.classes)
+            end_is_known = given or number == len(self.stream) - 1
             for epoch, rows in enumerate(epochs):
                 with self._clock("train"), learner.engine.scope():
                     lr = learning_rate(self.spec.lr, self.setting, epoch, len(epochs))
@@ -85,20 +88,21 @@ class Run:
                     last = epoch == len(epochs) - 1 and k == len(rows) - 1
                     with self._clock("train"), learner.engine.scope():
                         known = None if self.known is None else self.known[rows[k]]
-                        learner.learn(train_x[index[k]], train_y[index[k]], known)
-                        if last:
+                        x, y, host = train_x[index[k]], train_y[index[k]], labels[rows[k]]
+                        learner.learn(x, y, known, labels=host, again=epoch > 0)
+                        if last and end_is_known:
                             learner.end_task()
-                    self._evaluate(last)
+                    self._evaluate(number, last)
                     yield learner.step
         learner.check_finite()
 
-    def _evaluate(self, last: bool) -> None:
+    def _evaluate(self, task: int, last: bool) -> None:
         every = self.spec.eval_every
         anytime = every > 0 and self.learner.step % every == 0
         if anytime or last:
             with self._clock("evaluate"):
                 kind = "both" if anytime and last else "end" if last else "anytime"
-                self.evaluator.evaluate(kind)
+                self.evaluator.evaluate(kind, task)
 
     def result(self) -> dict[str, Any]:
         """What `result.json` holds."""
@@ -143,7 +147,7 @@ def make_stream(spec: Spec, data: Dataset) -> list[Task]:
 def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
     """The learner of a spec."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(torch_generator(spec.seed, "init").initial_seed())
+        torch.default_generator.manual_seed(torch_generator(spec.seed, "init").initial_seed())
         network = make_network(spec.network, data.input_shape, data.num_classes)
         network = convert_normalization(network, spec.norm)
     base, kind = parse_method(spec.method)
@@ -168,6 +172,8 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
         forward=spec.forward,
         ibn_augment=spec.ibn_augment,
         ibn_average=spec.ibn_average,
+        seen_only=spec.seen_only,
+        boundaries=spec.boundaries,
         seed=spec.seed,
         device=hardware.device,
         engine=hardware.engine,

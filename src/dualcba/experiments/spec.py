@@ -45,7 +45,7 @@ ADAPTOR_OPTIONS: dict[str | None, tuple[str, ...]] = {
 
 WORDS = (
     "method", "dataset", "setting", "network", "specific", "space", "norm", "forward",
-    "ibn_average",
+    "ibn_average", "boundaries",
 )  # fmt: skip
 
 
@@ -87,6 +87,8 @@ class Spec:
     forward: str = _option("split: new and memory batches apart; concat: together", "split")
     ibn_augment: bool = _option("augment the memory in the IBN pass", True)
     ibn_average: str = _option("IBN's average over batches: cumulative or ema", "cumulative")
+    seen_only: bool = _option("answer only with classes that have been seen", False)
+    boundaries: str = _option("of tasks: given, or inferred from the labels alone", "given")
     eval_every: int = _option("score every so many steps; 0 for task ends only", 5)
     options: dict[str, Any] = dataclasses.field(
         default_factory=dict, metadata={"help": "options of the method itself"}
@@ -118,6 +120,11 @@ class Spec:
                 f"the setting {self.setting!r} does not fit the method {self.method!r}, "
                 f"expected {wanted}"
             )
+        if self.epochs != 1 and parse_method(self.method)[0].single_pass:
+            wanted = f"1: {self.method} only makes sense in a single pass"
+            raise ValueError(expected("epochs", self.epochs, wanted))
+        if not isinstance(self.options, dict):
+            raise ValueError(expected("options", self.options, "names and values"))
         self._check_dataset()
         self._check_choices(kind)
         self._check_numbers(kind)
@@ -127,6 +134,7 @@ class Spec:
         choices: dict[str, Collection[str]] = {
             "network": NETWORKS, "norm": NORMALIZATIONS,
             "forward": ("split", "concat"), "ibn_average": ("cumulative", "ema"),
+            "boundaries": ("given", "inferred"),
         }  # fmt: skip
         if kind is not None:
             choices["space"] = ("logit", "probability")
@@ -160,7 +168,8 @@ class Spec:
                 or not 0 < value < math.inf
             ):
                 raise ValueError(expected(field, value, "a number above 0"))
-        flags = ("agnostic", "divide", "ibn_augment") if kind == "dual-cba" else ("ibn_augment",)
+        flags = ["ibn_augment", "seen_only"]
+        flags += ["agnostic", "divide"] if kind == "dual-cba" else []
         for field in flags:
             if not isinstance(getattr(self, field), bool):
                 raise ValueError(expected(field, getattr(self, field), "true or false"))
@@ -168,7 +177,7 @@ class Spec:
     def _check_dataset(self) -> None:
         """A name, a folder of images by class, or an `.npz`."""
         if self.dataset not in DATASETS and not Path(self.dataset).expanduser().exists():
-            raise ValueError(unknown("dataset", self.dataset, [*DATASETS, "a folder", "an .npz"]))
+            raise ValueError(f"{unknown('dataset', self.dataset, DATASETS)}, or a path that exists")
 
     @property
     def name(self) -> str:

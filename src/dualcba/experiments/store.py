@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from dualcba.experiments.spec import Spec
+from dualcba.files import whole
 
 RESULT = "result.json"
 
@@ -20,7 +19,7 @@ def result_path(out: Path, spec: Spec) -> Path:
 
 
 def check_free(out: Path, specs: Iterable[Spec]) -> None:
-    """Raise if a run would write where a complete one lies, or where it cannot write."""
+    """Raise if a run would write where a complete one lies, or below a file."""
     for folder in (out, *out.parents):
         if folder.exists() and not folder.is_dir():
             raise FileExistsError(f"{folder} is a file, expected a folder for the results")
@@ -33,17 +32,8 @@ def check_free(out: Path, specs: Iterable[Spec]) -> None:
 def write_result(out: Path, spec: Spec, result: dict[str, Any]) -> Path:
     """Write a result at once: a reader sees all of it or nothing."""
     path = result_path(out, spec)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(result, file, indent=1, allow_nan=False)
-            file.write("\n")
-        os.chmod(draft, 0o644)
-        os.replace(draft, path)
-    except BaseException:
-        Path(draft).unlink(missing_ok=True)
-        raise
+    with whole(path) as draft:
+        draft.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
     return path
 
 

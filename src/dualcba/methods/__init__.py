@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -92,11 +93,14 @@ def check_options(name: str, options: Mapping[str, object]) -> None:
     ValueError: the method 'er' has no option 'alpha', expected none
     """
     base, _ = parse_method(name)
-    known = [p for p in inspect.signature(base.__init__).parameters if p not in _NOT_OPTIONS]
-    for option in options:
+    signature = inspect.signature(base.__init__)
+    known = [p for p in signature.parameters if p not in _NOT_OPTIONS]
+    for option, value in options.items():
         if option not in known:
             wanted = f"one of {', '.join(known)}" if known else "none"
             raise ValueError(f"the method {name!r} has no option {option!r}, expected {wanted}")
+        _check_value(f"option {option!r} of {name!r}", value, signature.parameters[option].default)
+    base(**options)  # what it has to say about their values, it says now
 
 
 _NOT_OPTIONS = ("self", "args", "kwargs")
@@ -169,3 +173,14 @@ def _load_entry_points() -> None:
     except ValueError:  # a clash is to be seen at every attempt
         _entry_points_loaded = False
         raise
+
+
+def _check_value(what: str, value: object, default: object) -> None:
+    """Where a default is a number, the value must be a finite one of its kind, not below 0."""
+    if isinstance(default, bool) or not isinstance(default, int | float):
+        return
+    whole = isinstance(default, int)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fine = number and not (whole and isinstance(value, float))
+    if not fine or not 0 <= float(value) < math.inf:  # type: ignore[arg-type]
+        raise ValueError(expected(what, value, f"a {'whole ' * whole}number of at least 0"))

@@ -64,6 +64,9 @@ class Method(nn.Module):
     one_per_class: bool = False
     """Whether its memory must hold at least one sample of every class."""
 
+    single_pass: bool = False
+    """Whether it only makes sense where every sample of a task comes once."""
+
     repeats: int = 1
     """How often each step is made, every time with fresh draws and augmentation."""
 

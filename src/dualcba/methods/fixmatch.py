@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualcba.data.randaugment import RandAugment, RandAugmentTransform
+from dualcba.data.randaugment import RandAugment, RandAugmentTransform, check_images
 from dualcba.data.transforms import Transform
 from dualcba.losses import Batch, CrossEntropy, Term
 from dualcba.memory import Memory
@@ -40,7 +40,8 @@ class FixMatch(Method):
         self.method = method
         self.threshold = threshold
         self.weight = weight
-        self.draws, self.columns = method.draws, method.columns
+        for name in ("draws", "columns", "repeats", "rereads_task", "one_per_class", "single_pass"):
+            setattr(self, name, getattr(method, name))
 
     def bind(self, context: Context) -> None:
         """Hand the learner's parts on."""
@@ -48,7 +49,8 @@ class FixMatch(Method):
         self.method.bind(context)
 
     def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Memory:
-        """The method's memory."""
+        """The method's memory, of images."""
+        check_images(shape, dtype)
         return self.method.make_memory(size, shape, dtype, C)
 
     def make_transform(self, transform: Transform) -> Transform:
@@ -83,6 +85,18 @@ class FixMatch(Method):
     def after_step(self, noise: Tensor | None) -> None:
         """The method's own."""
         self.method.after_step(noise)
+
+    def begin_task(self) -> None:
+        """The method's own."""
+        self.method.begin_task()
+
+    def end_task(self, x: Tensor, y: Tensor) -> None:
+        """The method's own."""
+        self.method.end_task(x, y)
+
+    def before_scores(self) -> None:
+        """The method's own."""
+        self.method.before_scores()
 
     def scores(self, x: Tensor) -> Tensor:
         """The method's own."""

@@ -56,7 +56,7 @@ class LUCIR(ExemplarMethod):
     strength: Tensor
     met: Tensor
 
-    def __init__(self, *, distillation: float = 5.0, scale: float = 10.0) -> None:
+    def __init__(self, *, distillation: float = 5.0, scale: float = 1.0) -> None:
         super().__init__()
         self.distillation, self.scale = distillation, scale
 

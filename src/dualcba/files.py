@@ -1,0 +1,34 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Gives a draft to write beside the path; it takes the path's place if all went well.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with whole(Path(folder, "sub", "a.txt")) as draft:
+    ...         _ = draft.write_text("done")
+    ...     [p.name for p in Path(folder, "sub").iterdir()]
+    ['a.txt']
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
+    os.close(handle)
+    draft = Path(name)
+    try:
+        yield draft
+        mask = os.umask(0)
+        os.umask(mask)
+        draft.chmod(0o666 & ~mask)  # as any other file of the user's
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,505 @@
+"""FixMatch against NumPy: threshold, views, weights; and labels that nobody may see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualcba import Dataset, Learner, Transform, load_dataset
+from dualcba.adaptors import ADAPTORS
+from dualcba.bilevel import hypergradient
+from dualcba.classes import ClassSets
+from dualcba.data.randaugment import RandAugment, RandAugmentTransform
+from dualcba.experiments import Hardware, Run, Spec, runner
+from dualcba.losses import Adapt, Batch, identity, inner_batches
+from dualcba.methods import Method
+from dualcba.methods.derpp import DERpp
+from dualcba.methods.er import ER
+from dualcba.methods.fixmatch import FixMatch
+
+C, D = 5, 7
+CPU = Hardware(device="cpu")
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# ---------------------------------------------------------------- the oracle, in plain NumPy
+
+
+def softmax(z: Floats) -> Floats:
+    e = np.exp(z - z.max(1, keepdims=True))
+    return np.asarray(e / e.sum(1, keepdims=True))
+
+
+def ce(z: Floats, y: Ints) -> Floats:
+    """Of each sample."""
+    return np.asarray(-np.log(softmax(z)[np.arange(len(y)), y]))
+
+
+def mean(values: Floats) -> float:
+    """0 for no values."""
+    return float(values.sum() / max(len(values), 1))
+
+
+def oracle(
+    z: Floats, strong: Floats, y: Ints, raw: Floats, *, threshold: float = 0.95, weight: float = 1.0
+) -> float:
+    """What FixMatch adds for new samples; `z`, `strong` as trained on, `raw` gives the guesses."""
+    known = y >= 0
+    p = softmax(raw)
+    guess, sure = p.argmax(1), p.max(1) >= threshold
+    loss = mean(ce(z[known], y[known]))
+    hidden = [ce(strong, guess)[i] if sure[i] else 0.0 for i in np.flatnonzero(~known)]
+    return loss + weight * mean(np.array(hidden))
+
+
+# ---------------------------------------------------------------- the loss
+
+
+def make_batch(rng: np.random.Generator, n: int, start: int = 0, scale: float = 1.0) -> Batch:
+    def normal(*shape: int) -> Tensor:
+        return torch.from_numpy(rng.normal(size=shape))
+
+    columns = {"logits": normal(n, C), "raw_logits": normal(n, C)}
+    y = torch.from_numpy(rng.integers(0, C, n))
+    rows = slice(start, start + n)
+    return Batch(normal(n, 3), y, scale * normal(n, C), normal(n, D), columns, rows)
+
+
+def problem(
+    method: Method, seed: int = 0, n: int = 8, known: Sequence[bool] | None = None
+) -> tuple[Batch, list[Batch], Batch]:
+    """A new batch with its strong view, memory draws and an outer draw; about half is sure."""
+    rng = np.random.default_rng(seed)
+    new = make_batch(rng, n, scale=4)
+    mask = rng.random(n) < 0.4 if known is None else np.array(known)
+    new.y[torch.from_numpy(~mask)] = -1
+    mem = [make_batch(rng, 4, n + 4 * i) for i in range(method.draws)]
+    new.views = {"strong": make_batch(rng, n, n + 4 * len(mem), scale=2)}
+    return new, mem, make_batch(rng, 4)
+
+
+def arrays(new: Batch) -> tuple[Floats, Floats, Ints]:
+    return new.z.numpy(), new.views["strong"].z.numpy(), new.y.numpy()
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    n=st.integers(1, 12),
+    threshold=st.sampled_from([0.0, 0.5, 0.8, 0.95, 1.0]),
+    weight=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+)
+def test_er_with_fixmatch(seed: int, n: int, threshold: float, weight: float) -> None:
+    method = FixMatch(ER(), threshold=threshold, weight=weight)
+    new, mem, _ = problem(method, seed, n)
+    z, strong, y = arrays(new)
+    want = oracle(z, strong, y, z, threshold=threshold, weight=weight)
+    want += mean(ce(mem[0].z.numpy(), mem[0].y.numpy()))
+    assert method.loss(new, mem, identity).item() == pytest.approx(want, abs=1e-6)
+
+
+@given(seed=st.integers(0, 2**31), n=st.integers(1, 12))
+def test_derpp_with_fixmatch(seed: int, n: int) -> None:
+    method = FixMatch(DERpp(alpha=0.7, beta=0.3))
+    assert (method.draws, method.columns) == (2, ("logits", "raw_logits"))
+    new, mem, _ = problem(method, seed, n)
+    z, strong, y = arrays(new)
+    want = oracle(z, strong, y, z)
+    want += 0.7 * np.mean((mem[0].z.numpy() - mem[0].columns["logits"].numpy()) ** 2)
+    want += 0.3 * mean(ce(mem[1].z.numpy(), mem[1].y.numpy()))
+    assert method.loss(new, mem, identity).item() == pytest.approx(want, abs=1e-6)
+
+
+def test_the_defaults_are_the_protocols() -> None:
+    method = FixMatch(ER())
+    assert (method.threshold, method.weight, method.unlabelled) == (0.95, 1.0, True)
+
+
+@pytest.mark.parametrize("known", [[True] * 6, [False] * 6], ids=["all", "none"])
+@pytest.mark.parametrize("base", [ER, DERpp])
+def test_batches_without_unlabelled_or_without_labelled(
+    known: list[bool], base: type[Method]
+) -> None:
+    method = FixMatch(base())
+    new, _, _ = problem(method, 3, 6, known)
+    new.z[0, 2] = 30.0  # surely one of those without a label takes part
+    z, strong, y = arrays(new)
+    want = ce(z, y).mean() if known[0] else oracle(z, strong, y, z)
+    assert want > 0
+    assert method.loss(new, [], identity).item() == pytest.approx(want, abs=1e-6)
+
+
+def test_the_threshold_itself_is_enough() -> None:
+    new, _, _ = problem(FixMatch(ER()), 0, 1, [False])
+    top = float(new.z.softmax(1).max())
+    hidden = ce(new.views["strong"].z.numpy(), new.z.argmax(1).numpy())[0]
+    for threshold, want in ((top, hidden), (np.nextafter(top, 1), 0.0)):
+        loss = FixMatch(ER(), threshold=threshold).loss(new, [], identity)
+        assert loss.item() == pytest.approx(want, abs=1e-6)
+
+
+@pytest.mark.parametrize("base", [ER, DERpp])
+def test_the_strong_view_is_adapted_and_the_guess_is_the_raw_networks(base: type[Method]) -> None:
+    method = FixMatch(base(), threshold=0.6)
+    new, mem, _ = problem(method, 5, 10)
+    rows = 10 + 4 * len(mem) + 10
+    r = np.random.default_rng(9).normal(size=(rows, C)) * 6
+    z, strong, y = arrays(new)
+    adapted = z + r[new.rows]
+    want = oracle(adapted, strong + r[new.views["strong"].rows], y, z, threshold=0.6)
+    wrong = oracle(adapted, strong + r[new.views["strong"].rows], y, adapted, threshold=0.6)
+    assert abs(want - wrong) > 0.1  # so that the two can be told apart
+    if base is ER:
+        want += mean(ce(mem[0].z.numpy() + r[mem[0].rows], mem[0].y.numpy()))
+    else:
+        target = mem[0].columns["logits"].numpy()
+        want += 0.2 * np.mean((mem[0].z.numpy() + r[mem[0].rows] - target) ** 2)
+        want += 0.5 * mean(ce(mem[1].z.numpy() + r[mem[1].rows], mem[1].y.numpy()))
+    got = method.loss(new, mem, lambda b: b.z + torch.from_numpy(r)[b.rows])
+    assert got.item() == pytest.approx(want, abs=1e-6)
+
+
+def test_no_gradient_flows_through_the_guess() -> None:
+    """∂L/∂z: (p − y)/n_labelled on labelled rows, nothing on the others' weak view."""
+    method = FixMatch(ER(), threshold=0.6)
+    new, _, _ = problem(method, 7, 10)
+    z, strong, y = arrays(new)
+    weak = new.z.requires_grad_()
+    view = new.views["strong"].z.requires_grad_()
+    method.loss(new, [], identity).backward()  # type: ignore[no-untyped-call]
+    known = y >= 0
+    assert 0 < known.sum() < 10
+    want = (softmax(z.copy()) - np.eye(C)[y]) * known[:, None] / known.sum()
+    np.testing.assert_allclose(weak.grad, want, atol=1e-12)
+    p = softmax(z)
+    share = ((p.max(1) >= 0.6) & ~known) / (~known).sum()
+    assert share.sum() > 0
+    want = (softmax(strong) - np.eye(C)[p.argmax(1)]) * share[:, None]
+    np.testing.assert_allclose(view.grad, want, atol=1e-12)
+
+
+# ---------------------------------------------------------------- the outer step
+
+
+@pytest.mark.parametrize("kind", ["cba", "dual-cba"])
+@pytest.mark.parametrize("base", [ER, DERpp])
+@pytest.mark.parametrize("known", [None, [True] * 8, [False] * 8], ids=["some", "all", "none"])
+def test_closed_form_is_the_autograd_one(
+    kind: str, base: type[Method], known: list[bool] | None
+) -> None:
+    method = FixMatch(base(), threshold=0.5)
+    assert method.closed_form
+    new, mem, outer = problem(method, 11, 8, known)
+    sets = ClassSets(C)
+    sets.new_task([0, 1, 2])
+    sets.new_task([3, 4])
+    adaptor = ADAPTORS[kind](sets, torch.Generator().manual_seed(0), width=8).double()
+    head = torch.nn.Linear(D, C).double()
+    closed, unrolled = (
+        hypergradient(adaptor, method, new, mem, outer, head, 0.3, closed_form=form)
+        for form in (True, False)
+    )
+    for a, b in zip(closed, unrolled, strict=True):
+        assert a is not None
+        assert b is not None
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-14)
+        assert a.abs().max() > 1e-8
+
+
+def test_the_strong_view_moves_the_adaptor() -> None:
+    """All samples without a label and no memory: only the strong view is left."""
+    method = FixMatch(ER(), threshold=0.0)
+    new, _, outer = problem(method, 2, 6, [False] * 6)
+    new.views["strong"].rows = slice(6, 12)
+    sets = ClassSets(C)
+    sets.new_task([0, 1, 2])
+    sets.new_task([3, 4])
+    adaptor = ADAPTORS["dual-cba"](sets, torch.Generator().manual_seed(0), width=8).double()
+    head = torch.nn.Linear(D, C).double()
+    grads = hypergradient(adaptor, method, new, [], outer, head, 0.3)
+    assert any(g is not None and g.abs().max() > 1e-6 for g in grads)
+    method.weight = 0.0
+    grads = hypergradient(adaptor, method, new, [], outer, head, 0.3)
+    assert all(g is None or g.abs().max() == 0 for g in grads)
+
+
+# ---------------------------------------------------------------- the views
+
+
+def test_the_strong_view_is_randaugment_and_cutout_on_the_weak_one() -> None:
+    weak = Transform([0.4, 0.5, 0.6], [0.2, 0.3, 0.4], pad=2, flip=True)
+    assert FixMatch(ER()).make_transform(weak) is weak
+    ((name, strong),) = FixMatch(ER()).make_views(weak).items()
+    assert name == "strong"
+    assert isinstance(strong, RandAugmentTransform)
+    assert (strong.pad, strong.flip) == (2, True)
+    augment = strong.randaugment
+    assert (augment.operations, augment.magnitudes, augment.cutout) == (2, (10,), True)
+
+
+def cropped(x: NDArray[np.uint8], top: int, left: int, flip: int, pad: int) -> NDArray[np.uint8]:
+    padded = np.pad(x, ((0, 0), (pad, pad), (pad, pad)))
+    out = padded[:, top : top + x.shape[1], left : left + x.shape[2]]
+    return out[:, :, ::-1] if flip else out
+
+
+def test_the_strong_view_in_numpy() -> None:
+    """Crop, flip, solarize (a map that is easy to write down), cutout, normalisation."""
+    mean_, std = [0.4, 0.5, 0.6], [0.2, 0.3, 0.4]
+    strong = FixMatch(ER()).make_views(Transform(mean_, std, pad=2, flip=True))["strong"]
+    assert isinstance(strong, RandAugmentTransform)
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (12, 3, 8, 8)).astype(np.uint8)
+    params = strong.draw(rng, 12)
+    augment: RandAugment = strong.randaugment
+    params[:, 3], params[:, 4] = augment.row("identity"), augment.row("solarize")
+    got = strong(torch.from_numpy(x), torch.from_numpy(params)).numpy()
+    for i in range(12):
+        image = cropped(x[i], *params[i, :3], 2).astype(np.float64)
+        image = np.where(image >= 255 - 255 * 10 / 30, 255 - image, image)
+        down, right = params[i, 5:] * 8 // 65536
+        image[:, max(down - 2, 0) : down + 2, max(right - 2, 0) : right + 2] = 127
+        want = (image / 255 - np.reshape(mean_, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
+        np.testing.assert_allclose(got[i], want, atol=1e-5)
+
+
+# ---------------------------------------------------------------- in the learner
+
+Make = Callable[..., Learner]
+
+
+class Spy:
+    """Records the new batch, all adapted logits with their labels, and the loss of each step."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.steps: list[tuple[Batch, list[tuple[Floats, Ints]], float]] = []
+        self.loss = learner.method.loss
+        learner.method.loss = self  # type: ignore[assignment,method-assign]
+
+    def __call__(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
+        loss = self.loss(new, mem, adapt)
+        every = inner_batches(new, mem)
+        adapted = [(adapt(b).detach().double().numpy(), b.y.numpy()) for b in every]
+        self.steps.append((new, adapted, loss.item()))
+        return loss
+
+
+def semi(y: Tensor, seed: int) -> Tensor:
+    """About every third sample keeps its label."""
+    hide = torch.from_numpy(np.random.default_rng(seed).random(len(y)) > 0.35)
+    return torch.where(hide, -1, y)
+
+
+def teach(learner: Learner, stream: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> None:
+    for k, task in enumerate(stream):
+        learner.new_task([2 * k, 2 * k + 1])
+        for i, (x, y) in enumerate(task):
+            learner.observe(x, semi(y, 10 * k + i))
+
+
+@pytest.mark.parametrize("forward", ["split", "concat"])
+@pytest.mark.parametrize("kind", [None, "cba", "dual-cba"])
+def test_the_learners_steps_have_the_oracles_loss(
+    kind: str | None, forward: str, make_learner: Make, make_batches: Any
+) -> None:
+    learner = make_learner(FixMatch(ER(), threshold=0.25), adaptor=kind, forward=forward)
+    spy = Spy(learner)
+    teach(learner, make_batches(3, 5)[:2])
+    assert len(spy.steps) == 10
+    hidden = 0.0
+    for new, adapted, loss in spy.steps:
+        raw, y = new.z.detach().double().numpy(), new.y.numpy()
+        (z, _), *mem, (strong, _) = adapted
+        want = oracle(z, strong, y, raw, threshold=0.25)
+        hidden += want - oracle(z, strong, y, raw, threshold=2)
+        want += sum(mean(ce(*b)) for b in mem)
+        assert loss == pytest.approx(want, abs=1e-5)
+        assert not torch.equal(new.x, new.views["strong"].x)
+    assert hidden > 0.1
+
+
+def test_views_of_a_step_differ_and_come_from_the_same_samples(
+    make_learner: Make, images: Dataset
+) -> None:
+    """Without a crop or a flip the weak view is the sample itself."""
+    learner = make_learner(FixMatch(ER()), transform=Transform(images.mean, images.std))
+    spy = Spy(learner)
+    learner.new_task([0, 1])
+    x, y = images.train_x[:8], torch.full((8,), -1)
+    for _ in range(2):
+        learner.observe(x, y)
+    first, second = (step[0] for step in spy.steps)
+    assert torch.equal(first.x, learner.transform(x))
+    assert torch.equal(first.x, second.x)
+    assert not torch.equal(first.views["strong"].x, second.views["strong"].x)
+
+
+@pytest.mark.parametrize("base", [ER, DERpp])
+@pytest.mark.parametrize("labels", ["none", "all"])
+def test_whole_streams_of_one_sort(
+    base: type[Method], labels: str, make_learner: Make, make_batches: Any
+) -> None:
+    learner = make_learner(FixMatch(base()), adaptor="dual-cba")
+    for k, task in enumerate(make_batches(3, 4)):
+        learner.new_task([2 * k, 2 * k + 1])
+        for x, y in task:
+            learner.observe(x, torch.full_like(y, -1) if labels == "none" else y)
+    assert learner.memory.seen == (0 if labels == "none" else 3 * 4 * 8)
+    assert all(bool(p.isfinite().all()) for p in learner.network.parameters())
+
+
+@pytest.mark.parametrize("base", [ER, DERpp])
+def test_only_labelled_samples_enter_the_memory(
+    base: type[Method], make_learner: Make, images: Dataset
+) -> None:
+    learner = make_learner(FixMatch(base()), buffer=25, adaptor="cba")
+    rng = np.random.default_rng(0)
+    known = {}
+    for k in range(3):
+        learner.new_task([2 * k, 2 * k + 1])
+        rows = np.flatnonzero(np.isin(images.train_y.numpy(), [2 * k, 2 * k + 1]))
+        for part in rng.permutation(rows).reshape(-1, 8):
+            y = semi(images.train_y[part], int(part[0]))
+            known |= {
+                images.train_x[r].numpy().tobytes(): int(c)
+                for r, c in zip(part, y, strict=True)
+                if c >= 0
+            }
+            learner.observe(images.train_x[part], y)
+    assert learner.memory.seen == len(known) > 25
+    for i in range(25):
+        assert known[learner.memory.x[i].numpy().tobytes()] == int(learner.memory.y[i])
+
+
+def test_derpp_stores_the_logits_of_labelled_samples(make_learner: Make, images: Dataset) -> None:
+    learner = make_learner(FixMatch(DERpp()), transform=Transform(images.mean, images.std))
+    spy = Spy(learner)
+    learner.new_task([0, 1])
+    y = torch.tensor([0, -1, 1, -1, -1, 0, 1, -1])
+    learner.observe(images.train_x[:8], y)
+    stored = learner.memory.column("raw_logits")[:4]
+    assert learner.memory.filled == 4
+    assert torch.equal(stored, spy.steps[0][0].z.detach()[y >= 0])
+
+
+def test_other_methods_refuse_samples_without_a_label(make_learner: Make, images: Dataset) -> None:
+    learner = make_learner("er")
+    learner.new_task([0, 1])
+    with pytest.raises(ValueError, match=r"observed y\[1\] is -1, expected a label from 0 to 5"):
+        learner.observe(images.train_x[:2], [0, -1])
+
+
+@pytest.mark.parametrize("base", [ER, DERpp])
+def test_state_round_trip_mid_stream(
+    base: type[Method], make_learner: Make, make_batches: Any, differ: Any, tmp_path: Any
+) -> None:
+    def make() -> Learner:
+        return make_learner(FixMatch(base(), threshold=0.4), adaptor="dual-cba")
+
+    stream = make_batches(3, 6)[:2]
+    events = [(x, semi(y, i)) for i, (x, y) in enumerate(stream[1])]
+    through = make()
+    teach(through, stream[:1])
+    through.new_task([2, 3])
+    for x, y in events[:3]:
+        through.observe(x, y)
+    through.save(tmp_path / "state.safetensors")
+    resumed = make()
+    resumed.load(tmp_path / "state.safetensors")
+    for learner in (through, resumed):
+        for x, y in events[3:]:
+            learner.observe(x, y)
+    assert differ(through.state_dict(), resumed.state_dict()) == []
+
+
+# ---------------------------------------------------------------- labels that nobody may see
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load_dataset("digits")
+
+
+def semi_spec(method: str) -> Spec:
+    return Spec(method=method, setting="semi-0.2", eval_every=10, batch_size=16)
+
+
+def finish(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+    list(run.steps())
+    return run.learner.state_dict(), {k: v for k, v in run.result().items() if k != "seconds"}
+
+
+def poison(data: Dataset, hidden: NDArray[np.bool_], *, within_task: bool) -> Dataset:
+    """Other valid labels for the hidden samples: of the same task (so that it stays), or any."""
+    y = data.train_y.clone()
+    rows = torch.from_numpy(np.flatnonzero(hidden))
+    shift = torch.from_numpy(np.random.default_rng(5).integers(1, 10, len(rows)))
+    y[rows] = y[rows] ^ 1 if within_task else (y[rows] + shift) % 10
+    assert not bool((y[rows] == data.train_y[rows]).any())
+    return replace(data, train_y=y)
+
+
+@pytest.mark.parametrize("method", ["er", "derpp-dual-cba"])
+def test_poisoned_labels_change_nothing_from_the_data_on(
+    method: str, digits: Dataset, differ: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole run is built from poisoned data; which samples are labelled is held fixed."""
+    clean = Run(semi_spec(method), digits, CPU)
+    known = clean.known
+    assert known is not None
+    monkeypatch.setattr(runner, "labelled", lambda *_: known)
+    poisoned = Run(semi_spec(method), poison(digits, ~known, within_task=True), CPU)
+    (a, one), (b, two) = finish(clean), finish(poisoned)
+    assert differ(a, b) == []
+    assert one == two
+
+
+@pytest.mark.parametrize("method", ["er-dual-cba", "derpp"])
+def test_any_poison_changes_nothing_once_the_stream_is_planned(
+    method: str, digits: Dataset, differ: Any
+) -> None:
+    """Which task a sample arrives in does follow from its class; nothing else may."""
+    clean, poisoned = (Run(semi_spec(method), digits, CPU) for _ in range(2))
+    assert poisoned.known is not None
+    poisoned.data = poison(digits, ~poisoned.known, within_task=False)
+    (a, one), (b, two) = finish(clean), finish(poisoned)
+    assert differ(a, b) == []
+    assert one == two
+
+
+def test_the_poison_would_be_seen(digits: Dataset, differ: Any) -> None:
+    """One poisoned label among the labelled: the tests above can fail."""
+    clean, poisoned = (Run(semi_spec("er"), digits, CPU) for _ in range(2))
+    assert poisoned.known is not None
+    first = np.zeros_like(poisoned.known)
+    planned = np.concatenate([r.ravel() for epochs in poisoned.plan for r in epochs])
+    first[next(r for r in planned if poisoned.known[r])] = True
+    poisoned.data = poison(digits, first, within_task=True)
+    assert differ(finish(clean)[0], finish(poisoned)[0]) != []
+
+
+def test_a_run_labels_the_ratio_and_remembers_only_those(digits: Dataset) -> None:
+    run = Run(semi_spec("er"), digits, CPU)
+    list(run.steps())
+    known = run.known
+    assert known is not None
+    planned = np.concatenate([r.ravel() for epochs in run.plan for r in epochs])
+    assert run.learner.memory.seen == known[planned].sum()
+    labelled = {digits.train_x[r].numpy().tobytes() for r in np.flatnonzero(known)}
+    memory = run.learner.memory
+    assert all(memory.x[i].numpy().tobytes() in labelled for i in range(memory.filled))
+
+
+@pytest.mark.parametrize("method", ["er-ace", "ss-il", "icarl", "lucir", "bic"])
+def test_a_method_that_is_not_semi_supervised_is_refused(method: str) -> None:
+    wanted = f"the setting 'semi-0.2' does not fit the method '{method}', expected a method that"
+    with pytest.raises(ValueError, match=wanted):
+        Spec(method=method, setting="semi-0.2")
