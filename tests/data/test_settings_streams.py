@@ -224,7 +224,8 @@ def test_one_task_cannot_be_blurred() -> None:
 def test_the_label_ratio_is_exact_in_every_class(sizes: list[int], ratio: float, seed: int) -> None:
     data = make_data(sizes, seed)
     mask = labelled(data, ratio, rng(seed))
-    assert (mask.dtype, mask.shape) == (np.bool_, (sum(sizes),))
+    assert mask.dtype == np.bool_
+    assert mask.shape == (sum(sizes),)
     for c, size in enumerate(sizes):
         assert mask[data.train_y.numpy() == c].sum() == max(1, round(ratio * size))
     assert np.array_equal(mask, labelled(data, ratio, rng(seed)))

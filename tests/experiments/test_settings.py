@@ -194,11 +194,12 @@ def test_the_file_and_the_options_say_the_same(dualcba: Command, tmp_path: Path)
     options = {"method": ["er-cba"], **quick("blurry-30"), "tasks": [4, 4], "seed": 3}
     file = toml(tmp_path / "experiment.toml", options)
     found = []
-    for name, args in {
+    ways: dict[str, list[Any]] = {
         "a": [file],
         "b": ["--method", "er-cba", "--setting", "blurry-30", "--batch-size", 32,
               "--epochs", 1, "--eval-every", 0, "--tasks", "4,4", "--seed", 3],
-    }.items():  # fmt: skip
+    }  # fmt: skip
+    for name, args in ways.items():
         got = dualcba("run", *args, "--device", "cpu", "--json", "--out", name)
         assert got.code == 0, got.err
         (result,) = json.loads(got.out)

@@ -178,12 +178,14 @@ def test_no_gradient_flows_through_the_guess() -> None:
     known = y >= 0
     assert 0 < known.sum() < 10
     want = (softmax(z.copy()) - np.eye(C)[y]) * known[:, None] / known.sum()
-    np.testing.assert_allclose(weak.grad, want, atol=1e-12)
+    assert weak.grad is not None
+    np.testing.assert_allclose(weak.grad.numpy(), want, atol=1e-12)
     p = softmax(z)
     share = ((p.max(1) >= 0.6) & ~known) / (~known).sum()
     assert share.sum() > 0
     want = (softmax(strong) - np.eye(C)[p.argmax(1)]) * share[:, None]
-    np.testing.assert_allclose(view.grad, want, atol=1e-12)
+    assert view.grad is not None
+    np.testing.assert_allclose(view.grad.numpy(), want, atol=1e-12)
 
 
 # ---------------------------------------------------------------- the outer step
@@ -245,7 +247,8 @@ def test_the_strong_view_is_randaugment_and_cutout_on_the_weak_one() -> None:
     assert (augment.operations, augment.magnitudes, augment.cutout) == (2, (10,), True)
 
 
-def cropped(x: NDArray[np.uint8], top: int, left: int, flip: int, pad: int) -> NDArray[np.uint8]:
+def cropped(x: NDArray[np.uint8], place: Ints, pad: int) -> NDArray[np.uint8]:
+    top, left, flip = place
     padded = np.pad(x, ((0, 0), (pad, pad), (pad, pad)))
     out = padded[:, top : top + x.shape[1], left : left + x.shape[2]]
     return out[:, :, ::-1] if flip else out
@@ -263,7 +266,7 @@ def test_the_strong_view_in_numpy() -> None:
     params[:, 3], params[:, 4] = augment.row("identity"), augment.row("solarize")
     got = strong(torch.from_numpy(x), torch.from_numpy(params)).numpy()
     for i in range(12):
-        image = cropped(x[i], *params[i, :3], 2).astype(np.float64)
+        image = cropped(x[i], params[i, :3], 2).astype(np.float64)
         image = np.where(image >= 255 - 255 * 10 / 30, 255 - image, image)
         down, right = params[i, 5:] * 8 // 65536
         image[:, max(down - 2, 0) : down + 2, max(right - 2, 0) : right + 2] = 127
@@ -282,7 +285,7 @@ class Spy:
     def __init__(self, learner: Learner) -> None:
         self.steps: list[tuple[Batch, list[tuple[Floats, Ints]], float]] = []
         self.loss = learner.method.loss
-        learner.method.loss = self  # type: ignore[assignment,method-assign]
+        learner.method.loss = self  # type: ignore[method-assign]
 
     def __call__(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
         loss = self.loss(new, mem, adapt)
@@ -362,7 +365,7 @@ def test_only_labelled_samples_enter_the_memory(
 ) -> None:
     learner = make_learner(FixMatch(base()), buffer=25, adaptor="cba")
     rng = np.random.default_rng(0)
-    known = {}
+    known: dict[bytes, int] = {}
     for k in range(3):
         learner.new_task([2 * k, 2 * k + 1])
         rows = np.flatnonzero(np.isin(images.train_y.numpy(), [2 * k, 2 * k + 1]))

@@ -28,6 +28,8 @@ class Dataset:
     std: Sequence[float]
     pad: int = 0
     flip: bool = False
+    mapped: bool = False
+    """Whether the training samples lie on the disk, memory-mapped."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -131,7 +133,8 @@ def from_arrays(
     if mean is None or std is None:
         mean, std = statistics(x)
     check_transform(tuple(x.shape[1:]), mean, std, pad, flip)
-    return Dataset(name, x, y, tx, ty, classes, mean, std, pad, flip)
+    mapped = isinstance(train_x, np.memmap)
+    return Dataset(name, x, y, tx, ty, classes, mean, std, pad, flip, mapped)
 
 
 def check_transform(

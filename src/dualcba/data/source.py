@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualcba.data.dataset import Dataset
+
 AHEAD = 16
 """How many batches are read before they are asked for."""
 
@@ -18,12 +20,15 @@ ROOM = 0.5
 """Data that take more than this share of a GPU's free memory stay where they are."""
 
 
-def fits(x: Tensor, device: torch.device) -> bool:
-    """Whether samples can lie on the device as a whole."""
+def resident(data: Dataset, device: torch.device) -> bool:
+    """Whether the training samples shall lie on the device as a whole.
+
+    On a GPU where they fit; on a CPU unless they are memory-mapped.
+    """
     if device.type != "cuda":
-        return True
+        return not data.mapped
     free, _ = torch.cuda.mem_get_info(device)
-    return bool(x.nbytes < ROOM * free)
+    return bool(data.train_x.nbytes < ROOM * free)
 
 
 def read_ahead(

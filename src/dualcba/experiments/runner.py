@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from dualcba.data import Dataset, Task, batches, blurry, disjoint, labelled
+from dualcba.data.source import read_ahead, resident
 from dualcba.evaluation import Evaluator
 from dualcba.experiments.settings import learning_rate, parse_setting
 from dualcba.experiments.spec import Spec
@@ -22,6 +25,9 @@ from dualcba.methods.fixmatch import FixMatch
 from dualcba.nets import make_network
 from dualcba.norm_layers import convert_normalization
 from dualcba.randomness import generator, torch_generator
+
+Indices = NDArray[np.int64]
+Arrivals = Iterator[tuple[Tensor, Tensor]]
 
 
 @dataclass
@@ -66,11 +72,11 @@ class Run:
         """Train and evaluate; yields after each step."""
         learner, evaluator = self.learner, self.evaluator
         device = learner.device
-        train_x = self.data.train_x.to(device)
         train_y = self.data.train_y.clone()
         if self.known is not None:
             train_y[torch.from_numpy(~self.known)] = -1  # nothing below can see these labels
-        labels, train_y = train_y.numpy(), train_y.to(device)
+        labels = train_y.numpy()
+        arrive = self._arrivals(train_y, device)
         with self._clock("evaluate"):
             evaluator.evaluate("start")
         given = self.spec.boundaries == "given"
@@ -83,18 +89,35 @@ class Run:
                 with self._clock("train"), learner.engine.scope():
                     lr = learning_rate(self.spec.lr, self.setting, epoch, len(epochs))
                     learner.lr.fill_(lr)
-                    index = torch.from_numpy(rows).to(device)
-                for k in range(len(rows)):
+                for k, (x, y) in enumerate(arrive(rows)):
                     last = epoch == len(epochs) - 1 and k == len(rows) - 1
                     with self._clock("train"), learner.engine.scope():
                         known = None if self.known is None else self.known[rows[k]]
-                        x, y, host = train_x[index[k]], train_y[index[k]], labels[rows[k]]
-                        learner.learn(x, y, known, labels=host, again=epoch > 0)
+                        learner.learn(x, y, known, labels=labels[rows[k]], again=epoch > 0)
                         if last and end_is_known:
                             learner.end_task()
                     self._evaluate(number, last)
                     yield learner.step
         learner.check_finite()
+
+    def _arrivals(self, train_y: Tensor, device: torch.device) -> Callable[[Indices], Arrivals]:
+        """A function from rows to the batches that arrive, on the device."""
+        train_x, engine = self.data.train_x, self.learner.engine
+        if not resident(self.data, device):
+            return lambda rows: (
+                (engine.receive(x), engine.receive(y))
+                for x, y in read_ahead(train_x, train_y, rows)
+            )
+        train_x, train_y = train_x.to(device), train_y.to(device)
+
+        def arrive(rows: Indices) -> Arrivals:
+            index = torch.from_numpy(rows).to(device)
+            for k in range(len(rows)):
+                with engine.scope():
+                    batch = train_x[index[k]], train_y[index[k]]
+                yield batch
+
+        return arrive
 
     def _evaluate(self, task: int, last: bool) -> None:
         every = self.spec.eval_every
