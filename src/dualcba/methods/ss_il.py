@@ -31,7 +31,6 @@ class SSIL(Method):
     """
 
     adaptable = False
-    owner: Tensor
 
     def __init__(self, *, temperature: float = 2.0, weight: float = 1.0) -> None:
         super().__init__()
@@ -48,23 +47,20 @@ class SSIL(Method):
         """Copy the network."""
         super().bind(context)
         self.teacher = Teacher(context)
-        nowhere = torch.full((context.sets.num_classes,), -1, device=context.lr.device)
-        self.register_buffer("owner", nowhere)  # (C,) the task that announced a class
 
     def begin_task(self) -> None:
-        """The teacher is the network as it is now; the new classes are this task's."""
-        sets = self.context.sets
-        self.teacher.refresh()
-        self.owner.masked_fill_(sets.new, sets.task)
+        """The teacher is the network as it is now."""
+        self.teacher.refresh(self.context.network, self.context.sets)
 
     def loss(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
         """Separated cross-entropy and task-wise distillation."""
         all_ = join(new, mem)
         z = all_.z.masked_fill(~self.side(all_.y), -torch.inf)
         separated = F.cross_entropy(z, all_.y, reduction="none")
-        earlier = (self.owner >= 0) & ~self.context.sets.new
+        owner = self.context.sets.owner  # (C,) the task that announced a class
+        earlier = (owner >= 0) & ~self.context.sets.new
         target, _ = self.teacher(all_.x)
-        distilled = distillation(all_.z, target, self.owner, earlier, self.temperature)
+        distilled = distillation(all_.z, target, owner, earlier, self.temperature)
         return sum_of_means(separated + self.weight * distilled, new, mem)
 
     def side(self, y: Tensor) -> Tensor:
