@@ -50,7 +50,7 @@ class SSIL(Method):
 
     def begin_task(self) -> None:
         """The teacher is the network as it is now."""
-        self.teacher.refresh(self.context.network, self.context.sets)
+        self.teacher.refresh()
 
     def loss(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
         """Separated cross-entropy and task-wise distillation."""
