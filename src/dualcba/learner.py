@@ -598,7 +598,7 @@ class Learner:
             kept = below(tensors, "task_data")
             pairs = [(kept[f"{i}.x"], kept[f"{i}.y"]) for i in range(len(kept) // 2)]
             self._task_data = [(x.to(self.device), y.to(self.device)) for x, y in pairs]
-        self._weights_rng.set_state(tensors["weights_rng"].cpu())
+        self._weights_rng.set_state(state["tensors"]["weights_rng"].cpu())
         for name, value in meta["rng"].items():
             self._rng[name].bit_generator.state = value
         if self.boundaries is not None:

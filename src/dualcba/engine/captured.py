@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
+MOST = 64
+"""How many graphs are kept."""
+
+
 @dataclass
 class _Entry:
     graph: torch.cuda.CUDAGraph
@@ -42,7 +46,7 @@ class Captured:
         """Replay the key's graph, or capture it, or warm up."""
         entry = self.entries.get(key)
         with torch.cuda.stream(self.stream):
-            if entry is None and key not in self.refused and self.counts[key] >= self.warmup:
+            if entry is None and self._is_due(key):
                 entry = self._capture(key, fn, inputs)
             if entry is None:
                 self.counts[key] += 1
@@ -52,6 +56,11 @@ class Captured:
                 if static is not given:
                     static.copy_(given, non_blocking=True)
             entry.graph.replay()
+
+    def _is_due(self, key: Hashable) -> bool:
+        """Whether to capture now; a stream of ever new batch sizes fills no more than so many."""
+        room = len(self.entries) < MOST
+        return room and key not in self.refused and self.counts[key] >= self.warmup
 
     def _capture(
         self, key: Hashable, fn: Callable[..., None], inputs: tuple[Tensor, ...]
