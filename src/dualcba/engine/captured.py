@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-
 MOST = 64
 """How many graphs are kept."""
 
