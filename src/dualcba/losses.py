@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Protocol
 
 import torch
@@ -94,7 +95,8 @@ class CrossEntropy:
     def value(self, z: Tensor) -> Tensor:
         """Mean over the batch of −log softmax(z)[y]."""
         if self.each is None:
-            return self.weight * F.cross_entropy(self._masked(z), self.batch.y)
+            loss = F.cross_entropy(self._masked(z), self.batch.y)
+            return loss if self.weight == 1.0 else self.weight * loss
         loss = F.cross_entropy(self._masked(z), self.batch.y, reduction="none")
         return self.weight * (self.each.to(z.dtype) * loss).mean()
 
@@ -140,4 +142,4 @@ class MeanSquaredError:
 def total(terms: list[Term], adapt: Adapt) -> Tensor:
     """The sum of the terms, each at adapted or raw logits."""
     values = [t.value(adapt(t.batch) if t.adapted else t.batch.z) for t in terms]
-    return torch.stack(values).sum() if len(values) > 1 else values[0]
+    return reduce(torch.add, values)

@@ -8,6 +8,7 @@ the same seed gives the same draws on every device.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping
 
@@ -63,10 +64,8 @@ def unpack(packet: Tensor, layout: Layout) -> dict[str, Tensor]:
     >>> {k: v.tolist() for k, v in unpack(torch.from_numpy(pack(parts)[0]), pack(parts)[1]).items()}
     {'i': [0, 1, 2], 'f': [[0.5], [2.0]]}
     """
-    out, start = {}, 0
-    for name, shape, floats in layout:
-        stop = start + int(np.prod(shape, dtype=np.int64))
-        part = packet[start:stop].view(shape)
-        out[name] = part.view(torch.float64) if floats else part
-        start = stop
+    parts = torch.split(packet, [math.prod(shape) for _, shape, _ in layout])
+    out = {}
+    for (name, shape, floats), part in zip(layout, parts, strict=True):
+        out[name] = (part.view(torch.float64) if floats else part).view(shape)
     return out

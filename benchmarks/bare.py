@@ -1,0 +1,183 @@
+"""The bare loop: the arithmetic of ER and of ER-Dual-CBA, as lean as one would write it by hand.
+
+No checks, no state to save, no choice of method: what is left is the floor for a step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.common import MEAN, STD, Setup
+
+
+def crop_flip(x: Tensor, pad: int, rng: np.random.Generator) -> Tensor:
+    """Random crop after zero padding, and random flip, each image on its own."""
+    n, _, side, _ = x.shape
+    edges = rng.integers(0, 2 * pad + 1, (n, 2))
+    flips = rng.random(n) < 0.5
+    if x.is_cuda:
+        return _gather(x, pad, torch.from_numpy(np.c_[edges, flips]).to(x.device))
+    padded = np.zeros((*x.shape[:2], side + 2 * pad, side + 2 * pad), np.uint8)
+    padded[:, :, pad:-pad, pad:-pad] = x.numpy()
+    out = np.empty(x.shape, np.uint8)
+    for i, ((top, left), flip) in enumerate(zip(edges.tolist(), flips.tolist(), strict=True)):
+        crop = padded[i, :, top : top + side, left : left + side]
+        out[i] = crop[:, :, ::-1] if flip else crop
+    return torch.from_numpy(out)
+
+
+def _gather(x: Tensor, pad: int, at: Tensor) -> Tensor:
+    n, channels, side, _ = x.shape
+    across = torch.arange(side, device=x.device)
+    rows = (across + at[:, :1]) * (side + 2 * pad)
+    columns = torch.where(at[:, 2:] > 0, side - 1 - across, across) + at[:, 1:2]
+    index = (rows[:, :, None] + columns[:, None, :]).view(n, 1, -1).expand(-1, channels, -1)
+    return F.pad(x, [pad] * 4).view(n, channels, -1).gather(2, index).view(x.shape)
+
+
+class BareER:
+    """Experience replay: CE(new) + CE(memory), then SGD, then the reservoir."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.net = setup.make_network()
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=setup.lr, fused=True)
+        self.rng = np.random.default_rng(0)
+        self.x = torch.zeros((setup.buffer, *setup.shape), dtype=torch.uint8, device=setup.device)
+        self.y = torch.zeros(setup.buffer, dtype=torch.long, device=setup.device)
+        self.seen = 0
+
+    def view(self, x: Tensor) -> Tensor:
+        """Raw images as the network sees them in training."""
+        augmented = crop_flip(x, self.setup.pad, self.rng)
+        return augmented.float().mul_(1 / (255 * STD)).sub_(MEAN / STD)
+
+    def sample(self) -> tuple[Tensor, Tensor]:
+        """A draw from the memory without replacement."""
+        filled = min(self.seen, self.setup.buffer)
+        drawn = self.rng.choice(filled, min(self.setup.batch, filled), replace=False)
+        rows = torch.from_numpy(drawn).to(self.setup.device)
+        return self.x[rows], self.y[rows]
+
+    def keep(self, x: Tensor, y: Tensor) -> None:
+        """Reservoir sampling, algorithm R."""
+        n, size = len(y), self.setup.buffer
+        age = self.seen + np.arange(n)
+        slots = np.where(age < size, age, (self.rng.random(n) * (age + 1)).astype(np.int64))
+        kept = {slot: i for i, slot in enumerate(slots.tolist()) if slot < size}
+        if kept:
+            into, of = list(kept), list(kept.values())
+            self.x[into] = x[of]
+            self.y[into] = y[of]
+        self.seen += n
+
+    def update(self, loss: Tensor) -> None:
+        """One step of SGD."""
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+    def step(self, k: int) -> None:
+        """Learn from the k-th batch."""
+        x, y = self.setup.data(k)
+        loss = F.cross_entropy(self.net(self.view(x)), y)
+        if self.seen:
+            mx, my = self.sample()
+            loss = loss + F.cross_entropy(self.net(self.view(mx)), my)
+        self.update(loss)
+        self.keep(x, y)
+
+    @torch.no_grad()
+    def evaluate(self, n: int) -> int:
+        """In batches of 250."""
+        self.net.eval()
+        correct = torch.zeros((), dtype=torch.long, device=self.setup.device)
+        for x, y in zip(
+            self.setup.x[:n].split(250), self.setup.y[:n].split(250), strict=True
+        ):  # fmt: skip
+            z = self.net(x.float().mul_(1 / (255 * STD)).sub_(MEAN / STD))
+            correct += (z.argmax(1) == y).sum()
+        self.net.train()
+        return int(correct)
+
+
+class BareDual(BareER):
+    """The same with Dual-CBA: r = ½(ω(p) + ν(p_old, p_new)), and the outer step in closed form."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        C = setup.classes
+        self.omega = mlp(C).to(setup.device)
+        self.nu = mlp(2).to(setup.device)
+        phi = [*self.omega.parameters(), *self.nu.parameters()]
+        self.phi = phi
+        self.adam = torch.optim.Adam(phi, lr=setup.adaptor_lr, fused=True)
+        old, new = setup.halves
+        self.sides = torch.zeros(C, 2, device=setup.device)
+        self.sides[old, 0] = 1
+        self.sides[new, 1] = 1
+        self.head = self.net.fc
+        assert isinstance(self.head, nn.Linear)
+        self.head.register_forward_pre_hook(self._remember)
+
+    def _remember(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.h = inputs[0]
+
+    def correction(self, z: Tensor) -> Tensor:
+        """R for logits (n, C)."""
+        p = z.softmax(1)
+        return 0.5 * (self.omega(p) + self.nu(p @ self.sides) @ self.sides.T)
+
+    def step(self, k: int) -> None:
+        """Learn from the k-th batch."""
+        x, y = self.setup.data(k)
+        if k < self.setup.first or not self.seen:  # no old classes yet: r = 0
+            super().step(k)
+            return
+        mx, my = self.sample()
+        z, h = self.net(self.view(x)), self.h
+        mz, mh = self.net(self.view(mx)), self.h
+        Z, n = torch.cat([z, mz]).detach(), len(z)
+        if (k - self.setup.first) % self.setup.outer_every == 0:
+            self.outer(Z, torch.cat([h, mh]).detach(), torch.cat([y, my]), n)
+        with torch.no_grad():
+            r = self.correction(Z)
+        self.update(F.cross_entropy(z + r[:n], y) + F.cross_entropy(mz + r[n:], my))
+        self.keep(x, y)
+
+    def outer(self, Z: Tensor, H: Tensor, y: Tensor, n: int) -> None:
+        """∇φ L_buf = ∇φ ⟨G(Z; φ), S⟩ with S = −α (H H'ᵀ + 1) E, by one backward through φ."""
+        lr = self.setup.lr
+        ox, oy = self.sample()
+        with torch.no_grad():
+            self.track(False)
+            self.net(self.view(ox))
+            self.track(True)
+        r = self.correction(Z)
+        with torch.no_grad():
+            q = (Z + r).softmax(1)
+            w = torch.full((len(Z), 1), 1 / n, device=Z.device)
+            w[n:] = 1 / (len(Z) - n)
+            G = (q - F.one_hot(y, q.shape[1])) * w
+            K = H @ self.h.T
+            virtual = self.head(self.h) - lr * (K.T @ G) - lr * G.sum(0)
+            E = (virtual.softmax(1) - F.one_hot(oy, q.shape[1])) / len(oy)
+            S = -lr * ((K + 1) @ E)
+            V = w * q * (S - (q * S).sum(1, keepdim=True))
+        for p, g in zip(self.phi, torch.autograd.grad(r, self.phi, V), strict=True):
+            p.grad = g
+        self.adam.step()
+
+    def track(self, on: bool) -> None:
+        """Whether batch normalisation updates its running statistics."""
+        for layer in self.net.modules():
+            if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
+                layer.track_running_stats = on
+
+
+def mlp(classes: int) -> nn.Sequential:
+    """The adaptors' network."""
+    return nn.Sequential(nn.Linear(classes, 256), nn.ReLU(), nn.Linear(256, classes))

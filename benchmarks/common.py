@@ -1,0 +1,83 @@
+"""What all contenders share: the made-up stream, the network, and how they are asked to work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dualcba.nets import make_network
+
+MEAN, STD = 0.5, 0.25
+
+
+@dataclass
+class Setup:
+    """A stream of tasks of made-up images, and the network that learns it.
+
+    The first `first` batches are of the first half of the classes, all others of the second half.
+    """
+
+    network: str = "mlp"
+    device: str = "cpu"
+    size: int = 32
+    channels: int = 3
+    classes: int = 100
+    samples: int = 6400
+    buffer: int = 200
+    batch: int = 32
+    lr: float = 0.03
+    adaptor_lr: float = 0.01
+    outer_every: int = 5
+    pad: int = 4
+    first: int = 10
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(0)
+        shape = (self.samples, *self.shape)
+        self.x = torch.from_numpy(rng.integers(0, 256, shape, dtype=np.uint8)).to(self.device)
+        labels = np.arange(self.samples) * self.classes // self.samples  # sorted
+        self.y = torch.from_numpy(labels).to(self.device)
+        half = self.samples // 2
+        self._order = np.stack([rng.permutation(half), half + rng.permutation(half)])
+        self._rows = torch.from_numpy(self._order).to(self.device)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of one image."""
+        return self.channels, self.size, self.size
+
+    @property
+    def halves(self) -> tuple[list[int], list[int]]:
+        """The classes of the two tasks."""
+        middle = self.classes // 2
+        return list(range(middle)), list(range(middle, self.classes))
+
+    def rows(self, k: int) -> Tensor:
+        """Which samples the k-th batch holds."""
+        per_pass = self._rows.shape[1] // self.batch
+        start = k % per_pass * self.batch
+        return self._rows[int(k >= self.first), start : start + self.batch]
+
+    def data(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k-th batch: raw images (n, channels, size, size) and labels (n,)."""
+        rows = self.rows(k)
+        return self.x[rows], self.y[rows]
+
+    def make_network(self) -> nn.Module:
+        """The network, alike for all."""
+        torch.manual_seed(0)
+        return make_network(self.network, self.shape, self.classes).to(self.device)
+
+
+class Contender(Protocol):
+    """One way of doing the work."""
+
+    def step(self, k: int) -> None:
+        """Learn from the k-th batch of the stream."""
+
+    def evaluate(self, n: int) -> int:
+        """How many of the first n samples it classifies correctly."""
