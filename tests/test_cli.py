@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -289,3 +291,23 @@ def test_the_version_is_that_of_the_package() -> None:
     from importlib.metadata import version
 
     assert version("dualcba") == __version__
+
+
+def test_interrupted_in_the_middle(tmp_path: Path) -> None:
+    """One clear line; what was complete is kept, nothing else is left."""
+    code = "import sys; sys.argv = sys.argv[1:]; from dualcba.cli import main; main()"
+    args = ["dualcba", "run", "--method", "er", "--seeds", "40", "--out", str(tmp_path / "x")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *args], stderr=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    give_up = time.monotonic() + 60
+    while not list(tmp_path.glob("x/*/result.json")) and time.monotonic() < give_up:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    lines = err.decode().strip().splitlines()
+    assert lines[-1] == "dualcba: interrupted; the runs that were complete are kept"
+    for path in tmp_path.glob("x/*/*"):
+        assert path.name == "result.json"
+        assert json.loads(path.read_text())["status"] == "complete"

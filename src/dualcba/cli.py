@@ -32,6 +32,7 @@ from dualcba.experiments import (
     Spec,
     check_all,
     check_free,
+    fields,
     make_specs,
     read_toml,
     run_all,
@@ -49,6 +50,9 @@ app = typer.Typer(
 )
 
 DEMO = {"dataset": "digits", "method": ["er", "er-cba", "er-dual-cba"], "seeds": 5}
+
+
+INTERRUPTED = 130  # as a shell says it
 
 
 class Listing(StrEnum):
@@ -96,7 +100,7 @@ def check_(
 def run(
     file: Annotated[Path | None, typer.Argument(help="a TOML file with the options below")] = None,
     method: Annotated[str | None, typer.Option(help="one or more, with commas")] = None,
-    dataset: Annotated[str | None, typer.Option(help="a name of `dualcba list datasets`")] = None,
+    dataset: Annotated[str | None, typer.Option(help="a name, a folder or an .npz")] = None,
     setting: Annotated[str | None, typer.Option(help="how the data arrive")] = None,
     buffer: Annotated[int | None, typer.Option(help="samples in the memory")] = None,
     seeds: Annotated[int | None, typer.Option(help="how many seeds, from --seed on")] = None,
@@ -138,7 +142,7 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="print the results as JSON")] = False,
 ) -> None:
     """Learn a stream: methods × seeds, one table. Without options: the embedded demonstration."""
-    given = {k: v for k, v in locals().items() if k in _SPEC_OPTIONS and v is not None}
+    given = {k: v for k, v in locals().items() if k in ("seeds", *fields()) and v is not None}
     options = (read_toml(file) if file else {}) | given
     for field in ("tasks", "class_order"):
         if field in given:
@@ -161,14 +165,6 @@ def run(
     elif not quiet:
         Console().print(summary(results))
         typer.echo(f"{len(results)} results in {out}")
-
-
-_SPEC_OPTIONS = {
-    "method", "dataset", "setting", "buffer", "seeds", "seed", "tasks", "class_order", "epochs",
-    "network", "batch_size", "lr", "adaptor_lr", "outer_every", "specific", "agnostic", "space",
-    "divide", "width", "norm", "forward", "ibn_augment", "ibn_average", "seen_only",
-    "boundaries", "eval_every",
-}  # fmt: skip
 
 
 def _numbers(text: str) -> int | list[int] | str:
@@ -233,8 +229,8 @@ def main() -> None:
     """Run the command line; what is wrong with the input is one line and exit code 2."""
     try:
         code = app(standalone_mode=False)
-    except typer.Abort:
-        _fail("interrupted", 130)
+    except (typer.Abort, KeyboardInterrupt):
+        code = INTERRUPTED
     except FloatingPointError as error:
         _fail(error, 1)
     except (ValueError, OSError) as error:
@@ -246,6 +242,8 @@ def main() -> None:
         text = message() + _given(error)
         one_line = text if "Usage:" in text else " ".join(text.split())
         _fail(one_line, getattr(error, "exit_code", 2))
+    if code == INTERRUPTED:
+        _fail("interrupted; the runs that were complete are kept", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 

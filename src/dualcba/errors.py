@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
@@ -25,3 +28,32 @@ def expected(field: str, value: object, wanted: str) -> str:
     'buffer is 0, expected a whole number of at least 1'
     """
     return f"{field} is {value!r}, expected {wanted}"
+
+
+def at_least(low: int, **fields: int) -> None:
+    """Raise unless each is a whole number of at least `low`.
+
+    >>> at_least(1, buffer=0)
+    Traceback (most recent call last):
+    ...
+    ValueError: buffer is 0, expected a whole number of at least 1
+    """
+    for field, value in fields.items():
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if not whole or value < low:
+            raise ValueError(expected(field, value, f"a whole number of at least {low}"))
+
+
+def above_zero(**fields: float) -> None:
+    """Raise unless each is a finite number above 0."""
+    for field, value in fields.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value < math.inf:
+            raise ValueError(expected(field, value, "a number above 0"))
+
+
+def one_of(known: Sequence[object], **fields: object) -> None:
+    """Raise unless each is one of the known values."""
+    for field, value in fields.items():
+        if value not in known:
+            raise ValueError(expected(field, value, " or ".join(map(repr, known))))

@@ -20,7 +20,7 @@ from dualcba.boundaries import Boundaries
 from dualcba.classes import ClassSets
 from dualcba.data import Transform, check_labels, check_samples
 from dualcba.engine import make_engine, resolve_device
-from dualcba.errors import expected, unknown
+from dualcba.errors import above_zero, at_least, expected, one_of, unknown
 from dualcba.losses import Adapt, Batch, identity, inner_batches
 from dualcba.methods import Context, Method, check_options, parse_method
 from dualcba.nets import Network
@@ -130,17 +130,19 @@ class Learner:
     ) -> None:
         base, kind = _resolve(method, method_options or {}, adaptor)
         _check_adaptor(kind, adaptor_options or {})
-        _at_least(2, num_classes=num_classes)
-        _at_least(1, buffer=buffer, batch_size=batch_size, outer_every=outer_every)
-        _at_least(0, seed=seed)
-        _above_zero(lr=lr, adaptor_lr=adaptor_lr)
-        _one_of((torch.uint8, torch.float32), dtype=dtype)
-        _one_of(("split", "concat"), forward=forward)
-        _one_of(("cumulative", "ema"), ibn_average=ibn_average)
-        _one_of(("auto", "fp32", "bf16"), precision=precision)
-        _one_of(("given", "inferred"), boundaries=boundaries)
+        at_least(2, num_classes=num_classes)
+        at_least(1, buffer=buffer, batch_size=batch_size, outer_every=outer_every)
+        at_least(0, seed=seed)
+        above_zero(lr=lr, adaptor_lr=adaptor_lr)
+        one_of((torch.uint8, torch.float32), dtype=dtype)
+        one_of(("split", "concat"), forward=forward)
+        one_of(("cumulative", "ema"), ibn_average=ibn_average)
+        one_of(("auto", "fp32", "bf16"), precision=precision)
+        one_of(("given", "inferred"), boundaries=boundaries)
         if not isinstance(network, nn.Module):
             raise ValueError(expected("network", network, "an nn.Module"))
+        if hasattr(base, "context"):
+            raise ValueError("the method object works in another learner, expected one of its own")
         if base.one_per_class and buffer < num_classes:
             wanted = f"at least {num_classes}: {type(base).__name__} keeps samples of every class"
             raise ValueError(expected("buffer", buffer, wanted))
@@ -164,51 +166,44 @@ class Learner:
         self._rng = {name: generator(seed, name) for name in ("memory", "augmentation", "method")}
         self._weights_rng = torch_generator(seed, "adaptor")
 
-        shape = tuple(input_shape)
-        if hasattr(base, "context"):
-            raise ValueError("the method object works in another learner, expected one of its own")
-        self.method = base
-        plain = transform or Transform([0.0], [1.0])
-        transform = base.make_transform(plain)
         if not network.training:
             network.train()  # as a whole; parts that were frozen by hand stay as they are
+        shape = tuple(input_shape)
+        self.method = base
         self.network = Network(network, shape, num_classes, head=head)
         self.sets = ClassSets(num_classes)
         self.boundaries = Boundaries(num_classes) if boundaries == "inferred" else None
         self.memory = base.make_memory(buffer, shape, dtype, num_classes)
         with self.engine.scope():
             self.lr = torch.tensor(lr, device=self.device)
-            self.transform = transform.to(self.device)
-            views = base.make_views(plain)
-            self.views = {name: view.to(self.device) for name, view in views.items()}
-            for module in (self.network, self.sets, self.memory):
-                module.to(self.device)
-            if self.device.type == "cuda" and len(shape) == 3:
-                self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            context = Context(
-                self.network,
-                self.sets,
-                self.memory,
-                self.transform,
-                self.lr,
-                batch_size,
-                self._autocast,
-            )
-            base.bind(context)
-            base.to(self.device)
-            self.adaptor: Adaptor | None = None
-            if kind is not None:
-                make = ADAPTORS[kind]
-                self.adaptor = make(self.sets, self._weights_rng, **(adaptor_options or {}))
-                self.adaptor.to(self.device)
-            self.norms = batch_norms(self.network)
-            self._aware = [layer for layer in self.norms if isinstance(layer, TaskAware)]
-            self._running = Statistics(self.norms)
-            self._incremental = Statistics(self.norms)
-            self._losses = torch.zeros(RECENT, device=self.device)
+            self._place(transform or Transform([0.0], [1.0]))
+            self.adaptor = self._make_adaptor(kind, adaptor_options or {})
+        self._make_optimizers(adaptor_lr)
+
+    def _place(self, transform: Transform) -> None:
+        """Bring everything to the device and tell the method of it."""
+        self.transform = self.method.make_transform(transform).to(self.device)
+        views = self.method.make_views(transform)
+        self.views = {name: view.to(self.device) for name, view in views.items()}
+        for module in (self.network, self.sets, self.memory):
+            module.to(self.device)
+        if self.device.type == "cuda" and len(self.network.input_shape) == 3:
+            self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        parts = (self.network, self.sets, self.memory, self.transform, self.lr)
+        self.method.bind(Context(*parts, self.batch_size, self._autocast))
+        self.method.to(self.device)
+        self.norms = batch_norms(self.network)
+        self._aware = [layer for layer in self.norms if isinstance(layer, TaskAware)]
+        self._running = Statistics(self.norms)
+        self._incremental = Statistics(self.norms)
         self._incremental_step = -1
         self._evaluations = 0  # how deep in `evaluating`
-        self._make_optimizers(adaptor_lr)
+        self._losses = torch.zeros(RECENT, device=self.device)
+
+    def _make_adaptor(self, kind: str | None, options: Mapping[str, Any]) -> Adaptor | None:
+        if kind is None:
+            return None
+        return ADAPTORS[kind](self.sets, self._weights_rng, **options).to(self.device)
 
     def _make_optimizers(self, adaptor_lr: float) -> None:
         theta = trainable(self.network) + trainable(self.method)
@@ -665,25 +660,6 @@ def _check_adaptor(kind: str | None, options: Mapping[str, Any]) -> None:
             raise ValueError(
                 unknown(f"option of the adaptor {kind!r}", name, ADAPTOR_OPTIONS[kind])
             )
-
-
-def _at_least(low: int, **fields: int) -> None:
-    for field, value in fields.items():
-        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if not whole or value < low:
-            raise ValueError(expected(field, value, f"a whole number of at least {low}"))
-
-
-def _above_zero(**fields: float) -> None:
-    for field, value in fields.items():
-        if not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise ValueError(expected(field, value, "a number above 0"))
-
-
-def _one_of(known: Sequence[object], **fields: object) -> None:
-    for field, value in fields.items():
-        if value not in known:
-            raise ValueError(expected(field, value, " or ".join(map(repr, known))))
 
 
 def _zero_state(optimizer: torch.optim.Optimizer | None, parameters: Sequence[Tensor]) -> None:

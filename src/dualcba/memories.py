@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,15 +36,9 @@ class Balanced(Memory):
 
     keys: Tensor
 
-    def __init__(
-        self,
-        size: int,
-        input_shape: tuple[int, ...],
-        dtype: torch.dtype = torch.uint8,
-        columns: Mapping[str, tuple[int, ...]] | None = None,
-    ) -> None:
-        super().__init__(size, input_shape, dtype, columns)
-        self.register_buffer("keys", torch.full((size + 1,), EMPTY))
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register_buffer("keys", torch.full((self.size + 1,), EMPTY))
 
     def slots(self, n: int, rng: np.random.Generator) -> Indices:
         """Random keys above `size`: who goes where is for `write` to say."""

@@ -143,17 +143,6 @@ def test_draws_twice_independently(make_learner: Callable[..., Learner], teach: 
     assert drawn[-2] != drawn[-1]
 
 
-@pytest.mark.parametrize("method", ["derpp", "derpp-cba", "derpp-dual-cba"])
-@pytest.mark.parametrize("forward", ["split", "concat"])
-def test_a_short_run_stays_finite(
-    method: str, forward: str, make_learner: Callable[..., Learner], teach: Any
-) -> None:
-    learner = teach(make_learner(method, forward=forward))
-    losses = learner._losses[: learner.step]
-    assert losses.isfinite().all()
-    assert (losses > 0).all()
-
-
 def test_options_reach_the_method(make_learner: Callable[..., Learner]) -> None:
     learner = make_learner("derpp", method_options={"alpha": 0.9})
     assert isinstance(learner.method, DERpp)

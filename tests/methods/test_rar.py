@@ -96,17 +96,6 @@ def test_steps_are_repeated_and_samples_stored_once(
     assert learner._losses[:8].isfinite().all()
 
 
-@pytest.mark.parametrize("method", ["rar", "rar-cba", "rar-dual-cba"])
-@pytest.mark.parametrize("forward", ["split", "concat"])
-def test_a_short_run_stays_finite(
-    method: str, forward: str, make_learner: Callable[..., Learner], teach: Any
-) -> None:
-    learner = teach(make_learner(method, forward=forward))
-    losses = learner._losses[: learner.step]
-    assert losses.isfinite().all()
-    assert (losses > 0).all()
-
-
 @pytest.mark.parametrize(("name", "shape"), [("mlp", (1, 8, 8)), ("resnet18-slim", (3, 32, 32))])
 def test_one_channel_and_the_slim_resnet(name: str, shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)

@@ -3,7 +3,7 @@
 from dualcba.experiments.runner import Hardware, Run, make_learner
 from dualcba.experiments.scheduler import Load, check_all, run_all
 from dualcba.experiments.settings import SETTINGS
-from dualcba.experiments.spec import Spec, make_specs, read_toml
+from dualcba.experiments.spec import Spec, fields, make_specs, read_toml
 from dualcba.experiments.store import check_free, read_results, write_result
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Spec",
     "check_all",
     "check_free",
+    "fields",
     "make_learner",
     "make_specs",
     "read_results",
