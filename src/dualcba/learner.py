@@ -25,12 +25,21 @@ from dualcba.losses import Adapt, Batch, identity, inner_batches
 from dualcba.methods import Context, Method, check_options, parse_method
 from dualcba.nets import Network
 from dualcba.norm_layers import TaskAware, penalties, told
-from dualcba.normalization import Statistics, batch_norms, modes, share, untracked, weighed
+from dualcba.normalization import (
+    Statistics,
+    batch_norms,
+    grouped,
+    modes,
+    share,
+    untracked,
+    weighed,
+)
 from dualcba.randomness import Array, Layout, generator, pack, torch_generator, unpack
 from dualcba.state import below, compare, read, restore, snapshot, write
 
 RECENT = 1024  # losses kept for finding where one ceased to be finite
 IBN_BATCH = 200
+IBN_TOGETHER = 5  # so many batches of the IBN pass go through a GPU at once
 PREDICT_BATCH = 512
 
 
@@ -194,6 +203,7 @@ class Learner:
         self.method.to(self.device)
         self.norms = batch_norms(self.network)
         self._aware = [layer for layer in self.norms if isinstance(layer, TaskAware)]
+        self._samplewise = self.network.samplewise
         self._running = Statistics(self.norms)
         self._incremental = Statistics(self.norms)
         self._incremental_step = -1
@@ -370,35 +380,45 @@ class Learner:
 
     def _forward(self, x: Tensor, y: Tensor, draw: Mapping[str, Tensor]) -> list[Batch]:
         """The new batch and each memory draw through the network."""
+        names = ["new", *(f"mem{i}" for i in range(self.method.draws) if f"mem{i}" in draw)]
         raw: list[tuple[Tensor, Tensor, Mapping[str, Tensor]]] = [(x, y, {})]
-        names = ["new"]
-        for i in range(self.method.draws):
-            if f"mem{i}" in draw:
-                names.append(f"mem{i}")
-                raw.append(self.memory.read(draw[f"mem{i}"]))
-        views = [
-            self.transform(r[0], draw.get(f"{n}.augment")) for n, r in zip(names, raw, strict=True)
-        ]
+        raw += [self.memory.read(draw[name]) for name in names[1:]]
+        views = self._augmented([r[0] for r in raw], [draw.get(f"{n}.augment") for n in names])
         for name, view in self.views.items():
             raw.append(raw[0])
             views.append(view(x, draw[f"view.{name}"]))
+        labels = [r[1] for r in raw]
         with self._autocast():
-            if self.concat:
-                z, h = self._outputs(torch.cat(views), torch.cat([r[1] for r in raw]))
-                sizes = [len(v) for v in views]
-                outputs = list(zip(torch.split(z, sizes), torch.split(h, sizes), strict=True))
-            else:
-                outputs = self._one_by_one(views, [r[1] for r in raw])
+            outputs = self._through(views, labels)
         batches, start = [], 0
-        for view, (_, labels, columns), (z, h) in zip(views, raw, outputs, strict=True):
+        for view, (_, label, columns), (z, h) in zip(views, raw, outputs, strict=True):
             rows = slice(start, start + len(view))
-            batches.append(Batch(view, labels, z, h, columns, rows))
+            batches.append(Batch(view, label, z, h, columns, rows))
             start = rows.stop
         if self.views:
             seen_otherwise = batches[len(names) :]
             batches = batches[: len(names)]
             batches[0].views = dict(zip(self.views, seen_otherwise, strict=True))
         return batches
+
+    def _augmented(self, raw: list[Tensor], params: list[Tensor | None]) -> list[Tensor]:
+        """All raw batches augmented at once."""
+        drawn = [p for p in params if p is not None]
+        views = self.transform(torch.cat(raw), torch.cat(drawn) if drawn else None)
+        return list(views.split([len(part) for part in raw]))
+
+    def _through(
+        self, views: Sequence[Tensor], labels: Sequence[Tensor]
+    ) -> Sequence[tuple[Tensor, Tensor]]:
+        """Logits and features of each view."""
+        sizes = [len(v) for v in views]
+        alike = sizes[0] > 1 and sizes == sizes[:1] * len(sizes)
+        if not self.concat and not (alike and self._samplewise):
+            return self._one_by_one(views, labels)
+        apart = nullcontext() if self.concat else grouped(self.norms, len(views))
+        with apart:
+            z, h = self._outputs(torch.cat(list(views)), torch.cat(list(labels)))
+        return list(zip(z.split(sizes), h.split(sizes), strict=True))
 
     def _one_by_one(
         self, views: Sequence[Tensor], labels: Sequence[Tensor]
@@ -534,20 +554,22 @@ class Learner:
 
     def _pass_over_memory(self, packet: Tensor, *, layout: Layout) -> None:
         draw = unpack(packet, layout)
+        rows, augment = draw["rows"], draw.get("augment")
+        plain = self.ibn_average == "cumulative"
         # a moving average has the training's batches; for a plain one larger batches do as well
-        size = IBN_BATCH if self.ibn_average == "cumulative" else max(2, self.batch_size)
-        chunks = math.ceil(len(draw["rows"]) / size)
-        rows = draw["rows"].tensor_split(chunks)
-        augment = draw["augment"].tensor_split(chunks) if "augment" in draw else [None] * chunks
+        size = IBN_BATCH if plain else max(2, self.batch_size)
+        most = IBN_TOGETHER if plain and self._samplewise and self.device.type == "cuda" else 1
         with (
             modes(self.network, self.norms),
             weighed(self.norms) as weigh,
             self._autocast(),
             torch.no_grad(),
         ):
-            for k in range(chunks):
+            for k, groups, part in _portions(len(rows), size, most):
                 weigh(share(k + 1, self.ibn_average))
-                self.network(self.transform(self.memory.x.index_select(0, rows[k]), augment[k]))
+                x = self.memory.x.index_select(0, rows[part])
+                with grouped(self.norms, groups, cumulative=True) if most > 1 else nullcontext():
+                    self.network(self.transform(x, None if augment is None else augment[part]))
 
     def _autocast(self) -> AbstractContextManager[object]:
         """Entered inside captured functions only: cached casts of weights must not outlive one."""
@@ -660,6 +682,21 @@ def _check_adaptor(kind: str | None, options: Mapping[str, Any]) -> None:
             raise ValueError(
                 unknown(f"option of the adaptor {kind!r}", name, ADAPTOR_OPTIONS[kind])
             )
+
+
+def _portions(n: int, size: int, most: int) -> Iterator[tuple[int, int, slice]]:
+    """n rows in parts of about `size`: how many came before, how many pass together, their rows.
+
+    >>> list(_portions(10, 4, 2))
+    [(0, 1, slice(0, 4, None)), (1, 2, slice(4, 10, None))]
+    """
+    sizes = [len(part) for part in np.array_split(np.arange(n), math.ceil(n / size))]
+    k = start = 0
+    while k < len(sizes):
+        groups = min(most, sizes[k:].count(sizes[k]))
+        stop = start + groups * sizes[k]
+        yield k, groups, slice(start, stop)
+        k, start = k + groups, stop
 
 
 def _zero_state(optimizer: torch.optim.Optimizer | None, parameters: Sequence[Tensor]) -> None:

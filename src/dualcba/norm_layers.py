@@ -31,6 +31,8 @@ class BatchNorm(_BatchNorm):
     (torch.Size([8, 4]), torch.Size([8, 4, 3, 3]))
     """
 
+    samplewise = True
+
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2 or input.shape[1] != self.num_features:
             wanted = f"(n, {self.num_features}, ...)"
@@ -116,6 +118,7 @@ class AdaB2N(BatchNorm):
     and adaptation, NeurIPS 2023.
     """
 
+    samplewise = False  # the tasks of all its samples weigh in
     rate: Tensor
 
     def __init__(

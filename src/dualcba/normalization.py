@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,40 @@ def untracked(layers: Sequence[_BatchNorm]) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.track_running_stats = True
+
+
+@contextmanager
+def grouped(
+    layers: Sequence[_BatchNorm], groups: int, *, cumulative: bool = False
+) -> Iterator[None]:
+    """Each of so many equal parts of a batch has statistics of its own, as in forwards of its own.
+
+    Running statistics move by one part after the other, in their order: each by the layer's
+    momentum, or, if `cumulative`, so that an average over all parts so far goes on.
+
+    >>> layer, x = nn.BatchNorm1d(1), torch.tensor([[0.0], [2.0], [5.0], [9.0]])
+    >>> with grouped([layer], 2):
+    ...     layer(x).detach().flatten().round(decimals=3).tolist()
+    [-1.0, 1.0, -1.0, 1.0]
+    """
+    for layer in layers:
+        layer.parts, layer.cumulative = groups, cumulative  # type: ignore[assignment]
+        layer.forward = partial(_by_part, layer, layer.forward)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.parts, layer.cumulative, layer.forward
+
+
+def _by_part(layer: _BatchNorm, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    momentum, outputs = layer.momentum, []
+    for k, part in enumerate(x.chunk(layer.parts)):  # type: ignore[arg-type]
+        if layer.cumulative and momentum is not None:
+            layer.momentum = momentum / (1.0 + k * momentum)
+        outputs.append(forward(part))
+    layer.momentum = momentum
+    return torch.cat(outputs)
 
 
 @contextmanager

@@ -19,6 +19,8 @@ from dualcba.methods.teacher import join, sum_of_means
 class CosineHead(nn.Module):
     """Logits are a learnt scale times the cosine between features and class weights."""
 
+    samplewise = True
+
     def __init__(self, weight: Tensor, scale: float) -> None:
         super().__init__()
         self.bias = None

@@ -14,6 +14,8 @@ class MLP(nn.Module):
     torch.Size([2, 10])
     """
 
+    samplewise = True
+
     def __init__(
         self, input_shape: tuple[int, ...], num_classes: int, *, width: int = 256, depth: int = 2
     ) -> None:

@@ -6,9 +6,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dualcba.errors import unknown
-from dualcba.normalization import modes
+from dualcba.normalization import batch_norms, modes
+
+SAMPLEWISE = {
+    nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Unflatten,
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding,
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish,
+    nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Dropout, nn.Dropout1d, nn.Dropout2d,
+    nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.LayerNorm, nn.GroupNorm,
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
+}  # fmt: skip
+"""Modules that treat each sample by itself, but for the statistics of batch normalisation."""
 
 
 class Network(nn.Module):
@@ -53,6 +65,19 @@ class Network(nn.Module):
     def head(self) -> nn.Module:
         """The last layer, with its `weight` (C, d) and, where it has one, `bias` (C,)."""
         return self.module.get_submodule(self.head_name)
+
+    @property
+    def samplewise(self) -> bool:
+        """Whether samples meet nowhere but in batch statistics, as far as one can know.
+
+        Then several batches may pass together (`normalization.grouped`). A module of another class
+        says so of itself by a class attribute `samplewise = True`.
+        """
+        modules = list(self.module.modules())
+        tracked = set(batch_norms(self.module))
+        untracked = [m for m in modules if isinstance(m, _BatchNorm) and m not in tracked]
+        own = [m for m in modules if type(m) not in SAMPLEWISE]
+        return not untracked and all(getattr(type(m), "samplewise", False) for m in own)
 
     def replace_head(self, head: nn.Module) -> None:
         """Put another last layer in the place of the present one."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from dualcba.fused import conv_norm
 
 Norm = Callable[[int], nn.Module]
 
@@ -13,20 +14,23 @@ Norm = Callable[[int], nn.Module]
 class _Block(nn.Module):
     """Two 3×3 convolutions and a shortcut."""
 
+    samplewise = True
+
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.bn1 = norm(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.bn2 = norm(outputs)
-        self.shortcut: nn.Module = nn.Identity()
+        self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
             conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
             self.shortcut = nn.Sequential(conv, norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+        out = conv_norm(self.conv1, self.bn1, x)
+        short = conv_norm(*self.shortcut, x, relu=False) if self.shortcut else x
+        return conv_norm(self.conv2, self.bn2, out, short)
 
 
 class ResNet18(nn.Module):
@@ -36,6 +40,8 @@ class ResNet18(nn.Module):
     >>> sum(p.numel() for p in net.parameters())
     11220132
     """
+
+    samplewise = True
 
     def __init__(
         self, channels: int, num_classes: int, *, width: int = 64, norm: Norm = nn.BatchNorm2d
@@ -54,5 +60,5 @@ class ResNet18(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (n, channels, H, W) → logits (n, num_classes)."""
-        out = self.blocks(F.relu(self.bn1(self.conv1(x))))
+        out = self.blocks(conv_norm(self.conv1, self.bn1, x))
         return self.fc(out.mean((2, 3)))  # type: ignore[no-any-return]
