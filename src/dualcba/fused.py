@@ -22,7 +22,12 @@ PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, BatchNorm)
 
 
 def conv_norm(
-    conv: nn.Module, norm: nn.Module, x: Tensor, residual: Tensor | None = None, *, relu: bool = True
+    conv: nn.Module,
+    norm: nn.Module,
+    x: Tensor,
+    residual: Tensor | None = None,
+    *,
+    relu: bool = True,
 ) -> Tensor:
     """relu(norm(conv(x)) + residual).
 
@@ -74,15 +79,17 @@ def _train(norm: _BatchNorm, x: Tensor, residual: Tensor | None, relu: bool) -> 
         running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
     groups, cumulative = getattr(norm, "parts", 1), getattr(norm, "cumulative", False)
     how = (running, groups, norm.eps, norm.momentum, relu, cumulative)
-    return _NormReLU.apply(x, residual, norm.weight, norm.bias, how)  # type: ignore[no-any-return]
+    parts = (x, residual, norm.weight, norm.bias)
+    return _NormReLU.apply(*parts, how)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _evaluate(norm: _BatchNorm, x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
     library = kernels()
     assert library is not None
     stats = (norm.running_mean, norm.running_var)
-    out = library.affine(x, residual, norm.weight, norm.bias, *stats, norm.eps, relu=relu)
-    return out  # type: ignore[no-any-return]
+    return library.affine(  # type: ignore[no-any-return]
+        x, residual, norm.weight, norm.bias, *stats, norm.eps, relu=relu
+    )
 
 
 class _NormReLU(torch.autograd.Function):
@@ -104,7 +111,7 @@ class _NormReLU(torch.autograd.Function):
         return y  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, y, weight, stats = ctx.saved_tensors
         groups, relu, residual = ctx.how

@@ -20,9 +20,12 @@ SPLITS = 64
 PROGRAMS = 512
 """About so many programs keep a large GPU busy."""
 
+ROWS, CHANNELS, WARPS = 128, 64, 8
+"""What a program takes at a time; constant, so that few variants must be compiled."""
+
 
 @triton.jit
-def _add_up(part, g, c, C, S, G: tl.constexpr, SB: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add_up(part, g, c, C, S, G, SB: tl.constexpr):
     """The two sums of a group's channels, from their S parts; `part` is (2, G, S, C)."""
     s = tl.arange(0, SB)
     at = (g * S + s)[:, None] * C + c[None, :]
@@ -33,7 +36,7 @@ def _add_up(part, g, c, C, S, G: tl.constexpr, SB: tl.constexpr):  # type: ignor
 
 
 @triton.jit
-def _moments(x, part, g, c, R, C, S, G: tl.constexpr, SB: tl.constexpr):  # type: ignore[no-untyped-def]
+def _moments(x, part, g, c, R, C, S, G, SB: tl.constexpr):
     """Mean and biased variance of a group's channels, from shifted sums."""
     shift = tl.load(x + g * R * C + c, mask=c < C, other=0.0).to(tl.float32)
     first, second = _add_up(part, g, c, C, S, G, SB)
@@ -42,9 +45,8 @@ def _moments(x, part, g, c, R, C, S, G: tl.constexpr, SB: tl.constexpr):  # type
 
 
 @triton.jit
-def sums_kernel(  # type: ignore[no-untyped-def]
-    x, part, R, C, S, span,
-    G: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+def sums_kernel(
+    x, part, R, C, S, G, span, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Partial sums of x and x², both shifted."""
     s, c, g = tl.program_id(0), tl.program_id(1) * BC + tl.arange(0, BC), tl.program_id(2)
@@ -64,10 +66,10 @@ def sums_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def normalise_kernel(  # type: ignore[no-untyped-def]
+def normalise_kernel(
     x, residual, y, part, weight, bias, running_mean, running_var, tracked, stats,
-    R, C, S, span, eps, momentum,
-    G: tl.constexpr, SB: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+    R, C, S, G, span, eps, momentum,
+    SB: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
     RESIDUAL: tl.constexpr, RELU: tl.constexpr, TRACK: tl.constexpr, CUMULATIVE: tl.constexpr,
 ):  # fmt: skip
     """Normalise, scale, add the shortcut, ReLU; leave (mean, 1/σ) and move running statistics."""
@@ -81,7 +83,7 @@ def normalise_kernel(  # type: ignore[no-untyped-def]
         if TRACK and g == 0:
             m = tl.load(running_mean + c, mask=c < C, other=0.0)
             v = tl.load(running_var + c, mask=c < C, other=0.0)
-            for k in tl.static_range(G):  # one after the other, as separate forwards would
+            for k in range(G):  # one after the other, as separate forwards would
                 share = momentum / (1.0 + k * momentum) if CUMULATIVE else momentum
                 mean_k, var_k = _moments(x, part, k, c, R, C, S, G, SB)
                 m += share * (mean_k - m)
@@ -106,9 +108,9 @@ def normalise_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def back_sums_kernel(  # type: ignore[no-untyped-def]
-    dy, y, x, stats, part, R, C, S, span,
-    G: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, RELU: tl.constexpr,
+def back_sums_kernel(
+    dy, y, x, stats, part, R, C, S, G, span,
+    BR: tl.constexpr, BC: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """Partial sums of the gradient before the ReLU, and of it times the normalised x."""
     s, c, g = tl.program_id(0), tl.program_id(1) * BC + tl.arange(0, BC), tl.program_id(2)
@@ -132,9 +134,9 @@ def back_sums_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def back_kernel(  # type: ignore[no-untyped-def]
-    dy, y, x, stats, part, weight, dx, dresidual, dweight, dbias, R, C, S, span,
-    G: tl.constexpr, SB: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+def back_kernel(
+    dy, y, x, stats, part, weight, dx, dresidual, dweight, dbias, R, C, S, G, span,
+    SB: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
     RESIDUAL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """The gradients of x, of the shortcut, of weight and of bias."""
@@ -143,7 +145,7 @@ def back_kernel(  # type: ignore[no-untyped-def]
     first, second = _add_up(part, g, c, C, S, G, SB)
     if s == 0 and g == 0:
         db, dw = first, second
-        for k in tl.static_range(1, G):
+        for k in range(1, G):
             more_b, more_w = _add_up(part, k, c, C, S, G, SB)
             db += more_b
             dw += more_w
@@ -169,7 +171,7 @@ def back_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def affine_kernel(  # type: ignore[no-untyped-def]
+def affine_kernel(
     x, residual, weight, bias, running_mean, running_var, R, C, eps,
     BR: tl.constexpr, BC: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
@@ -194,25 +196,19 @@ class Plan:
     """How the rows and channels of one activation are cut into programs."""
 
     def __init__(self, x: Tensor, groups: int) -> None:
-        self.G = groups
         self.C = x.shape[1]
         self.R = x.numel() // (self.C * groups)
-        self.BC = min(64, triton.next_power_of_2(self.C))
-        self.BR = max(16, min(8192 // self.BC, triton.next_power_of_2(self.R)))
-        self.blocks = triton.cdiv(self.C, self.BC)
-        self.S, self.span = self._cut(SPLITS)
-        self.SB = triton.next_power_of_2(self.S)
-        self.finish, self.finish_span = self._cut(1 << 30)
+        self.blocks = triton.cdiv(self.C, CHANNELS)
+        self.room = max(1, PROGRAMS // (groups * self.blocks))
+        self.S, self.span = self._cut(min(SPLITS, self.room))
+        self.finish, self.finish_span = self._cut(self.room)
+        self.part = (2, groups, self.S, self.C)
+        self.sizes = (self.R, self.C, self.S, groups)
 
-    def _cut(self, most: int) -> tuple[int, int]:
+    def _cut(self, wanted: int) -> tuple[int, int]:
         """How many programs share a group's rows, and how many rows each has."""
-        wanted = max(1, min(most, PROGRAMS // (self.G * self.blocks)))
-        span = triton.cdiv(triton.cdiv(self.R, wanted), self.BR) * self.BR
+        span = triton.cdiv(triton.cdiv(self.R, wanted), ROWS) * ROWS
         return triton.cdiv(self.R, span), span
-
-    def partial(self, x: Tensor) -> Tensor:
-        """Room for the partial sums."""
-        return torch.empty(2, self.G, self.S, self.C, device=x.device, dtype=torch.float32)
 
 
 def normalise(
@@ -222,17 +218,17 @@ def normalise(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """relu(BN(x) + residual) by each group's own statistics; and those, (2, G, C)."""
     p = Plan(x, groups)
-    y, part = torch.empty_like(x), p.partial(x)
-    stats = torch.empty(2, groups, p.C, device=x.device, dtype=torch.float32)
+    y, part = torch.empty_like(x), x.new_empty(p.part, dtype=torch.float32)
+    stats = x.new_empty(2, groups, p.C, dtype=torch.float32)
     mean, var, tracked = running if running is not None else (stats, stats, stats)
     sums_kernel[(p.S, p.blocks, groups)](
-        x, part, p.R, p.C, p.S, p.span, G=groups, BR=p.BR, BC=p.BC, num_warps=8
+        x, part, *p.sizes, p.span, BR=ROWS, BC=CHANNELS, num_warps=WARPS
     )
     normalise_kernel[(p.finish, p.blocks, groups)](
         x, x if residual is None else residual, y, part, weight, bias, mean, var, tracked, stats,
-        p.R, p.C, p.S, p.finish_span, eps, momentum,
-        G=groups, SB=p.SB, BR=p.BR, BC=p.BC, RESIDUAL=residual is not None, RELU=relu,
-        TRACK=running is not None, CUMULATIVE=cumulative, num_warps=8,
+        *p.sizes, p.finish_span, eps, momentum,
+        SB=SPLITS, BR=ROWS, BC=CHANNELS, RESIDUAL=residual is not None, RELU=relu,
+        TRACK=running is not None, CUMULATIVE=cumulative, num_warps=WARPS,
     )  # fmt: skip
     return y, stats
 
@@ -243,17 +239,17 @@ def backward(
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:  # fmt: skip
     """The gradients of x, of the shortcut (where there is one), of weight and of bias."""
     p = Plan(x, groups)
-    dx, part = torch.empty_like(x), p.partial(x)
+    dx, part = torch.empty_like(x), x.new_empty(p.part, dtype=torch.float32)
     dresidual = torch.empty_like(x) if residual else None
     dweight, dbias = torch.empty_like(weight), torch.empty_like(weight)
     back_sums_kernel[(p.S, p.blocks, groups)](
-        dy, y, x, stats, part, p.R, p.C, p.S, p.span,
-        G=groups, BR=p.BR, BC=p.BC, RELU=relu, num_warps=8,
+        dy, y, x, stats, part, *p.sizes, p.span,
+        BR=ROWS, BC=CHANNELS, RELU=relu, num_warps=WARPS,
     )  # fmt: skip
     back_kernel[(p.finish, p.blocks, groups)](
         dy, y, x, stats, part, weight, dx, dx if dresidual is None else dresidual, dweight, dbias,
-        p.R, p.C, p.S, p.finish_span,
-        G=groups, SB=p.SB, BR=p.BR, BC=p.BC, RESIDUAL=residual, RELU=relu, num_warps=8,
+        *p.sizes, p.finish_span,
+        SB=SPLITS, BR=ROWS, BC=CHANNELS, RESIDUAL=residual, RELU=relu, num_warps=WARPS,
     )  # fmt: skip
     return dx, dresidual, dweight, dbias
 
@@ -263,9 +259,10 @@ def affine(
     running_mean: Tensor, running_var: Tensor, eps: float, *, relu: bool,
 ) -> Tensor:  # fmt: skip
     """relu(BN(x) + residual) by running statistics, written over x."""
-    p = Plan(x, 1)
-    affine_kernel[(triton.cdiv(p.R, p.BR), p.blocks)](
+    C = x.shape[1]
+    R = x.numel() // C
+    affine_kernel[(triton.cdiv(R, ROWS), triton.cdiv(C, CHANNELS))](
         x, x if residual is None else residual, weight, bias, running_mean, running_var,
-        p.R, p.C, eps, BR=p.BR, BC=p.BC, RESIDUAL=residual is not None, RELU=relu, num_warps=8,
+        R, C, eps, BR=ROWS, BC=CHANNELS, RESIDUAL=residual is not None, RELU=relu, num_warps=WARPS,
     )  # fmt: skip
     return x

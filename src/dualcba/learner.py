@@ -310,7 +310,7 @@ class Learner:
             packet, layout = pack(self._draw(len(x), outer and first, store))
             step = partial(self._step, layout=layout, outer=outer and first)
             key = ("step", layout, outer and first)
-            self.engine.run(key, step, x, y, self.engine.upload(packet))
+            self.engine.run(key, step, x, y, packet)
         if self.method.rereads_task and not again:
             with self.engine.scope():
                 self._task_data.append((x.clone(), y.clone()))
@@ -357,7 +357,10 @@ class Learner:
 
     def _step(self, x: Tensor, y: Tensor, packet: Tensor, *, layout: Layout, outer: bool) -> None:
         """One iteration of Algorithm 1, in place on the device."""
-        draw = unpack(packet, layout)
+        with self._lowered():
+            self._iterate(x, y, unpack(packet, layout), outer)
+
+    def _iterate(self, x: Tensor, y: Tensor, draw: Mapping[str, Tensor], outer: bool) -> None:
         penalties(self._aware)  # what a step that failed may have left behind
         new, *mem = self._forward(x, y, draw)
         if outer:
@@ -384,9 +387,9 @@ class Learner:
         raw: list[tuple[Tensor, Tensor, Mapping[str, Tensor]]] = [(x, y, {})]
         raw += [self.memory.read(draw[name]) for name in names[1:]]
         views = self._augmented([r[0] for r in raw], [draw.get(f"{n}.augment") for n in names])
-        for name, view in self.views.items():
+        for name, other in self.views.items():
             raw.append(raw[0])
-            views.append(view(x, draw[f"view.{name}"]))
+            views.append(other(x, draw[f"view.{name}"]))
         labels = [r[1] for r in raw]
         with self._autocast():
             outputs = self._through(views, labels)
@@ -405,7 +408,7 @@ class Learner:
         """All raw batches augmented at once."""
         drawn = [p for p in params if p is not None]
         views = self.transform(torch.cat(raw), torch.cat(drawn) if drawn else None)
-        return list(views.split([len(part) for part in raw]))
+        return list(torch.split(views, [len(part) for part in raw]))
 
     def _through(
         self, views: Sequence[Tensor], labels: Sequence[Tensor]
@@ -418,7 +421,7 @@ class Learner:
         apart = nullcontext() if self.concat else grouped(self.norms, len(views))
         with apart:
             z, h = self._outputs(torch.cat(list(views)), torch.cat(list(labels)))
-        return list(zip(z.split(sizes), h.split(sizes), strict=True))
+        return list(zip(torch.split(z, sizes), torch.split(h, sizes), strict=True))
 
     def _one_by_one(
         self, views: Sequence[Tensor], labels: Sequence[Tensor]
@@ -511,7 +514,7 @@ class Learner:
 
     def scores(self, x: Tensor) -> Tensor:
         """Raw samples on the device → (n, C) scores; call it within `evaluating`."""
-        with self._autocast():
+        with self._lowered(), self._autocast():
             scores = self.method.scores(self.transform(x)).float()
         return scores.masked_fill(~self.sets.seen, -torch.inf) if self.seen_only else scores
 
@@ -548,7 +551,7 @@ class Learner:
             parts["augment"] = self.transform.draw(rng, filled)
         packet, layout = pack(parts)
         run = partial(self._pass_over_memory, layout=layout)
-        self.engine.run(("ibn", layout), run, self.engine.upload(packet))
+        self.engine.run(("ibn", layout), run, packet)
         self._incremental.keep()
         self._incremental_step = self.step
 
@@ -562,14 +565,19 @@ class Learner:
         with (
             modes(self.network, self.norms),
             weighed(self.norms) as weigh,
-            self._autocast(),
             torch.no_grad(),
+            self._lowered(),
+            self._autocast(),
         ):
             for k, groups, part in _portions(len(rows), size, most):
                 weigh(share(k + 1, self.ibn_average))
                 x = self.memory.x.index_select(0, rows[part])
                 with grouped(self.norms, groups, cumulative=True) if most > 1 else nullcontext():
                     self.network(self.transform(x, None if augment is None else augment[part]))
+
+    def _lowered(self) -> AbstractContextManager[object]:
+        """The network's weights in bfloat16, cast at once, where that is the precision."""
+        return self.network.lowered(torch.bfloat16) if self.bf16 else nullcontext()
 
     def _autocast(self) -> AbstractContextManager[object]:
         """Entered inside captured functions only: cached casts of weights must not outlive one."""

@@ -13,14 +13,43 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualcba.engine.eager import Input
+
 MOST = 64
 """How many graphs are kept."""
+
+
+AHEAD = 8
+"""How many replays of a graph the host may be ahead of the device."""
+
+
+class _Mail:
+    """Brings host arrays of one size to a tensor on the device, through pinned memory in turns."""
+
+    def __init__(self, static: Tensor) -> None:
+        self.static = static
+        shape, dtype = static.shape, static.dtype
+        self.slots = [torch.empty(shape, dtype=dtype, pin_memory=True) for _ in range(AHEAD)]
+        self.read: list[torch.cuda.Event | None] = [None] * AHEAD
+        self.turn = 0
+
+    def send(self, array: NDArray[np.int64]) -> None:
+        """Queue a copy; waits only for the one that is `AHEAD` turns old."""
+        k, self.turn = self.turn, (self.turn + 1) % AHEAD
+        event = self.read[k]
+        if event is None:
+            event = self.read[k] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        else:
+            event.synchronize()
+        self.slots[k].numpy()[:] = array
+        self.static.copy_(self.slots[k], non_blocking=True)
+        event.record()
 
 
 @dataclass
 class _Entry:
     graph: torch.cuda.CUDAGraph
-    inputs: tuple[Tensor, ...]
+    inputs: tuple[Tensor | _Mail, ...]
 
 
 class Captured:
@@ -41,7 +70,7 @@ class Captured:
         self.pool = torch.cuda.graph_pool_handle()
         self.stream.wait_stream(torch.cuda.current_stream(device))  # what the caller made so far
 
-    def run(self, key: Hashable, fn: Callable[..., None], *inputs: Tensor) -> None:
+    def run(self, key: Hashable, fn: Callable[..., None], *inputs: Input) -> None:
         """Replay the key's graph, or capture it, or warm up."""
         entry = self.entries.get(key)
         with torch.cuda.stream(self.stream):
@@ -49,12 +78,18 @@ class Captured:
                 entry = self._capture(key, fn, inputs)
             if entry is None:
                 self.counts[key] += 1
-                fn(*inputs)
+                fn(*self._on_device(inputs))
                 return
             for static, given in zip(entry.inputs, inputs, strict=True):
-                if static is not given:
-                    static.copy_(given, non_blocking=True)
+                if isinstance(static, _Mail):
+                    assert isinstance(given, np.ndarray)
+                    static.send(given)
+                elif static is not given:
+                    static.copy_(given, non_blocking=True)  # type: ignore[arg-type]
             entry.graph.replay()
+
+    def _on_device(self, inputs: tuple[Input, ...]) -> tuple[Tensor, ...]:
+        return tuple(t if isinstance(t, Tensor) else self._upload(t) for t in inputs)
 
     def _is_due(self, key: Hashable) -> bool:
         """Whether to capture now; a stream of ever new batch sizes fills no more than so many."""
@@ -62,9 +97,9 @@ class Captured:
         return room and key not in self.refused and self.counts[key] >= self.warmup
 
     def _capture(
-        self, key: Hashable, fn: Callable[..., None], inputs: tuple[Tensor, ...]
+        self, key: Hashable, fn: Callable[..., None], inputs: tuple[Input, ...]
     ) -> _Entry | None:
-        static = tuple(t.clone() for t in inputs)
+        static = tuple(t.clone() for t in self._on_device(inputs))
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, stream=self.stream, pool=self.pool):
@@ -75,13 +110,13 @@ class Captured:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             warnings.warn(f"{name!r} runs eagerly, it cannot be captured: {reason}", stacklevel=2)
             return None
-        self.entries[key] = _Entry(graph, static)
+        both = zip(static, inputs, strict=True)
+        targets = tuple(s if isinstance(given, Tensor) else _Mail(s) for s, given in both)
+        self.entries[key] = _Entry(graph, targets)
         return self.entries[key]
 
-    def upload(self, array: NDArray[np.int64]) -> Tensor:
-        """Pinned and asynchronous, on this engine's stream."""
-        with torch.cuda.stream(self.stream):
-            return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
+    def _upload(self, array: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
 
     def receive(self, tensor: Tensor) -> Tensor:
         """On the device; what the caller's stream still writes or may free is waited for."""

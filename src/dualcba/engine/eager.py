@@ -11,17 +11,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+Input = Tensor | NDArray[np.int64]
+"""A tensor on the device, or a small array on the host."""
+
 
 class Engine(Protocol):
     """Runs functions that change device state in place and return nothing."""
 
     device: torch.device
 
-    def run(self, key: Hashable, fn: Callable[..., None], *inputs: Tensor) -> None:
-        """Run `fn(*inputs)`. Calls with equal keys do the same work on inputs of equal shapes."""
+    def run(self, key: Hashable, fn: Callable[..., None], *inputs: Input) -> None:
+        """Run `fn` on the inputs, all of them as tensors on the device, without waiting for it.
 
-    def upload(self, array: NDArray[np.int64]) -> Tensor:
-        """Bring a small host array to the device without waiting for it."""
+        Calls with equal keys do the same work on inputs of equal shapes.
+        """
 
     def receive(self, tensor: Tensor) -> Tensor:
         """A caller's tensor on the device, ready for this engine's work and safe until then."""
@@ -42,11 +45,11 @@ class Eager:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def run(self, key: Hashable, fn: Callable[..., None], *inputs: Tensor) -> None:
+    def run(self, key: Hashable, fn: Callable[..., None], *inputs: Input) -> None:
         """Call it."""
-        fn(*inputs)
+        fn(*(t if isinstance(t, Tensor) else self._upload(t) for t in inputs))
 
-    def upload(self, array: NDArray[np.int64]) -> Tensor:
+    def _upload(self, array: NDArray[np.int64]) -> Tensor:
         """Shared memory on a CPU; pinned and asynchronous on CUDA."""
         host = torch.from_numpy(array)
         if self.device.type == "cpu":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dualcba.errors import unknown
@@ -21,6 +24,9 @@ SAMPLEWISE = {
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
 }  # fmt: skip
 """Modules that treat each sample by itself, but for the statistics of batch normalisation."""
+
+LOWERED = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
+"""Modules whose every parameter autocast lowers."""
 
 
 class Network(nn.Module):
@@ -57,6 +63,7 @@ class Network(nn.Module):
         self.input_shape = input_shape
         self.num_classes = num_classes
         self._features: Tensor | None = None
+        self._lowered: dict[str, Tensor] = {}
         self.head_name = _find_head(module, head)
         self._handle = self.head.register_forward_pre_hook(self._remember)
         self._probe()
@@ -88,10 +95,32 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs (n, ...) → logits (n, C) and features (n, d), in at least float32."""
-        z = self.module(x)
+        z = functional_call(self.module, self._lowered, x) if self._lowered else self.module(x)
         h, self._features = self._features, None
         assert h is not None
         return _full(z), _full(h)
+
+    @contextmanager
+    def lowered(self, dtype: torch.dtype) -> Iterator[None]:
+        """Weights of convolutions and linear layers in `dtype` for the forwards within.
+
+        Autocast would cast each by itself; here all of them are cast at once, and so are their
+        gradients on the way back.
+        """
+        names = [
+            f"{name}.{own}" if name else own
+            for name, m in self.module.named_modules()
+            if type(m) in LOWERED
+            for own, _ in m.named_parameters()
+        ]
+        weights = [self.module.get_parameter(name) for name in names]
+        if weights:
+            lowered = _Cast.apply(dtype, *weights)  # type: ignore[no-untyped-call]
+            self._lowered = dict(zip(names, lowered, strict=True))
+        try:
+            yield
+        finally:
+            self._lowered = {}
 
     def _remember(self, _: nn.Module, args: tuple[Any, ...]) -> None:
         self._features = args[0]
@@ -123,6 +152,32 @@ class Network(nn.Module):
                 f"the network's last layer {self.head_name!r} gives {z.shape[-1]} outputs, "
                 f"expected {self.num_classes}, one per class"
             )
+
+
+class _Cast(torch.autograd.Function):
+    """Many tensors in another dtype, by one launch each way."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.dtypes = [t.dtype for t in tensors]
+        return _cast(tensors, [dtype] * len(tensors))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        there = [k for k, g in enumerate(grads) if g is not None]
+        cast = _cast([grads[k] for k in there], [ctx.dtypes[k] for k in there])  # type: ignore[misc]
+        out: list[Tensor | None] = [None] * len(grads)
+        for k, grad in zip(there, cast, strict=True):
+            out[k] = grad
+        return (None, *out)
+
+
+def _cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple[Tensor, ...]:
+    out = [torch.empty_like(t, dtype=d) for t, d in zip(tensors, dtypes, strict=True)]
+    if out:
+        torch._foreach_copy_(out, list(tensors))
+    return tuple(out)
 
 
 def _find_head(module: nn.Module, name: str | None) -> str:

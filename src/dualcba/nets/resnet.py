@@ -29,7 +29,9 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out = conv_norm(self.conv1, self.bn1, x)
-        short = conv_norm(*self.shortcut, x, relu=False) if self.shortcut else x
+        short = x
+        if len(self.shortcut):
+            short = conv_norm(self.shortcut[0], self.shortcut[1], x, relu=False)
         return conv_norm(self.conv2, self.bn2, out, short)
 
 
