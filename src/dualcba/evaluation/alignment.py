@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from dualcba.adaptors import Adaptor
@@ -69,7 +69,9 @@ class Alignment(Recorder):
         if (learner.step - learner.task_starts[-1]) % self.every:
             return
         self.points.append((learner.step, learner.task))
-        for name, value in self.measure(x, y).items():
+        with preserved(learner.method):
+            measured = self.measure(x, y)
+        for name, value in measured.items():
             self.values.setdefault(name, []).append(value.detach())
 
     def measure(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -205,6 +207,19 @@ class Alignment(Recorder):
             **sides(""),
             "head": sides("head."),
         }
+
+
+@contextmanager
+def preserved(module: nn.Module) -> Iterator[None]:
+    """Put a module's buffers back afterwards: some methods count in them what their loss saw."""
+    live = list(module.buffers())
+    kept = [buffer.clone() for buffer in live]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(live, kept, strict=True):
+                buffer.copy_(value)
 
 
 def gradient(loss: Tensor, theta: Parameters) -> dict[str, Tensor]:

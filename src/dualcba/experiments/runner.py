@@ -96,9 +96,10 @@ class Run:
                     learner.lr.fill_(lr)
                 for k, (x, y) in enumerate(arrive(rows)):
                     last = epoch == len(epochs) - 1 and k == len(rows) - 1
-                    with self._clock("evaluate"), learner.engine.scope():
-                        for recorder in self.recorders.values():
-                            recorder.before_step(x, y)
+                    if self.recorders:
+                        with self._clock("evaluate"), learner.engine.scope():
+                            for recorder in self.recorders.values():
+                                recorder.before_step(x, y)
                     with self._clock("train"), learner.engine.scope():
                         known = None if self.known is None else self.known[rows[k]]
                         learner.learn(x, y, known, labels=labels[rows[k]], again=epoch > 0)
