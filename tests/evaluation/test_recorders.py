@@ -116,10 +116,11 @@ def test_few_samples_are_drawn_by_the_seed(
     assert rows[0] == rows[1] != rows[2]
 
 
-def test_the_class_of_the_paper() -> None:
-    """Of ten classes the fifth: at the last of CIFAR-100's boundaries the 85th, index 84."""
-    ninth = list(range(80, 90))
-    assert ninth[(len(ninth) - 1) // 2] == 84
+def test_the_class_is_the_middle_one_of_the_task_before(images: Dataset) -> None:
+    """As the paper's 85th, index 84, is the fifth of the ten classes of the ninth task."""
+    run = Run(spec(tasks=[[3, 1, 5], [0, 2], [4]], record=["transitions"]), images, CPU)
+    boundaries = run.recorders["transitions"].boundaries  # type: ignore[attr-defined]
+    assert [boundary.one for boundary in boundaries] == [1, 0]
 
 
 @pytest.mark.parametrize("tasks", [1, [[0, 1, 2], [5]], [1, 1, 1, 1, 1, 1]])
