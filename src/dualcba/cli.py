@@ -132,6 +132,9 @@ def run(
     eval_every: Annotated[
         int | None, typer.Option(help="steps between scores; 0: task ends")
     ] = None,
+    record: Annotated[
+        str | None, typer.Option(help="also record: predictions,transitions,alignment")
+    ] = None,
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("runs/demo"),
     data_dir: DataDir = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda[:n]")] = "auto",

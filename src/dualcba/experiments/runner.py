@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dualcba.data import Dataset, Task, batches, blurry, disjoint, labelled
 from dualcba.data.source import read_ahead, resident
-from dualcba.evaluation import Evaluator
+from dualcba.evaluation import RECORDERS, Evaluator
 from dualcba.experiments.settings import learning_rate, parse_setting
 from dualcba.experiments.spec import Spec
 from dualcba.learner import Learner
@@ -62,6 +62,11 @@ class Run:
         ]
         self.learner = make_learner(spec, self.data, self.hardware)
         self.evaluator = Evaluator(self.learner, self.data, self.stream)
+        lengths = [sum(len(rows) for rows in epochs) for epochs in self.plan]
+        self.recorders = {
+            name: RECORDERS[name](self.learner, self.data, self.stream, lengths)
+            for name in spec.record
+        }
 
     @property
     def total(self) -> int:
@@ -91,6 +96,10 @@ class Run:
                     learner.lr.fill_(lr)
                 for k, (x, y) in enumerate(arrive(rows)):
                     last = epoch == len(epochs) - 1 and k == len(rows) - 1
+                    if self.recorders:
+                        with self._clock("evaluate"), learner.engine.scope():
+                            for recorder in self.recorders.values():
+                                recorder.before_step(x, y)
                     with self._clock("train"), learner.engine.scope():
                         known = None if self.known is None else self.known[rows[k]]
                         learner.learn(x, y, known, labels=labels[rows[k]], again=epoch > 0)
@@ -131,6 +140,10 @@ class Run:
         """What `result.json` holds."""
         with self._clock("evaluate"):
             measured = self.evaluator.result()
+            if self.recorders:
+                with self.learner.engine.scope():
+                    recorded = {name: r.result() for name, r in self.recorders.items()}
+                measured["recordings"] = recorded
         spec = self.spec
         total = self.seconds["train"] + self.seconds["evaluate"]
         return {

@@ -14,6 +14,7 @@ from typing import Any
 
 from dualcba.data import DATASETS
 from dualcba.errors import expected, unknown
+from dualcba.evaluation import RECORDERS
 from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_setting
 from dualcba.methods import check_options, parse_method
 from dualcba.nets import NETWORKS
@@ -93,6 +94,10 @@ class Spec:
     options: dict[str, Any] = dataclasses.field(
         default_factory=dict, metadata={"help": "options of the method itself"}
     )
+    record: list[str] = dataclasses.field(
+        default_factory=list,
+        metadata={"help": f"what to record beside scores: {', '.join(RECORDERS)}"},
+    )
 
     def __post_init__(self) -> None:
         for field in WORDS:
@@ -125,10 +130,23 @@ class Spec:
             raise ValueError(expected("epochs", self.epochs, wanted))
         if not isinstance(self.options, dict):
             raise ValueError(expected("options", self.options, "names and values"))
+        self._check_record()
         self._check_dataset()
         self._check_choices(kind)
         self._check_numbers(kind)
         check_options(self.method, self.options)
+
+    def _check_record(self) -> None:
+        """A list of names, or one text with commas."""
+        record = self.record
+        names = record.split(",") if isinstance(record, str) else record
+        if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
+            raise ValueError(expected("record", record, f"some of {', '.join(RECORDERS)}"))
+        names = [name.strip() for name in names]
+        for name in names:
+            if name not in RECORDERS:
+                raise ValueError(unknown("record", name, RECORDERS))
+        object.__setattr__(self, "record", list(dict.fromkeys(names)))
 
     def _check_choices(self, kind: str | None) -> None:
         choices: dict[str, Collection[str]] = {
