@@ -21,7 +21,6 @@ from dualcba.fused import applies, conv_norm
 from dualcba.nets import Network, ResNet18
 from dualcba.norm_layers import convert_normalization
 from dualcba.normalization import batch_norms, grouped
-from tests.conftest import small_net
 
 Make = Callable[..., Learner]
 LAST = torch.channels_last
@@ -152,10 +151,12 @@ def test_gradients_are_as_exact_as_without_the_kernels(monkeypatch: Any) -> None
 
 @pytest.mark.parametrize("norm", ["bn", "cn"])
 @pytest.mark.parametrize("method", ["er", "er-dual-cba", "derpp-cba", "clser-dual-cba"])
-def test_together_is_as_apart(method: str, norm: str, make_learner: Make, teach: Any) -> None:
+def test_together_is_as_apart(
+    method: str, norm: str, make_learner: Make, make_net: Any, teach: Any
+) -> None:
     losses = []
     for together in (True, False):
-        learner = make_learner(method, network=convert_normalization(small_net(), norm))
+        learner = make_learner(method, network=convert_normalization(make_net(), norm))
         assert learner.network.samplewise
         learner._samplewise = together
         teach(learner, tasks=2, steps=6)
@@ -188,8 +189,8 @@ def test_networks_that_may_let_samples_meet_pass_batch_by_batch(
     assert net.samplewise is samplewise
 
 
-def test_adab2n_weighs_the_tasks_of_a_whole_batch(make_learner: Make) -> None:
-    learner = make_learner("er", network=convert_normalization(small_net(), "adab2n"))
+def test_adab2n_weighs_the_tasks_of_a_whole_batch(make_learner: Make, make_net: Any) -> None:
+    learner = make_learner("er", network=convert_normalization(make_net(), "adab2n"))
     assert not learner.network.samplewise
 
 
