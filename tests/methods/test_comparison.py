@@ -123,3 +123,12 @@ def test_a_captured_step_is_the_eager_one(name: str, make_learner: Make, teach: 
     assert not learner.engine.refused
     for key, value in ends[0].items():
         torch.testing.assert_close(ends[1][key], value, rtol=1e-3, atol=1e-4, msg=key)
+
+
+@pytest.mark.parametrize("name", ["icarl", "lucir", "bic"])
+def test_without_rehearsal_exemplars_serve_at_task_ends_only(
+    name: str, make_learner: Make, teach: Any
+) -> None:
+    learner = teach(make_learner(name, method_options={"rehearse": False}))
+    assert learner.memory.filled > 0
+    assert "mem0" not in learner._draw(8, False, np.ones(8, bool))

@@ -21,11 +21,21 @@ class ExemplarMethod(Method):
 
     The current task's samples are read again at its end, to choose its exemplars among all of
     them; while a task runs the memory holds earlier ones only.
+
+    Parameters
+    ----------
+    rehearse
+        Whether each step joins a draw of exemplars to the new batch. Without it they only serve
+        at the ends of tasks (and as class means).
     """
 
     adaptable = False
     rereads_task = True
     held_out = 0  # every so-many-th exemplar is kept for validation
+
+    def __init__(self, *, rehearse: bool = True) -> None:
+        super().__init__()
+        self.draws = int(rehearse)
 
     def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Herding:
         """Exemplars, as many of each class."""

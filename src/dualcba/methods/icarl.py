@@ -39,8 +39,8 @@ class ICaRL(ExemplarMethod):
     sums: Tensor
     counts: Tensor
 
-    def __init__(self, *, decay: float = 0.9) -> None:
-        super().__init__()
+    def __init__(self, *, decay: float = 0.9, rehearse: bool = True) -> None:
+        super().__init__(rehearse=rehearse)
         self.decay = decay
 
     def bind(self, context: Context) -> None:

@@ -58,8 +58,10 @@ class LUCIR(ExemplarMethod):
     strength: Tensor
     met: Tensor
 
-    def __init__(self, *, distillation: float = 5.0, scale: float = 1.0) -> None:
-        super().__init__()
+    def __init__(
+        self, *, distillation: float = 5.0, scale: float = 1.0, rehearse: bool = True
+    ) -> None:
+        super().__init__(rehearse=rehearse)
         self.distillation, self.scale = distillation, scale
 
     def bind(self, context: Context) -> None:
