@@ -115,6 +115,7 @@ def run(
     lr: Annotated[float | None, typer.Option(help="learning rate of the network")] = None,
     adaptor_lr: Annotated[float | None, typer.Option(help="learning rate of the adaptor")] = None,
     outer_every: Annotated[int | None, typer.Option(help="steps between outer updates")] = None,
+    levels: Annotated[str | None, typer.Option(help="bi, joint or buffer")] = None,
     specific: Annotated[str | None, typer.Option(help="single, individual or none")] = None,
     agnostic: Annotated[bool | None, typer.Option(help="class-agnostic part")] = None,
     space: Annotated[str | None, typer.Option(help="logit or probability")] = None,

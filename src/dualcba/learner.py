@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from dualcba.adaptors import ADAPTOR_OPTIONS, ADAPTORS, Adaptor
-from dualcba.bilevel import hypergradient, trainable
+from dualcba.bilevel import Grads, buffer_gradient, hypergradient, inner_gradient, trainable
 from dualcba.boundaries import Boundaries
 from dualcba.classes import ClassSets
 from dualcba.data import Transform, check_labels, check_samples
@@ -32,6 +32,7 @@ from dualcba.state import below, compare, read, restore, snapshot, write
 RECENT = 1024  # losses kept for finding where one ceased to be finite
 IBN_BATCH = 200
 PREDICT_BATCH = 512
+LEVELS = ("bi", "joint", "buffer")
 
 
 class Learner:
@@ -57,6 +58,10 @@ class Learner:
         Of the network (SGD) and of the adaptor (Adam).
     outer_every
         The adaptor learns at every so-many-th step of a task, from the second task on.
+    levels
+        What the adaptor learns by at those steps, before the network moves: `"bi"`, the outer loss
+        of the virtually updated network; or, for the single-level ablation, `"joint"`, the inner
+        loss itself, and `"buffer"`, the outer loss of the adapted network without unrolling.
     adaptor
         `"cba"`, `"dual-cba"` or none, for a `Method` object; a name already says it.
     adaptor_options
@@ -112,6 +117,7 @@ class Learner:
         lr: float = 0.03,
         adaptor_lr: float = 0.01,
         outer_every: int = 5,
+        levels: str = "bi",
         adaptor: str | None = None,
         adaptor_options: Mapping[str, Any] | None = None,
         transform: Transform | None = None,
@@ -130,6 +136,9 @@ class Learner:
     ) -> None:
         base, kind = _resolve(method, method_options or {}, adaptor)
         _check_adaptor(kind, adaptor_options or {})
+        one_of(LEVELS, levels=levels)
+        if kind is None and levels != "bi":
+            raise ValueError(expected("levels", levels, "'bi' without an adaptor"))
         at_least(2, num_classes=num_classes)
         at_least(1, buffer=buffer, batch_size=batch_size, outer_every=outer_every)
         at_least(0, seed=seed)
@@ -151,6 +160,7 @@ class Learner:
         self.seed = seed
         self.batch_size = batch_size
         self.outer_every = outer_every
+        self.levels = levels
         self.concat = forward == "concat"
         self.ibn = kind == "dual-cba" if ibn is None else ibn
         self.ibn_augment = ibn_augment
@@ -336,7 +346,7 @@ class Learner:
         draw("new", n, rows=False)
         for i in range(self.method.draws if self.memory.filled else 0):
             draw(f"mem{i}", self.batch_size, rows=True)
-        if outer:
+        if outer and self.levels != "joint":
             draw("outer", self.batch_size, rows=True)
         for name, view in self.views.items():
             parts[f"view.{name}"] = view.draw(augmentation, n)
@@ -426,19 +436,30 @@ class Learner:
         return told(self._aware, torch.where(y < 0, owner.max(), owner[y.clamp(min=0)]))
 
     def _outer_step(self, new: Batch, mem: Sequence[Batch], draw: Mapping[str, Tensor]) -> None:
-        """Move φ by the outer loss of the virtually updated network on a fresh draw."""
+        """Move φ: by the outer loss of the virtually updated network, unless levels say other."""
         assert self.adaptor is not None
         assert self.adaptor_optimizer is not None
+        for p, g in zip(trainable(self.adaptor), self._phi_gradient(new, mem, draw), strict=True):
+            p.grad = g
+        self.adaptor_optimizer.step()
+
+    def _phi_gradient(self, new: Batch, mem: Sequence[Batch], draw: Mapping[str, Tensor]) -> Grads:
+        assert self.adaptor is not None
+        if self.levels == "joint":
+            return inner_gradient(self.adaptor, self.method, new, mem)
+        outer = self._outer_batch(draw)
+        if self.levels == "buffer":
+            return buffer_gradient(self.adaptor, self.method, outer)
+        head = self.network.head
+        return hypergradient(self.adaptor, self.method, new, mem, outer, head, self.lr)
+
+    def _outer_batch(self, draw: Mapping[str, Tensor]) -> Batch:
+        """A fresh memory draw through the network, which takes no notice of it."""
         x, y, columns = self.memory.read(draw["outer"])
         view = self.transform(x, draw.get("outer.augment"))
         with torch.no_grad(), untracked(self.norms), self._autocast():
             z, h = self._outputs(view, y)
-        outer = Batch(view, y, z, h, columns)
-        head = self.network.head
-        grads = hypergradient(self.adaptor, self.method, new, mem, outer, head, self.lr)
-        for p, g in zip(trainable(self.adaptor), grads, strict=True):
-            p.grad = g
-        self.adaptor_optimizer.step()
+        return Batch(view, y, z, h, columns)
 
     def _adapt(self, new: Batch, mem: Sequence[Batch]) -> Adapt:
         """Logits as the loss shall see them; θ takes the adaptor's output as a constant."""

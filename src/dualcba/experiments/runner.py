@@ -177,7 +177,7 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
     method = base(**spec.options)
     if parse_setting(spec.setting).kind == "semi":
         method = FixMatch(method)
-    given = {name: getattr(spec, name) for name in ("adaptor_lr", "outer_every")}
+    given = {name: getattr(spec, name) for name in ("adaptor_lr", "outer_every", "levels")}
     parts = ("space", "width", "specific", "agnostic", "divide")
     adaptor = {name: getattr(spec, name) for name in parts if getattr(spec, name) is not None}
     return Learner(

@@ -15,6 +15,7 @@ from typing import Any
 from dualcba.data import DATASETS
 from dualcba.errors import expected, unknown
 from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_setting
+from dualcba.learner import LEVELS
 from dualcba.methods import check_options, parse_method
 from dualcba.nets import NETWORKS
 from dualcba.norm_layers import NORMALIZATIONS
@@ -33,19 +34,19 @@ OWN: dict[str, Any] = {"buffer": 200, "tasks": 5, "batch_size": 32, "network": "
 
 ADAPTOR_DEFAULTS: dict[str, Any] = {
     "adaptor_lr": 0.01, "outer_every": 5, "space": "logit", "width": 256,
-    "specific": "single", "agnostic": True, "divide": False,
+    "levels": "bi", "specific": "single", "agnostic": True, "divide": False,
 }  # fmt: skip
 
 ADAPTOR_OPTIONS: dict[str | None, tuple[str, ...]] = {
     None: (),
-    "cba": ("adaptor_lr", "outer_every", "space", "width"),
+    "cba": ("adaptor_lr", "outer_every", "levels", "space", "width"),
     "dual-cba": tuple(ADAPTOR_DEFAULTS),
 }
 
 
 WORDS = (
-    "method", "dataset", "setting", "network", "specific", "space", "norm", "forward",
-    "ibn_average", "boundaries",
+    "method", "dataset", "setting", "network", "levels", "specific", "space", "norm",
+    "forward", "ibn_average", "boundaries",
 )  # fmt: skip
 
 
@@ -78,6 +79,7 @@ class Spec:
     lr: float = _option("learning rate of the network (SGD)", 0.03)
     adaptor_lr: float = _option("learning rate of the adaptor (Adam)")
     outer_every: int = _option("the adaptor learns every so many steps")
+    levels: str | None = _option("what the adaptor learns by: bi, or in one level joint or buffer")
     specific: str | None = _option("class-specific part of Dual-CBA: single, individual or none")
     agnostic: bool | None = _option("class-agnostic part of Dual-CBA")
     divide: bool | None = _option("divide class-agnostic corrections by the number of classes")
@@ -138,6 +140,7 @@ class Spec:
         }  # fmt: skip
         if kind is not None:
             choices["space"] = ("logit", "probability")
+            choices["levels"] = LEVELS
         if kind == "dual-cba":
             choices["specific"] = ("single", "individual", "none")
         for field, known in choices.items():
