@@ -97,7 +97,8 @@ class Adaptor(nn.Module):
     specific
         The class-specific part: `"single"`, `"individual"` or `"none"`.
     agnostic
-        Whether there is a class-agnostic part. With both parts, r is their mean.
+        Whether there is a class-agnostic part, or a part that is there already. With both parts, r
+        is their mean.
     continual
         Plain CBA: applied from the first task on, over all classes, never re-initialised.
         Otherwise r is zero in the first task and on unseen classes, and ω is re-initialised at
@@ -122,7 +123,7 @@ class Adaptor(nn.Module):
         sets: ClassSets,
         *,
         specific: str = "single",
-        agnostic: bool = True,
+        agnostic: bool | ClassAgnostic = True,
         continual: bool = False,
         space: str = "logit",
         divide: bool = False,
@@ -130,7 +131,7 @@ class Adaptor(nn.Module):
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        _check(specific, agnostic, space, width)
+        _check(specific, agnostic is not False, space, width)
         self._shared = (sets,)  # the learner's, not a part of the adaptor's own state
         self.continual = continual
         self.space = space
@@ -140,7 +141,8 @@ class Adaptor(nn.Module):
             if specific != "none"
             else None
         )
-        self.agnostic = ClassAgnostic(width, generator) if agnostic else None
+        made = ClassAgnostic(width, generator) if agnostic is True else agnostic
+        self.agnostic = made if isinstance(made, ClassAgnostic) else None
 
     @property
     def sets(self) -> ClassSets:

@@ -26,6 +26,7 @@ from dualcba.methods import Context, Method, check_options, parse_method
 from dualcba.nets import Network
 from dualcba.norm_layers import TaskAware, penalties, told
 from dualcba.normalization import Statistics, batch_norms, modes, share, untracked, weighed
+from dualcba.pretrained import load_agnostic, save_agnostic
 from dualcba.randomness import Array, Layout, generator, pack, torch_generator, unpack
 from dualcba.state import below, compare, read, restore, snapshot, write
 
@@ -66,6 +67,12 @@ class Learner:
         `"cba"`, `"dual-cba"` or none, for a `Method` object; a name already says it.
     adaptor_options
         Passed to `Adaptor`: `specific`, `agnostic`, `space`, `divide`, `width`.
+    agnostic_from
+        Load Dual-CBA's class-agnostic part, frozen, instead of learning it: `"pretrained"`, the
+        one in the package, or a file of `save_agnostic`. Without `specific` it is then all there
+        is, and nothing of the adaptor is learnt.
+    freeze_after
+        The class-agnostic part learns in the first so many tasks only.
     transform
         Augmentation and normalisation; by default uint8 goes to [0, 1] and floats stay.
     dtype
@@ -120,6 +127,8 @@ class Learner:
         levels: str = "bi",
         adaptor: str | None = None,
         adaptor_options: Mapping[str, Any] | None = None,
+        agnostic_from: str | Path | None = None,
+        freeze_after: int | None = None,
         transform: Transform | None = None,
         dtype: torch.dtype = torch.uint8,
         forward: str = "split",
@@ -136,6 +145,7 @@ class Learner:
     ) -> None:
         base, kind = _resolve(method, method_options or {}, adaptor)
         _check_adaptor(kind, adaptor_options or {})
+        _check_transfer(kind, adaptor_options or {}, agnostic_from, freeze_after)
         one_of(LEVELS, levels=levels)
         if kind is None and levels != "bi":
             raise ValueError(expected("levels", levels, "'bi' without an adaptor"))
@@ -161,6 +171,8 @@ class Learner:
         self.batch_size = batch_size
         self.outer_every = outer_every
         self.levels = levels
+        self.agnostic_from = agnostic_from
+        self.freeze_after = freeze_after
         self.concat = forward == "concat"
         self.ibn = kind == "dual-cba" if ibn is None else ibn
         self.ibn_augment = ibn_augment
@@ -213,7 +225,13 @@ class Learner:
     def _make_adaptor(self, kind: str | None, options: Mapping[str, Any]) -> Adaptor | None:
         if kind is None:
             return None
-        return ADAPTORS[kind](self.sets, self._weights_rng, **options).to(self.device)
+        if self.agnostic_from is None:
+            return ADAPTORS[kind](self.sets, self._weights_rng, **options).to(self.device)
+        loaded = load_agnostic(self.agnostic_from)
+        options = {"specific": "none", **options, "agnostic": loaded.part}
+        adaptor = ADAPTORS[kind](self.sets, self._weights_rng, **options)
+        loaded.check(adaptor)
+        return adaptor.to(self.device)
 
     def _make_optimizers(self, adaptor_lr: float) -> None:
         theta = trainable(self.network) + trainable(self.method)
@@ -225,6 +243,16 @@ class Learner:
             self.adaptor_optimizer = torch.optim.Adam(
                 phi, lr=adaptor_lr, fused=True, capturable=cuda
             )
+        self._choose_phi()
+
+    def _choose_phi(self) -> None:
+        """Which parameters of the adaptor learn in this task: ν not after its first so many."""
+        part = None if self.adaptor is None else self.adaptor.agnostic
+        if part is not None and self.freeze_after is not None:
+            part.requires_grad_(self.task < self.freeze_after)
+            for p in part.parameters():
+                p.grad = None  # without a gradient Adam leaves it, and its moments, alone
+        self._phi = [] if self.adaptor is None else trainable(self.adaptor)
 
     # ------------------------------------------------------------------ learning
 
@@ -245,6 +273,7 @@ class Learner:
         self.end_task()
         with self.engine.scope():
             self.sets.begin(classes)
+            self._choose_phi()
             if self.adaptor is not None and self.task > 0:
                 void = self.adaptor.reset_for_task(self._weights_rng)
                 _zero_state(self.adaptor_optimizer, void)
@@ -299,7 +328,7 @@ class Learner:
             raise ValueError("no task has begun, expected new_task(classes) before observe")
         in_task = self.step - self.task_starts[-1]
         outer = (
-            self.adaptor_optimizer is not None
+            bool(self._phi)
             and self.task > 0
             and in_task % self.outer_every == 0
             and self.memory.filled > 0
@@ -309,7 +338,7 @@ class Learner:
             store = np.full(len(x), last) if known is None else known & last
             packet, layout = pack(self._draw(len(x), outer and first, store))
             step = partial(self._step, layout=layout, outer=outer and first)
-            key = ("step", layout, outer and first)
+            key = ("step", layout, len(self._phi) if outer and first else 0)  # how many learn in it
             self.engine.run(key, step, x, y, self.engine.upload(packet))
         if self.method.rereads_task and not again:
             with self.engine.scope():
@@ -437,9 +466,8 @@ class Learner:
 
     def _outer_step(self, new: Batch, mem: Sequence[Batch], draw: Mapping[str, Tensor]) -> None:
         """Move φ: by the outer loss of the virtually updated network, unless levels say other."""
-        assert self.adaptor is not None
         assert self.adaptor_optimizer is not None
-        for p, g in zip(trainable(self.adaptor), self._phi_gradient(new, mem, draw), strict=True):
+        for p, g in zip(self._phi, self._phi_gradient(new, mem, draw), strict=True):
             p.grad = g
         self.adaptor_optimizer.step()
 
@@ -626,6 +654,7 @@ class Learner:
         self.task_starts = list(meta["task_starts"])
         self._task_open = meta["task_open"]
         self._incremental_step = -1
+        self._choose_phi()
         self.engine.reset()
 
     def save(self, path: str | Path) -> None:
@@ -635,6 +664,16 @@ class Learner:
     def load(self, path: str | Path) -> None:
         """Go on from a file that `save` wrote; loading runs no code from it."""
         self.load_state_dict(read(Path(path)))
+
+    def save_agnostic(self, path: str | Path, provenance: Mapping[str, Any]) -> None:
+        """Write the adaptor's class-agnostic part to a file for `agnostic_from`.
+
+        `provenance` goes with it: the dataset, method, buffer and seed that made it, and the like.
+        """
+        if self.adaptor is None:
+            raise ValueError("the learner has no adaptor, expected one to save")
+        self.engine.finish()
+        save_agnostic(self.adaptor, path, provenance)
 
     def _parts(self) -> dict[str, nn.Module]:
         parts: dict[str, nn.Module] = {
@@ -681,6 +720,20 @@ def _check_adaptor(kind: str | None, options: Mapping[str, Any]) -> None:
             raise ValueError(
                 unknown(f"option of the adaptor {kind!r}", name, ADAPTOR_OPTIONS[kind])
             )
+
+
+def _check_transfer(
+    kind: str | None, options: Mapping[str, Any], source: object, freeze_after: int | None
+) -> None:
+    agnostic = kind == "dual-cba" and options.get("agnostic", True)
+    given = {"agnostic_from": source, "freeze_after": freeze_after}
+    for field, value in given.items():
+        if value is not None and not agnostic:
+            raise ValueError(expected(field, value, "None without a class-agnostic part"))
+    if freeze_after is not None:
+        at_least(2, freeze_after=freeze_after)  # in the first task nothing of it is learnt
+        if source is not None:
+            raise ValueError(expected("freeze_after", freeze_after, "None for a loaded part"))
 
 
 def _zero_state(optimizer: torch.optim.Optimizer | None, parameters: Sequence[Tensor]) -> None:

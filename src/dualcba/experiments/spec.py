@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dualcba.data import DATASETS
-from dualcba.errors import expected, unknown
+from dualcba.errors import at_least, expected, unknown
 from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_setting
 from dualcba.learner import LEVELS
 from dualcba.methods import check_options, parse_method
@@ -35,6 +35,7 @@ OWN: dict[str, Any] = {"buffer": 200, "tasks": 5, "batch_size": 32, "network": "
 ADAPTOR_DEFAULTS: dict[str, Any] = {
     "adaptor_lr": 0.01, "outer_every": 5, "space": "logit", "width": 256,
     "levels": "bi", "specific": "single", "agnostic": True, "divide": False,
+    "adaptor": "trained", "freeze_after": None,
 }  # fmt: skip
 
 ADAPTOR_OPTIONS: dict[str | None, tuple[str, ...]] = {
@@ -45,7 +46,7 @@ ADAPTOR_OPTIONS: dict[str | None, tuple[str, ...]] = {
 
 
 WORDS = (
-    "method", "dataset", "setting", "network", "levels", "specific", "space", "norm",
+    "method", "dataset", "setting", "network", "levels", "adaptor", "specific", "space", "norm",
     "forward", "ibn_average", "boundaries",
 )  # fmt: skip
 
@@ -85,6 +86,8 @@ class Spec:
     divide: bool | None = _option("divide class-agnostic corrections by the number of classes")
     space: str | None = _option("what the adaptor corrects: logit or probability")
     width: int | None = _option("hidden units of the adaptor")
+    adaptor: str | None = _option("class-agnostic part: trained; or pretrained or a file, frozen")
+    freeze_after: int | None = _option("the class-agnostic part learns in so many first tasks only")
     norm: str = _option("normalisation in training: bn, cn or adab2n", "bn")
     forward: str = _option("split: new and memory batches apart; concat: together", "split")
     ibn_augment: bool = _option("augment the memory in the IBN pass", True)
@@ -108,6 +111,8 @@ class Spec:
                 why = "which has no adaptor" if kind is None else "whose adaptor has no such option"
                 value = getattr(self, field)
                 raise ValueError(f"{field} is {value!r} for the method {self.method!r}, {why}")
+        if self.loads_adaptor and self.specific is None:
+            object.__setattr__(self, "specific", "none")
         for field, value in (ADAPTOR_DEFAULTS | OWN | DEFAULTS.get(self.dataset, {})).items():
             if getattr(self, field) is None and field not in foreign:
                 object.__setattr__(self, field, value)
@@ -128,6 +133,7 @@ class Spec:
         if not isinstance(self.options, dict):
             raise ValueError(expected("options", self.options, "names and values"))
         self._check_dataset()
+        self._check_transfer()
         self._check_choices(kind)
         self._check_numbers(kind)
         check_options(self.method, self.options)
@@ -148,6 +154,22 @@ class Spec:
                 raise ValueError(unknown(field, getattr(self, field), known))
         if self.specific == "none" and not self.agnostic:
             raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
+
+    def _check_transfer(self) -> None:
+        if self.loads_adaptor and not self.agnostic:
+            wanted = "'trained' where agnostic is False"
+            raise ValueError(expected("adaptor", self.adaptor, wanted))
+        if self.freeze_after is None:
+            return
+        at_least(2, freeze_after=self.freeze_after)
+        if self.loads_adaptor or not self.agnostic:
+            wanted = "none where no class-agnostic part is trained"
+            raise ValueError(expected("freeze_after", self.freeze_after, wanted))
+
+    @property
+    def loads_adaptor(self) -> bool:
+        """Whether the class-agnostic part comes from a file."""
+        return self.adaptor not in (None, "trained")
 
     def _check_numbers(self, kind: str | None) -> None:
         least = {"buffer": 1, "seed": 0, "epochs": 1, "batch_size": 1, "eval_every": 0}
