@@ -21,8 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualcba.adaptors import Adaptor
@@ -66,12 +68,12 @@ def _closed_form(
         terms = method.terms(new, mem)
         G = torch.zeros_like(Z)
         for t in terms:
-            G[t.batch.rows] += t.gradient((adapted if t.adapted else Z)[t.batch.rows])
+            G[t.batch.rows].add_(t.gradient((adapted if t.adapted else Z)[t.batch.rows]))
         S = _sensitivity(H, G, method, outer, head, lr)
         V = torch.zeros_like(Z)  # ∂⟨G, S⟩/∂r
         for t in terms:
             if t.adapted:
-                V[t.batch.rows] += t.curvature(adapted[t.batch.rows], S[t.batch.rows])
+                V[t.batch.rows].add_(t.curvature(adapted[t.batch.rows], S[t.batch.rows]))
     return torch.autograd.grad(r, trainable(adaptor), V, allow_unused=True)
 
 
@@ -134,16 +136,16 @@ def _sensitivity(
     """S = −α (H H'ᵀ + 1) E: how the outer loss moves with each inner logit's error."""
     weight, bias = head.weight, head.bias
     assert isinstance(weight, Tensor)
+    assert bias is None or isinstance(bias, Tensor)
     with torch.no_grad():
         K = H @ outer.h.T  # (n, n')
-        virtual = outer.h @ weight.T - lr * (K.T @ G)  # H' W'ᵀ
-        if isinstance(bias, Tensor):
-            virtual = virtual + bias - lr * G.sum(0)
-            K = K + 1.0
+        if bias is not None:
+            K += 1.0
+        virtual = F.linear(outer.h, weight, bias) - lr * (K.T @ G)  # H' W'ᵀ + b'
         E = _error(method.outer_terms(outer.with_logits(virtual)), virtual)
         return -lr * (K @ E)
 
 
 def _error(terms: list[Term], virtual: Tensor) -> Tensor:
     """∂L_buf/∂Z'."""
-    return torch.stack([t.gradient(virtual) for t in terms]).sum(0)
+    return reduce(torch.add, [t.gradient(virtual) for t in terms])

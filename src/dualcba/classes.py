@@ -74,7 +74,7 @@ class ClassSets(nn.Module):
     @property
     def old(self) -> Tensor:
         """Seen before, and not new."""
-        return self.seen & ~self.new
+        return self.seen > self.new
 
     def get_extra_state(self) -> Tensor:
         """The number of the task, for `state_dict`."""
