@@ -149,7 +149,9 @@ class Adaptor(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Logits (n, C) → the correction r, or in probability space the distribution g."""
-        p = z.detach().softmax(1)
+        return self._of(z.detach().softmax(1))
+
+    def _of(self, p: Tensor) -> Tensor:
         if self.continual:
             return self._over_all(p)
         masks = self._masks().to(p.dtype)
