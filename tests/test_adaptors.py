@@ -284,6 +284,8 @@ def test_names() -> None:
         ({"space": "log"}, ["space", "'log'", "'logit' or 'probability'"]),
         ({"specific": "none", "agnostic": False}, ["class-specific", "class-agnostic"]),
         ({"width": 0}, ["width", "0", "at least 1"]),
+        ({"continual": True}, ["continual is True", "one single part"]),
+        ({"continual": True, "agnostic": False, "specific": "individual"}, ["continual is True"]),
     ],
 )
 def test_bad_options_name_the_value(options: dict[str, Any], words: list[str]) -> None:

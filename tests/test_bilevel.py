@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dualcba.adaptors import _MLP, Adaptor
-from dualcba.bilevel import hypergradient, trainable
+from dualcba.bilevel import buffer_gradient, hypergradient, inner_gradient, trainable
 from dualcba.classes import ClassSets
 from dualcba.losses import Adapt, Batch, CrossEntropy, MeanSquaredError, Term
 from dualcba.methods import Method
@@ -241,12 +241,16 @@ class Problem:
     def by_differences(
         self, inner: Inner, outer: Outer, directions: Tensor, h: float = 0.01
     ) -> Tensor:
-        """Slopes of the outer loss along unit directions in φ: six points, error of order h⁶."""
+        """Slopes of the outer loss along unit directions in φ."""
+        return self.slopes(lambda: self.outer_loss(inner, outer), directions, h)
+
+    def slopes(self, loss: Callable[[], Tensor], directions: Tensor, h: float = 0.01) -> Tensor:
+        """Slopes of a loss along unit directions in φ: six points, error of order h⁶."""
         phi = parameters_to_vector(self.adaptor.parameters()).detach()
 
         def at(v: Tensor) -> float:
             vector_to_parameters(v, self.adaptor.parameters())
-            return float(self.outer_loss(inner, outer).detach())
+            return float(loss().detach())
 
         stencil = {1: 45 / 60, 2: -9 / 60, 3: 1 / 60}
         slopes = [
@@ -396,3 +400,57 @@ def test_steepest_descent_lowers_the_outer_loss() -> None:
     phi = parameters_to_vector(problem.adaptor.parameters()).detach()
     vector_to_parameters(phi - 0.1 * g / g.norm(), problem.adaptor.parameters())
     assert float(problem.outer_loss(er_loss, ce_outer).detach()) < before
+
+
+# ---------------------------------------------------------------- a single level
+
+
+def joint_loss(problem: Problem, inner: Inner) -> Tensor:
+    """L_trn with each batch adapted by itself."""
+    g = problem.adaptor
+    return inner(problem.new, problem.mem, lambda b: g.adapt(b.z, g(b.z)))
+
+
+def buffer_loss(problem: Problem, outer: Outer) -> Tensor:
+    """L_buf of the adapted network."""
+    g, draw = problem.adaptor, problem.outer
+    return outer(draw.with_logits(g.adapt(draw.z, g(draw.z))))
+
+
+def flat(grads: Sequence[Tensor | None]) -> Tensor:
+    assert all(g is not None for g in grads)
+    return torch.cat([g.flatten() for g in grads])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("kind", KINDS | LITERAL)
+@given(size=sizes)
+@settings(max_examples=6)
+def test_the_gradients_of_a_single_level(kind: str, loss: str, size: Sizes) -> None:
+    method, inner, outer = LOSSES[loss]
+    problem = Problem(size, (KINDS | LITERAL)[kind], method, firm=True)
+    directions = problem.directions(3)
+    phi = trainable(problem.adaptor)
+    joint = flat(inner_gradient(problem.adaptor, problem.method, problem.new, problem.mem))
+    buffer = flat(buffer_gradient(problem.adaptor, problem.method, problem.outer))
+    for mine, by_hand in (
+        (joint, lambda: joint_loss(problem, inner)),
+        (buffer, lambda: buffer_loss(problem, outer)),
+    ):
+        assert relative(mine, flat(torch.autograd.grad(by_hand(), phi))) < TOLERANCE
+        slopes = problem.slopes(by_hand, directions)
+        torch.testing.assert_close(directions @ mine, slopes, rtol=1e-7, atol=1e-10)
+
+
+def test_a_single_level_takes_logits_as_constants() -> None:
+    problem = Problem(SMALL, {}, ER)
+    args = problem.adaptor, problem.method, problem.new, problem.mem
+    plain = flat(inner_gradient(*args)), flat(buffer_gradient(*args[:2], problem.outer))
+    backbone = nn.Linear(6, 6).double()
+    backbone.weight.data, backbone.bias.data = torch.eye(6).double(), torch.zeros(6).double()
+    for b in (problem.new, *problem.mem, problem.outer):
+        b.z = problem.head(backbone(b.h))
+    with torch.no_grad():  # as it may be called
+        again = flat(inner_gradient(*args)), flat(buffer_gradient(*args[:2], problem.outer))
+    assert all(relative(a, b) < 1e-12 for a, b in zip(again, plain, strict=True))
+    assert all(p.grad is None for p in (*backbone.parameters(), *problem.adaptor.parameters()))

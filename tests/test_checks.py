@@ -64,9 +64,11 @@ def test_every_normalisation_passes_with_vectors(norm):
         {"forward": "concat", "method": "er-cba", "ibn": True, "ibn_average": "ema"},
         {"adaptor_options": {"specific": "individual"}, "method": "er-dual-cba"},
         {"adaptor_options": {"space": "probability"}, "method": "er-dual-cba", "outer_every": 1},
+        {"levels": "joint", "method": "derpp-dual-cba"},
+        {"levels": "buffer", "method": "er-cba"},
         {"precision": "bf16"},
     ],
-    ids=["smallest", "concat", "individual", "probability", "bf16"],
+    ids=["smallest", "concat", "individual", "probability", "joint", "buffer", "bf16"],
 )
 def test_other_settings_pass(options):
     check_learner(maker(**options))

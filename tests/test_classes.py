@@ -44,6 +44,21 @@ def test_what_appears_out_of_turn_counts_as_old() -> None:
     assert (members(sets.new), members(sets.old)) == ([0, 1], [3])
 
 
+@pytest.mark.parametrize("labels", [[-1], [-1, -1, 2], [2, 2, 2, -1], []])
+def test_no_label_is_no_class(labels: list[int]) -> None:
+    sets = ClassSets(4)
+    sets.new_task([0])
+    sets.appear(torch.tensor(labels, dtype=torch.long))
+    assert members(sets.seen) == sorted({0, *labels} - {-1})
+
+
+@pytest.mark.gpu
+def test_nor_is_it_on_a_gpu() -> None:
+    sets = ClassSets(4).cuda()
+    sets.appear(torch.tensor([-1, 2, -1, 2]).cuda())
+    assert members(sets.seen) == [2]
+
+
 @pytest.mark.parametrize("classes", [range(2), (0, 1), np.array([0, 1]), [np.int64(0), 1]])
 def test_any_sequence_of_whole_numbers(classes: object) -> None:
     sets = ClassSets(3)

@@ -126,7 +126,7 @@ def test_no_gradient_flows_through_the_adaptors_input(
     def attached(z: Tensor) -> Tensor:
         """The same correction, its input left attached."""
         p = z.softmax(1)
-        return torch.stack(list(adaptor._parts(p))).mean(0)
+        return adaptor._of(p)
 
     batches = spy.steps[-1][0]
     constant = expected_gradients(before, batches, lambda z: attached(z.detach()).detach())
@@ -397,6 +397,65 @@ def test_the_outer_step_is_adam_on_the_hypergradient(
         torch.testing.assert_close(p, phi[name] - step, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", ["er-cba", "er-dual-cba", "derpp-dual-cba"])
+@pytest.mark.parametrize("levels", ["joint", "buffer"])
+def test_a_single_level_is_adam_on_the_loss_of_the_adapted_network(
+    levels: str, method: str, make_learner: Make, teach: Teach, make_batches: Any, monkeypatch: Any
+) -> None:
+    """Joint: the very loss that θ then moves by, at φ before. Buffer: that of a fresh draw."""
+    learner = teach(
+        make_learner(method, levels=levels, outer_every=1, adaptor_lr=0.02), tasks=1, steps=2
+    )
+    learner.new_task([2, 3])
+    learner._samplewise = False  # so that each batch has a forward of its own
+    network, adaptor = copy.deepcopy(learner.network.module), copy.deepcopy(learner.adaptor)
+    assert adaptor is not None
+    adaptor._shared = (learner.sets,)
+    sets_then = copy.deepcopy(learner.sets)
+    read: list[Any] = []
+    take = learner.memory.read
+    monkeypatch.setattr(learner.memory, "read", lambda rows: read.append(take(rows)) or read[-1])
+    views: list[Tensor] = []
+    learner.network.module[0].register_forward_pre_hook(lambda _, x: views.append(x[0]))
+    x, y = make_batches(3)[1][0]
+    learner.observe(x, y)
+    draws = learner.method.draws
+    assert len(views) == 1 + draws + (levels == "buffer")
+    if levels == "buffer":  # the outer draw comes first
+        views, read = views[1:] + views[:1], read[1:] + read[:1]
+    adaptor._shared = (sets_then,)
+    network.train()
+    z = [network(v).detach() for v in views]
+    adapted = [adaptor.adapt(v, adaptor(v)) for v in z]
+    mem = read[:draws]
+    if levels == "buffer":
+        (_, labels, columns) = read[-1]
+        loss = F.cross_entropy(adapted[-1], labels)
+        if draws == 2:
+            loss = loss + F.mse_loss(adapted[-1], columns["raw_logits"])
+    elif draws == 2:
+        loss = F.cross_entropy(adapted[0], y) + 0.5 * F.cross_entropy(adapted[2], mem[1][1])
+        loss = loss + 0.2 * F.mse_loss(adapted[1], mem[0][2]["logits"])
+    else:
+        loss = F.cross_entropy(adapted[0], y) + F.cross_entropy(adapted[1], mem[0][1])
+    grads = torch.autograd.grad(loss, list(adaptor.parameters()))
+    now = learner.adaptor.parameters()  # type: ignore[union-attr]
+    for p, old, g in zip(now, adaptor.parameters(), grads, strict=True):
+        step = 0.02 * g / (g.abs() + 1e-8)  # Adam's first step
+        firm = g.abs() > 1e-6  # where it is not all rounding
+        torch.testing.assert_close(p[firm], (old - step)[firm], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("levels", ["joint", "buffer"])
+def test_a_single_level_keeps_the_steps_of_the_outer_loop(
+    levels: str, make_learner: Make, teach: Teach, monkeypatch: Any
+) -> None:
+    learner = make_learner("er-dual-cba", outer_every=3, levels=levels)
+    at = outer_steps(learner, monkeypatch)
+    teach(learner, tasks=3, steps=4)
+    assert at == [4, 7, 8, 11]
+
+
 def test_a_step_has_a_forward_each_for_the_inner_and_outer_loss_and_one_backward(
     make_learner: Make, teach: Teach, make_batches: Any
 ) -> None:
@@ -514,8 +573,14 @@ def test_a_step_never_waits_for_the_device(
     if method != "er":
         given = {"adaptor_options": {"space": space, "width": 8}, **given}
     learner = make_learner(method, **given)
-    run = learner.engine.run
-    ran = []
+    ran = strictly(learner, monkeypatch)
+    teach(learner)
+    assert len(ran) == 10
+
+
+def strictly(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Fail where a step waits for the device; the keys of the steps, as they come."""
+    run, ran = learner.engine.run, []
 
     def strict(key: Any, fn: Any, *inputs: Tensor) -> None:
         ran.append(key)
@@ -523,6 +588,16 @@ def test_a_step_never_waits_for_the_device(
             run(key, fn, *inputs)
 
     monkeypatch.setattr(learner.engine, "run", strict)
+    return ran
+
+
+@pytest.mark.parametrize("method", ["er-cba", "derpp-dual-cba"])
+@pytest.mark.parametrize("levels", ["joint", "buffer"])
+def test_nor_does_one_of_a_single_level(
+    levels: str, method: str, make_learner: Make, teach: Teach, monkeypatch: Any
+) -> None:
+    learner = make_learner(method, levels=levels)
+    ran = strictly(learner, monkeypatch)
     teach(learner)
     assert len(ran) == 10
 
@@ -865,6 +940,8 @@ BAD_OPTIONS: list[tuple[dict[str, Any], list[str]]] = [
     ({"buffer": -5}, ["buffer", "-5", "at least 1"]),
     ({"batch_size": 0}, ["batch_size", "0", "at least 1"]),
     ({"outer_every": 0}, ["outer_every", "0", "at least 1"]),
+    ({"levels": "two"}, ["levels", "'two'", "'bi' or 'joint' or 'buffer'"]),
+    ({"method": "er", "levels": "joint"}, ["levels", "'joint'", "'bi' without an adaptor"]),
     ({"lr": 0.0}, ["lr", "0.0", "above 0"]),
     ({"lr": float("nan")}, ["lr", "nan", "above 0"]),
     ({"lr": float("inf")}, ["lr", "inf", "above 0"]),

@@ -8,9 +8,8 @@ logits are z + r; in probability space it gives a distribution g and the adapted
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualcba.classes import ClassSets
@@ -38,7 +37,8 @@ class _MLP(nn.Module):
                 layer.bias.zero_()
 
     def forward(self, p: Tensor) -> Tensor:
-        return self.output(self.hidden(p).relu())  # type: ignore[no-any-return]
+        hidden = F.linear(p, self.hidden.weight, self.hidden.bias).relu()
+        return F.linear(hidden, self.output.weight, self.output.bias)
 
 
 class ClassSpecific(nn.Module):
@@ -57,13 +57,12 @@ class ClassSpecific(nn.Module):
         sides = 2 if individual else 1
         self.nets = nn.ModuleList(_MLP(C, C, width, generator) for _ in range(sides))
 
-    def forward(self, p: Tensor, sets: ClassSets) -> Tensor:
-        """(n, C) posterior → (n, C) outputs, not yet masked to the classes seen."""
+    def forward(self, p: Tensor, masks: Tensor) -> Tensor:
+        """(n, C) posterior, (3, C) masks of old, new and seen classes → (n, C) outputs."""
+        old, new, seen = masks
         if not self.individual:
-            return self.nets[0](p)  # type: ignore[no-any-return]
-        new = sets.new.to(p.dtype)
-        old = sets.old.to(p.dtype)
-        return self.nets[0](p * new) * new + self.nets[1](p * old) * old  # type: ignore[no-any-return]
+            return self.nets[0](p) * seen  # type: ignore[no-any-return]
+        return torch.addcmul(self.nets[1](p * old) * old, self.nets[0](p * new), new)
 
     def reset(self, generator: torch.Generator) -> None:
         """Initialise anew, in place."""
@@ -81,10 +80,9 @@ class ClassAgnostic(nn.Module):
         super().__init__()
         self.net = _MLP(2, 2, width, generator)
 
-    def forward(self, p: Tensor, sets: ClassSets) -> Tensor:
-        """(n, C) posterior → (n, 2) outputs: old side, new side."""
-        sides = torch.stack([sets.old, sets.new], 1).to(p.dtype)  # (C, 2)
-        return self.net(p @ sides)  # type: ignore[no-any-return]
+    def forward(self, p: Tensor, sides: Tensor) -> Tensor:
+        """(n, C) posterior, (2, C) masks of old and new classes → (n, 2) outputs, one per side."""
+        return self.net(p @ sides.T)  # type: ignore[no-any-return]
 
 
 class Adaptor(nn.Module):
@@ -97,7 +95,8 @@ class Adaptor(nn.Module):
     specific
         The class-specific part: `"single"`, `"individual"` or `"none"`.
     agnostic
-        Whether there is a class-agnostic part. With both parts, r is their mean.
+        Whether there is a class-agnostic part, or a part that is there already. With both parts, r
+        is their mean.
     continual
         Plain CBA: applied from the first task on, over all classes, never re-initialised.
         Otherwise r is zero in the first task and on unseen classes, and ω is re-initialised at
@@ -122,7 +121,7 @@ class Adaptor(nn.Module):
         sets: ClassSets,
         *,
         specific: str = "single",
-        agnostic: bool = True,
+        agnostic: bool | ClassAgnostic = True,
         continual: bool = False,
         space: str = "logit",
         divide: bool = False,
@@ -130,7 +129,7 @@ class Adaptor(nn.Module):
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        _check(specific, agnostic, space, width)
+        _check(specific, agnostic is not False, continual, space, width)
         self._shared = (sets,)  # the learner's, not a part of the adaptor's own state
         self.continual = continual
         self.space = space
@@ -140,7 +139,8 @@ class Adaptor(nn.Module):
             if specific != "none"
             else None
         )
-        self.agnostic = ClassAgnostic(width, generator) if agnostic else None
+        made = ClassAgnostic(width, generator) if agnostic is True else agnostic
+        self.agnostic = made if isinstance(made, ClassAgnostic) else None
 
     @property
     def sets(self) -> ClassSets:
@@ -149,27 +149,47 @@ class Adaptor(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Logits (n, C) → the correction r, or in probability space the distribution g."""
-        p = z.detach().softmax(1)
-        parts = list(self._parts(p))
-        return torch.stack(parts).mean(0) if len(parts) > 1 else parts[0]
+        return self._of(z.detach().softmax(1))
 
-    def _parts(self, p: Tensor) -> Iterator[Tensor]:
-        old, new = self.sets.old, self.sets.new
-        probability = self.space == "probability"
-        if self.specific is not None:
-            r = self.specific(p, self.sets)
-            if probability:
-                yield (r if self.continual else r.masked_fill(~(old | new), -torch.inf)).softmax(1)
-            else:
-                yield r if self.continual else r * ((old | new) * self.sets.later).to(r.dtype)
-        if self.agnostic is not None:
-            sides = self.agnostic(p, self.sets)  # (n, 2)
-            if probability:
-                sides = sides.softmax(1)
-            members = torch.stack([old, new]).to(p.dtype)  # (2, C)
-            if probability or self.divide:
-                members = members / members.sum(1, keepdim=True).clamp(min=1.0)
-            yield sides @ (members if probability else members * self.sets.later)
+    def _of(self, p: Tensor) -> Tensor:
+        if self.continual:
+            return self._over_all(p)
+        masks = self._masks().to(p.dtype)
+        if self.agnostic is None:
+            return self._by_class(p, masks)
+        sides, members = self._by_side(p, masks[:2])
+        if self.specific is None:
+            return sides @ members
+        # the mean of both parts
+        return torch.addmm(self._by_class(p, masks), sides, members, beta=0.5, alpha=0.5)
+
+    def _masks(self) -> Tensor:
+        """(3, C): old, new and seen classes; all zero in the first task."""
+        sets = self.sets
+        return torch.stack([sets.old, sets.new, sets.seen]) * sets.later
+
+    def _over_all(self, p: Tensor) -> Tensor:
+        """Plain CBA: every class from the first task on."""
+        assert self.specific is not None
+        r: Tensor = self.specific.nets[0](p)
+        return r if self.space == "logit" else r.softmax(1)
+
+    def _by_class(self, p: Tensor, masks: Tensor) -> Tensor:
+        assert self.specific is not None
+        r: Tensor = self.specific(p, masks)
+        if self.space == "logit":
+            return r
+        return r.masked_fill(~self.sets.seen, -torch.inf).softmax(1)
+
+    def _by_side(self, p: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
+        """An output for each side (n, 2), and what of it each class takes (2, C)."""
+        assert self.agnostic is not None
+        sides: Tensor = self.agnostic(p, members)
+        if self.space == "probability":
+            sides = sides.softmax(1)
+        if self.space == "probability" or self.divide:
+            members = members / members.sum(1, keepdim=True).clamp(min=1.0)
+        return sides, members
 
     def adapt(self, z: Tensor, r: Tensor) -> Tensor:
         """The adapted logits z̃; r is what `forward` gave for these rows."""
@@ -186,7 +206,7 @@ class Adaptor(nn.Module):
         return list(self.specific.parameters())
 
 
-def _check(specific: str, agnostic: bool, space: str, width: int) -> None:
+def _check(specific: str, agnostic: bool, continual: bool, space: str, width: int) -> None:
     if specific not in ("single", "individual", "none"):
         raise ValueError(expected("specific", specific, "'single', 'individual' or 'none'"))
     if space not in ("logit", "probability"):
@@ -195,6 +215,8 @@ def _check(specific: str, agnostic: bool, space: str, width: int) -> None:
         raise ValueError(
             "an adaptor without a class-specific and a class-agnostic part corrects nothing"
         )
+    if continual and (specific != "single" or agnostic):
+        raise ValueError("continual is True, expected False beside anything but one single part")
     if width < 1:
         raise ValueError(expected("width", width, "at least 1"))
 

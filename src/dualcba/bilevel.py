@@ -12,18 +12,23 @@ and E = ∂L_buf/∂Z' the outer error at the virtual logits Z' = H' W'ᵀ + b',
 where φ acts through G alone. In logit space φ enters G only by z̃ = z + r, so this is one ordinary
 backward through the adaptor from ∂⟨G, S⟩/∂r = (∂²L_trn/∂z̃²) S, which each term has in closed form.
 Losses that are no sum of such terms, and probability space, take the same road by autograd.
+
+The single-level ablation has two gradients that unroll nothing: that of L_trn itself, and that of
+L_buf at the adapted logits of the outer draw, for the raw ones do not depend on φ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualcba.adaptors import Adaptor
-from dualcba.losses import Batch, Term, inner_batches
+from dualcba.losses import Batch, Term, inner_batches, total
 from dualcba.methods import Method
 
 Grads = tuple[Tensor | None, ...]
@@ -63,12 +68,12 @@ def _closed_form(
         terms = method.terms(new, mem)
         G = torch.zeros_like(Z)
         for t in terms:
-            G[t.batch.rows] += t.gradient((adapted if t.adapted else Z)[t.batch.rows])
+            G[t.batch.rows].add_(t.gradient((adapted if t.adapted else Z)[t.batch.rows]))
         S = _sensitivity(H, G, method, outer, head, lr)
         V = torch.zeros_like(Z)  # ∂⟨G, S⟩/∂r
         for t in terms:
             if t.adapted:
-                V[t.batch.rows] += t.curvature(adapted[t.batch.rows], S[t.batch.rows])
+                V[t.batch.rows].add_(t.curvature(adapted[t.batch.rows], S[t.batch.rows]))
     return torch.autograd.grad(r, trainable(adaptor), V, allow_unused=True)
 
 
@@ -79,14 +84,38 @@ def _by_autograd(
     Z, H = _stack(new, mem)
     with torch.enable_grad():
         Z = Z.requires_grad_()
-        r = adaptor(Z)
-        views = {name: b.with_logits(Z[b.rows]) for name, b in new.views.items()}
-        first = replace(new, z=Z[new.rows], views=views)
-        rest = [b.with_logits(Z[b.rows]) for b in mem]
-        loss = method.loss(first, rest, lambda b: adaptor.adapt(b.z, r[b.rows]))
+        loss = _adapted_loss(adaptor, method, new, mem, Z)
         (G,) = torch.autograd.grad(loss, Z, create_graph=True)
         S = _sensitivity(H, G.detach(), method, outer, head, lr)
         return torch.autograd.grad((G * S).sum(), trainable(adaptor), allow_unused=True)
+
+
+def inner_gradient(adaptor: Adaptor, method: Method, new: Batch, mem: Sequence[Batch]) -> Grads:
+    """∇φ of the inner loss at adapted logits: θ and φ by one and the same loss."""
+    Z, _ = _stack(new, mem)
+    with torch.enable_grad():
+        loss = _adapted_loss(adaptor, method, new, mem, Z)
+        return torch.autograd.grad(loss, trainable(adaptor), allow_unused=True)
+
+
+def buffer_gradient(adaptor: Adaptor, method: Method, outer: Batch) -> Grads:
+    """∇φ of the outer loss at the adapted logits of the draw, without unrolling."""
+    z = outer.z.detach()
+    with torch.enable_grad():
+        adapted = adaptor.adapt(z, adaptor(z))
+        loss = total(method.outer_terms(outer), lambda _: adapted)
+        return torch.autograd.grad(loss, trainable(adaptor), allow_unused=True)
+
+
+def _adapted_loss(
+    adaptor: Adaptor, method: Method, new: Batch, mem: Sequence[Batch], Z: Tensor
+) -> Tensor:
+    """L_trn at logits Z plus the adaptor's correction of them."""
+    r = adaptor(Z)
+    views = {name: b.with_logits(Z[b.rows]) for name, b in new.views.items()}
+    first = replace(new, z=Z[new.rows], views=views)
+    rest = [b.with_logits(Z[b.rows]) for b in mem]
+    return method.loss(first, rest, lambda b: adaptor.adapt(b.z, r[b.rows]))
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
@@ -107,16 +136,16 @@ def _sensitivity(
     """S = −α (H H'ᵀ + 1) E: how the outer loss moves with each inner logit's error."""
     weight, bias = head.weight, head.bias
     assert isinstance(weight, Tensor)
+    assert bias is None or isinstance(bias, Tensor)
     with torch.no_grad():
         K = H @ outer.h.T  # (n, n')
-        virtual = outer.h @ weight.T - lr * (K.T @ G)  # H' W'ᵀ
-        if isinstance(bias, Tensor):
-            virtual = virtual + bias - lr * G.sum(0)
-            K = K + 1.0
+        if bias is not None:
+            K += 1.0
+        virtual = F.linear(outer.h, weight, bias) - lr * (K.T @ G)  # H' W'ᵀ + b'
         E = _error(method.outer_terms(outer.with_logits(virtual)), virtual)
         return -lr * (K @ E)
 
 
 def _error(terms: list[Term], virtual: Tensor) -> Tensor:
     """∂L_buf/∂Z'."""
-    return torch.stack([t.gradient(virtual) for t in terms]).sum(0)
+    return reduce(torch.add, [t.gradient(virtual) for t in terms])

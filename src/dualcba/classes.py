@@ -68,13 +68,13 @@ class ClassSets(nn.Module):
 
     def appear(self, y: Tensor) -> None:
         """Note the labels of a batch on the device; −1 is no label."""
-        labels = torch.arange(self.num_classes, device=y.device)
-        self.seen.logical_or_((y[:, None] == labels).any(0))
+        here = torch.zeros(self.num_classes + 1, dtype=torch.bool, device=y.device)
+        self.seen.logical_or_(here.index_fill_(0, y, True)[:-1])  # −1 falls on the spare place
 
     @property
     def old(self) -> Tensor:
         """Seen before, and not new."""
-        return self.seen & ~self.new
+        return self.seen > self.new
 
     def get_extra_state(self) -> Tensor:
         """The number of the task, for `state_dict`."""

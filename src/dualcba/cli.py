@@ -115,11 +115,18 @@ def run(
     lr: Annotated[float | None, typer.Option(help="learning rate of the network")] = None,
     adaptor_lr: Annotated[float | None, typer.Option(help="learning rate of the adaptor")] = None,
     outer_every: Annotated[int | None, typer.Option(help="steps between outer updates")] = None,
+    levels: Annotated[str | None, typer.Option(help="bi, joint or buffer")] = None,
     specific: Annotated[str | None, typer.Option(help="single, individual or none")] = None,
     agnostic: Annotated[bool | None, typer.Option(help="class-agnostic part")] = None,
     space: Annotated[str | None, typer.Option(help="logit or probability")] = None,
     divide: Annotated[bool | None, typer.Option(help="divide by the number of classes")] = None,
     width: Annotated[int | None, typer.Option(help="hidden units of the adaptor")] = None,
+    adaptor: Annotated[
+        str | None, typer.Option(help="class-agnostic part: trained, pretrained or a file")
+    ] = None,
+    freeze_after: Annotated[
+        int | None, typer.Option(help="tasks in which the class-agnostic part learns")
+    ] = None,
     norm: Annotated[str | None, typer.Option(help="in training: bn, cn or adab2n")] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="of the method itself, as name=value; repeatable")
@@ -215,7 +222,7 @@ def _run_all(
             bar, begun = bars[spec.name]
             if done:
                 results[spec.name] = run.result()
-                write_result(out, spec, results[spec.name])
+                write_result(out, spec, results[spec.name], run.files())
                 samples += run.total * spec.batch_size
                 progress.remove_task(bar)
                 rate = samples / max(clock() - started, 1e-9)

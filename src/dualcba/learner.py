@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from dualcba.adaptors import ADAPTOR_OPTIONS, ADAPTORS, Adaptor
-from dualcba.bilevel import hypergradient, trainable
+from dualcba.bilevel import Grads, buffer_gradient, hypergradient, inner_gradient, trainable
 from dualcba.boundaries import Boundaries
 from dualcba.classes import ClassSets
 from dualcba.data import Transform, check_labels, check_samples
@@ -34,6 +34,7 @@ from dualcba.normalization import (
     untracked,
     weighed,
 )
+from dualcba.pretrained import load_agnostic, save_agnostic
 from dualcba.randomness import Array, Layout, generator, pack, torch_generator, unpack
 from dualcba.state import below, compare, read, restore, snapshot, write
 
@@ -41,6 +42,7 @@ RECENT = 1024  # losses kept for finding where one ceased to be finite
 IBN_BATCH = 200
 IBN_TOGETHER = 5  # so many batches of the IBN pass go through a GPU at once
 PREDICT_BATCH = 512
+LEVELS = ("bi", "joint", "buffer")
 
 
 class Learner:
@@ -66,10 +68,20 @@ class Learner:
         Of the network (SGD) and of the adaptor (Adam).
     outer_every
         The adaptor learns at every so-many-th step of a task, from the second task on.
+    levels
+        What the adaptor learns by at those steps, before the network moves: `"bi"`, the outer loss
+        of the virtually updated network; or, for the single-level ablation, `"joint"`, the inner
+        loss itself, and `"buffer"`, the outer loss of the adapted network without unrolling.
     adaptor
         `"cba"`, `"dual-cba"` or none, for a `Method` object; a name already says it.
     adaptor_options
         Passed to `Adaptor`: `specific`, `agnostic`, `space`, `divide`, `width`.
+    agnostic_from
+        Load Dual-CBA's class-agnostic part, frozen, instead of learning it: `"pretrained"`, the
+        one in the package, or a file of `save_agnostic`. Without `specific` it is then all there
+        is, and nothing of the adaptor is learnt.
+    freeze_after
+        The class-agnostic part learns in the first so many tasks only.
     transform
         Augmentation and normalisation; by default uint8 goes to [0, 1] and floats stay.
     dtype
@@ -121,8 +133,11 @@ class Learner:
         lr: float = 0.03,
         adaptor_lr: float = 0.01,
         outer_every: int = 5,
+        levels: str = "bi",
         adaptor: str | None = None,
         adaptor_options: Mapping[str, Any] | None = None,
+        agnostic_from: str | Path | None = None,
+        freeze_after: int | None = None,
         transform: Transform | None = None,
         dtype: torch.dtype = torch.uint8,
         forward: str = "split",
@@ -139,6 +154,10 @@ class Learner:
     ) -> None:
         base, kind = _resolve(method, method_options or {}, adaptor)
         _check_adaptor(kind, adaptor_options or {})
+        _check_transfer(kind, adaptor_options or {}, agnostic_from, freeze_after)
+        one_of(LEVELS, levels=levels)
+        if kind is None and levels != "bi":
+            raise ValueError(expected("levels", levels, "'bi' without an adaptor"))
         at_least(2, num_classes=num_classes)
         at_least(1, buffer=buffer, batch_size=batch_size, outer_every=outer_every)
         at_least(0, seed=seed)
@@ -160,6 +179,9 @@ class Learner:
         self.seed = seed
         self.batch_size = batch_size
         self.outer_every = outer_every
+        self.levels = levels
+        self.agnostic_from = agnostic_from
+        self.freeze_after = freeze_after
         self.concat = forward == "concat"
         self.ibn = kind == "dual-cba" if ibn is None else ibn
         self.ibn_augment = ibn_augment
@@ -213,7 +235,13 @@ class Learner:
     def _make_adaptor(self, kind: str | None, options: Mapping[str, Any]) -> Adaptor | None:
         if kind is None:
             return None
-        return ADAPTORS[kind](self.sets, self._weights_rng, **options).to(self.device)
+        if self.agnostic_from is None:
+            return ADAPTORS[kind](self.sets, self._weights_rng, **options).to(self.device)
+        loaded = load_agnostic(self.agnostic_from)
+        options = {"specific": "none", **options, "agnostic": loaded.part}
+        adaptor = ADAPTORS[kind](self.sets, self._weights_rng, **options)
+        loaded.check(adaptor)
+        return adaptor.to(self.device)
 
     def _make_optimizers(self, adaptor_lr: float) -> None:
         theta = trainable(self.network) + trainable(self.method)
@@ -225,6 +253,16 @@ class Learner:
             self.adaptor_optimizer = torch.optim.Adam(
                 phi, lr=adaptor_lr, fused=True, capturable=cuda
             )
+        self._choose_phi()
+
+    def _choose_phi(self) -> None:
+        """Which parameters of the adaptor learn in this task: ν not after its first so many."""
+        part = None if self.adaptor is None else self.adaptor.agnostic
+        if part is not None and self.freeze_after is not None:
+            part.requires_grad_(self.task < self.freeze_after)
+            for p in part.parameters():
+                p.grad = None  # without a gradient Adam leaves it, and its moments, alone
+        self._phi = [] if self.adaptor is None else trainable(self.adaptor)
 
     # ------------------------------------------------------------------ learning
 
@@ -245,6 +283,7 @@ class Learner:
         self.end_task()
         with self.engine.scope():
             self.sets.begin(classes)
+            self._choose_phi()
             if self.adaptor is not None and self.task > 0:
                 void = self.adaptor.reset_for_task(self._weights_rng)
                 _zero_state(self.adaptor_optimizer, void)
@@ -299,7 +338,7 @@ class Learner:
             raise ValueError("no task has begun, expected new_task(classes) before observe")
         in_task = self.step - self.task_starts[-1]
         outer = (
-            self.adaptor_optimizer is not None
+            bool(self._phi)
             and self.task > 0
             and in_task % self.outer_every == 0
             and self.memory.filled > 0
@@ -309,7 +348,7 @@ class Learner:
             store = np.full(len(x), last) if known is None else known & last
             packet, layout = pack(self._draw(len(x), outer and first, store))
             step = partial(self._step, layout=layout, outer=outer and first)
-            key = ("step", layout, outer and first)
+            key = ("step", layout, len(self._phi) if outer and first else 0)  # how many learn in it
             self.engine.run(key, step, x, y, packet)
         if self.method.rereads_task and not again:
             with self.engine.scope():
@@ -346,7 +385,7 @@ class Learner:
         draw("new", n, rows=False)
         for i in range(self.method.draws if self.memory.filled else 0):
             draw(f"mem{i}", self.batch_size, rows=True)
-        if outer:
+        if outer and self.levels != "joint":
             draw("outer", self.batch_size, rows=True)
         for name, view in self.views.items():
             parts[f"view.{name}"] = view.draw(augmentation, n)
@@ -362,9 +401,14 @@ class Learner:
 
     def _iterate(self, x: Tensor, y: Tensor, draw: Mapping[str, Tensor], outer: bool) -> None:
         penalties(self._aware)  # what a step that failed may have left behind
+        buf = None
+        if "outer" in draw:
+            with self.engine.aside():  # it takes the network as it is, and nothing of the rest
+                buf = self._outer_batch(draw)
         new, *mem = self._forward(x, y, draw)
         if outer:
-            self._outer_step(new, mem, draw)
+            self.engine.join()
+            self._outer_step(new, mem, buf)
         adapt = self._adapt(new, mem)
         loss = self.method.loss(new, mem, adapt)
         extra = penalties(self._aware)
@@ -448,20 +492,29 @@ class Learner:
         owner = self.sets.owner
         return told(self._aware, torch.where(y < 0, owner.max(), owner[y.clamp(min=0)]))
 
-    def _outer_step(self, new: Batch, mem: Sequence[Batch], draw: Mapping[str, Tensor]) -> None:
-        """Move φ by the outer loss of the virtually updated network on a fresh draw."""
-        assert self.adaptor is not None
+    def _outer_step(self, new: Batch, mem: Sequence[Batch], buf: Batch | None) -> None:
+        """Move φ: by the outer loss of the virtually updated network, unless levels say other."""
         assert self.adaptor_optimizer is not None
+        for p, g in zip(self._phi, self._phi_gradient(new, mem, buf), strict=True):
+            p.grad = g
+        self.adaptor_optimizer.step()
+
+    def _phi_gradient(self, new: Batch, mem: Sequence[Batch], buf: Batch | None) -> Grads:
+        assert self.adaptor is not None
+        if buf is None:
+            return inner_gradient(self.adaptor, self.method, new, mem)
+        if self.levels == "buffer":
+            return buffer_gradient(self.adaptor, self.method, buf)
+        head = self.network.head
+        return hypergradient(self.adaptor, self.method, new, mem, buf, head, self.lr)
+
+    def _outer_batch(self, draw: Mapping[str, Tensor]) -> Batch:
+        """A fresh memory draw through the network, which takes no notice of it."""
         x, y, columns = self.memory.read(draw["outer"])
         view = self.transform(x, draw.get("outer.augment"))
         with torch.no_grad(), untracked(self.norms), self._autocast():
             z, h = self._outputs(view, y)
-        outer = Batch(view, y, z, h, columns)
-        head = self.network.head
-        grads = hypergradient(self.adaptor, self.method, new, mem, outer, head, self.lr)
-        for p, g in zip(trainable(self.adaptor), grads, strict=True):
-            p.grad = g
-        self.adaptor_optimizer.step()
+        return Batch(view, y, z, h, columns)
 
     def _adapt(self, new: Batch, mem: Sequence[Batch]) -> Adapt:
         """Logits as the loss shall see them; θ takes the adaptor's output as a constant."""
@@ -635,6 +688,7 @@ class Learner:
         self.task_starts = list(meta["task_starts"])
         self._task_open = meta["task_open"]
         self._incremental_step = -1
+        self._choose_phi()
         self.engine.reset()
 
     def save(self, path: str | Path) -> None:
@@ -644,6 +698,16 @@ class Learner:
     def load(self, path: str | Path) -> None:
         """Go on from a file that `save` wrote; loading runs no code from it."""
         self.load_state_dict(read(Path(path)))
+
+    def save_agnostic(self, path: str | Path, provenance: Mapping[str, Any]) -> None:
+        """Write the adaptor's class-agnostic part to a file for `agnostic_from`.
+
+        `provenance` goes with it: the dataset, method, buffer and seed that made it, and the like.
+        """
+        if self.adaptor is None:
+            raise ValueError("the learner has no adaptor, expected one to save")
+        self.engine.finish()
+        save_agnostic(self.adaptor, path, provenance)
 
     def _parts(self) -> dict[str, nn.Module]:
         parts: dict[str, nn.Module] = {
@@ -690,6 +754,20 @@ def _check_adaptor(kind: str | None, options: Mapping[str, Any]) -> None:
             raise ValueError(
                 unknown(f"option of the adaptor {kind!r}", name, ADAPTOR_OPTIONS[kind])
             )
+
+
+def _check_transfer(
+    kind: str | None, options: Mapping[str, Any], source: object, freeze_after: int | None
+) -> None:
+    agnostic = kind == "dual-cba" and options.get("agnostic", True)
+    given = {"agnostic_from": source, "freeze_after": freeze_after}
+    for field, value in given.items():
+        if value is not None and not agnostic:
+            raise ValueError(expected(field, value, "None without a class-agnostic part"))
+    if freeze_after is not None:
+        at_least(2, freeze_after=freeze_after)  # in the first task nothing of it is learnt
+        if source is not None:
+            raise ValueError(expected("freeze_after", freeze_after, "None for a loaded part"))
 
 
 def _portions(n: int, size: int, most: int) -> Iterator[tuple[int, int, slice]]:

@@ -86,16 +86,16 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
         save_file(tensors, draft, {"dualcba": json.dumps(state["meta"])})
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path, what: str = "saved learner") -> dict[str, Any]:
     """What `write` wrote."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing, expected a saved learner")
+        raise FileNotFoundError(f"{path} is missing, expected a {what}")
     try:
         with safe_open(str(path), "pt") as file:
             meta = (file.metadata() or {}).get("dualcba")
             if meta is None:
-                raise ValueError(f"{path} is not a saved learner")
+                raise ValueError(f"{path} is not a {what}")
             names = list(file.keys())
             return {"tensors": {k: file.get_tensor(k) for k in names}, "meta": json.loads(meta)}
     except (SafetensorError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as a saved learner: {error}") from error
+        raise ValueError(f"{path} cannot be read as a {what}: {error}") from error

@@ -430,3 +430,33 @@ def test_batches_are_kept_until_they_are_learnt(
         memories.append(learner.state_dict()["tensors"]["memory.x"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert torch.equal(*memories)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize(
+    "options", [{"levels": "joint"}, {"levels": "buffer"}, {"freeze_after": 2}]
+)
+def test_ablations_are_captured(
+    options: dict[str, Any], make_learner: Make, make_batches: Any
+) -> None:
+    eager, captured = (
+        on_cuda(make_learner, "er-dual-cba", e, **options) for e in ("eager", "captured")
+    )
+    tasks = stream(make_batches)
+    want, got = learn(eager, tasks[:2]), learn(captured, tasks[:2])
+    assert got == pytest.approx(want, rel=1e-4)
+    adaptor = captured.adaptor
+    assert adaptor is not None
+    assert adaptor.agnostic is not None
+    before = [p.detach().clone() for p in adaptor.agnostic.parameters()]
+    captured.new_task([4, 5])
+    for x, y in tasks[2]:
+        captured.observe(x, y)
+    torch.cuda.synchronize()
+    after = list(adaptor.agnostic.parameters())
+    stood = [torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+    assert all(stood) if "freeze_after" in options else not any(stood)
+    assert isinstance(captured.engine, Captured)
+    assert captured.engine.entries
+    assert not captured.engine.refused

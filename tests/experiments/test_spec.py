@@ -34,7 +34,7 @@ def test_the_protocols_defaults() -> None:
         "method": "er-dual-cba", "setting": "online", "epochs": 1, "lr": 0.03, "outer_every": 5,
         "specific": "single", "agnostic": True, "space": "logit", "divide": False, "width": 256,
         "forward": "split", "ibn_augment": True, "ibn_average": "cumulative", "eval_every": 5,
-        "seed": 0,
+        "seed": 0, "levels": "bi",
     }  # fmt: skip
     assert {k: getattr(spec, k) for k in want} == want
 
@@ -65,6 +65,8 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"setting": "offlin"}, ["setting", "'offlin'", "online"]),
     ({"network": "resnet"}, ["network", "'resnet'", "resnet18"]),
     ({"specific": "singel"}, ["specific", "'singel'", "did you mean 'single'"]),
+    ({"levels": "by"}, ["levels", "'by'", "did you mean 'bi'"]),
+    ({"levels": "joint", "method": "er"}, ["levels", "'joint'", "no adaptor"]),
     ({"space": "logits"}, ["space", "'logits'", "did you mean 'logit'"]),
     ({"forward": "splitt"}, ["forward", "'splitt'", "did you mean 'split'"]),
     ({"ibn_average": "emma"}, ["ibn_average", "'emma'", "did you mean 'ema'"]),

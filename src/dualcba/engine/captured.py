@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +64,7 @@ class Captured:
         self.device = device
         self.warmup = warmup
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.second = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.entries: dict[Hashable, _Entry] = {}
         self.counts: Counter[Hashable] = Counter()
         self.refused: set[Hashable] = set()
@@ -130,6 +131,17 @@ class Captured:
             copy = tensor.to(self.device, copy=True)
         caller.wait_stream(self.stream)  # only then may the caller write on it or free it
         return copy
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """A second stream, which becomes a branch of the graph."""
+        self.second.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.second):
+            yield
+
+    def join(self) -> None:
+        """The branch ends here."""
+        torch.cuda.current_stream(self.device).wait_stream(self.second)
 
     def scope(self) -> AbstractContextManager[object]:
         """This engine's stream."""

@@ -29,6 +29,12 @@ class Engine(Protocol):
     def receive(self, tensor: Tensor) -> Tensor:
         """A caller's tensor on the device, ready for this engine's work and safe until then."""
 
+    def aside(self) -> AbstractContextManager[object]:
+        """Inside `run`: work that may go on beside what follows, until `join`."""
+
+    def join(self) -> None:
+        """Wait, on the device, for the work put aside."""
+
     def scope(self) -> AbstractContextManager[object]:
         """Where the learner's device work outside `run` belongs."""
 
@@ -59,6 +65,13 @@ class Eager:
     def receive(self, tensor: Tensor) -> Tensor:
         """On the device."""
         return tensor.to(self.device)
+
+    def aside(self) -> AbstractContextManager[object]:
+        """At once, like everything."""
+        return nullcontext()
+
+    def join(self) -> None:
+        """Nothing is under way."""
 
     def scope(self) -> AbstractContextManager[object]:
         """The current stream."""

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,8 @@ from dualcba.methods.fixmatch import FixMatch
 from dualcba.nets import make_network
 from dualcba.norm_layers import convert_normalization
 from dualcba.randomness import generator, torch_generator
+
+AGNOSTIC = "agnostic.safetensors"
 
 Indices = NDArray[np.int64]
 Arrivals = Iterator[tuple[Tensor, Tensor]]
@@ -159,6 +163,20 @@ class Run:
             "versions": versions(self.learner),
         }
 
+    def files(self) -> dict[str, Callable[[Path], None]]:
+        """What lies beside `result.json`: ν, where it was learnt, by a function that writes it."""
+        adaptor = self.learner.adaptor
+        if adaptor is None or adaptor.agnostic is None or self.spec.loads_adaptor:
+            return {}
+        save = partial(self.learner.save_agnostic, provenance=self.provenance())
+        return {AGNOSTIC: save}
+
+    def provenance(self) -> dict[str, Any]:
+        """What a part that this run trained comes from."""
+        shown = ("dataset", "setting", "method", "specific", "buffer", "seed", "tasks")
+        made_by = versions(self.learner)["dualcba"]
+        return {name: getattr(self.spec, name) for name in shown} | {"dualcba": made_by}
+
     @contextmanager
     def _clock(self, what: str) -> Iterator[None]:
         """Time on the host; on CUDA work is queued, so the split is approximate."""
@@ -190,7 +208,7 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
     method = base(**spec.options)
     if parse_setting(spec.setting).kind == "semi":
         method = FixMatch(method)
-    given = {name: getattr(spec, name) for name in ("adaptor_lr", "outer_every")}
+    given = {name: getattr(spec, name) for name in ("adaptor_lr", "outer_every", "levels")}
     parts = ("space", "width", "specific", "agnostic", "divide")
     adaptor = {name: getattr(spec, name) for name in parts if getattr(spec, name) is not None}
     return Learner(
@@ -203,6 +221,8 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
         batch_size=spec.batch_size,
         lr=spec.lr,
         adaptor_options=adaptor,
+        agnostic_from=spec.adaptor if spec.loads_adaptor else None,
+        freeze_after=spec.freeze_after,
         transform=data.transform(),
         dtype=data.train_x.dtype,
         forward=spec.forward,

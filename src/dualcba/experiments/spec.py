@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from dualcba.data import DATASETS
-from dualcba.errors import expected, unknown
+from dualcba.errors import at_least, expected, unknown
 from dualcba.evaluation import RECORDERS
 from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_setting
+from dualcba.learner import LEVELS
 from dualcba.methods import check_options, parse_method
 from dualcba.nets import NETWORKS
 from dualcba.norm_layers import NORMALIZATIONS
@@ -34,19 +35,20 @@ OWN: dict[str, Any] = {"buffer": 200, "tasks": 5, "batch_size": 32, "network": "
 
 ADAPTOR_DEFAULTS: dict[str, Any] = {
     "adaptor_lr": 0.01, "outer_every": 5, "space": "logit", "width": 256,
-    "specific": "single", "agnostic": True, "divide": False,
+    "levels": "bi", "specific": "single", "agnostic": True, "divide": False,
+    "adaptor": "trained", "freeze_after": None,
 }  # fmt: skip
 
 ADAPTOR_OPTIONS: dict[str | None, tuple[str, ...]] = {
     None: (),
-    "cba": ("adaptor_lr", "outer_every", "space", "width"),
+    "cba": ("adaptor_lr", "outer_every", "levels", "space", "width"),
     "dual-cba": tuple(ADAPTOR_DEFAULTS),
 }
 
 
 WORDS = (
-    "method", "dataset", "setting", "network", "specific", "space", "norm", "forward",
-    "ibn_average", "boundaries",
+    "method", "dataset", "setting", "network", "levels", "adaptor", "specific", "space", "norm",
+    "forward", "ibn_average", "boundaries",
 )  # fmt: skip
 
 
@@ -79,11 +81,14 @@ class Spec:
     lr: float = _option("learning rate of the network (SGD)", 0.03)
     adaptor_lr: float = _option("learning rate of the adaptor (Adam)")
     outer_every: int = _option("the adaptor learns every so many steps")
+    levels: str | None = _option("what the adaptor learns by: bi, or in one level joint or buffer")
     specific: str | None = _option("class-specific part of Dual-CBA: single, individual or none")
     agnostic: bool | None = _option("class-agnostic part of Dual-CBA")
     divide: bool | None = _option("divide class-agnostic corrections by the number of classes")
     space: str | None = _option("what the adaptor corrects: logit or probability")
     width: int | None = _option("hidden units of the adaptor")
+    adaptor: str | None = _option("class-agnostic part: trained; or pretrained or a file, frozen")
+    freeze_after: int | None = _option("the class-agnostic part learns in so many first tasks only")
     norm: str = _option("normalisation in training: bn, cn or adab2n", "bn")
     forward: str = _option("split: new and memory batches apart; concat: together", "split")
     ibn_augment: bool = _option("augment the memory in the IBN pass", True)
@@ -111,6 +116,8 @@ class Spec:
                 why = "which has no adaptor" if kind is None else "whose adaptor has no such option"
                 value = getattr(self, field)
                 raise ValueError(f"{field} is {value!r} for the method {self.method!r}, {why}")
+        if self.loads_adaptor and self.specific is None:
+            object.__setattr__(self, "specific", "none")
         for field, value in (ADAPTOR_DEFAULTS | OWN | DEFAULTS.get(self.dataset, {})).items():
             if getattr(self, field) is None and field not in foreign:
                 object.__setattr__(self, field, value)
@@ -132,6 +139,7 @@ class Spec:
             raise ValueError(expected("options", self.options, "names and values"))
         self._check_record()
         self._check_dataset()
+        self._check_transfer()
         self._check_choices(kind)
         self._check_numbers(kind)
         check_options(self.method, self.options)
@@ -156,6 +164,7 @@ class Spec:
         }  # fmt: skip
         if kind is not None:
             choices["space"] = ("logit", "probability")
+            choices["levels"] = LEVELS
         if kind == "dual-cba":
             choices["specific"] = ("single", "individual", "none")
         for field, known in choices.items():
@@ -163,6 +172,22 @@ class Spec:
                 raise ValueError(unknown(field, getattr(self, field), known))
         if self.specific == "none" and not self.agnostic:
             raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
+
+    def _check_transfer(self) -> None:
+        if self.loads_adaptor and not self.agnostic:
+            wanted = "'trained' where agnostic is False"
+            raise ValueError(expected("adaptor", self.adaptor, wanted))
+        if self.freeze_after is None:
+            return
+        at_least(2, freeze_after=self.freeze_after)
+        if self.loads_adaptor or not self.agnostic:
+            wanted = "none where no class-agnostic part is trained"
+            raise ValueError(expected("freeze_after", self.freeze_after, wanted))
+
+    @property
+    def loads_adaptor(self) -> bool:
+        """Whether the class-agnostic part comes from a file."""
+        return self.adaptor not in (None, "trained")
 
     def _check_numbers(self, kind: str | None) -> None:
         least = {"buffer": 1, "seed": 0, "epochs": 1, "batch_size": 1, "eval_every": 0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,19 @@ def check_free(out: Path, specs: Iterable[Spec]) -> None:
             raise FileExistsError(f"{folder} already holds a complete run, expected another --out")
 
 
-def write_result(out: Path, spec: Spec, result: dict[str, Any]) -> Path:
-    """Write a result at once: a reader sees all of it or nothing."""
+def write_result(
+    out: Path,
+    spec: Spec,
+    result: dict[str, Any],
+    files: Mapping[str, Callable[[Path], None]] | None = None,
+) -> Path:
+    """Write a result at once: a reader sees all of it or nothing.
+
+    `files` are written beside it, each by its function, before the result says that all is there.
+    """
     path = result_path(out, spec)
+    for name, save in (files or {}).items():
+        save(path.with_name(name))
     with whole(path) as draft:
         draft.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
     return path
