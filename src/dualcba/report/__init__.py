@@ -1,5 +1,5 @@
 """Tables of results."""
 
-from dualcba.report.table import summary
+from dualcba.report.terminal import summary
 
 __all__ = ["summary"]

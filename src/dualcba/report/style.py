@@ -1,0 +1,164 @@
+"""The look of every figure, in one place: colours, type, axes, labels and files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from dualcba.report.comparison import Served
+from dualcba.report.names import split_method
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, MUTED, FAINT = "#1f2328", "#646b73", "#d5d9de"
+GREY, ORANGE, BLUE = "#70767d", "#d55e00", "#0072b2"
+MORE = ("#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8c6bb1", "#000000", "#a6761d")
+"""After Okabe and Ito: told apart by readers with any colour vision."""
+
+FAMILIES = {"": GREY, "cba": ORANGE, "dual-cba": BLUE}
+"""A plain method, its CBA and its Dual-CBA look the same in every figure."""
+
+WIDTH = 7.2
+"""Inches; type is set so that it can be read at half of this."""
+
+STYLE: dict[str, Any] = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 10.5,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "lines.linewidth": 2.0,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "svg.fonttype": "path",
+    "svg.hashsalt": "dualcba",
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure with its file name, its caption and its description for those who cannot see it."""
+
+    name: str
+    caption: str
+    alt: str
+    figure: Figure
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in the house style, leaving the caller's alone."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def new_figure(rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[list[Axes]]]:
+    """A figure and its axes by row and column; no window system is touched."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    height = options.pop("height", 2.7 * rows)
+    figure = Figure(figsize=(options.pop("width", WIDTH), height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options).tolist()
+
+
+def render(plot: Plot, format: str) -> bytes:
+    """The figure as `svg` or `png`; the same figure gives the same bytes."""
+    out = BytesIO()
+    metadata = {"Date": None} if format == "svg" else {"Software": None}
+    with styled():
+        plot.figure.savefig(out, format=format, dpi=200, metadata=metadata)
+    return out.getvalue()
+
+
+def colours(served: Sequence[Served]) -> list[str]:
+    """One per entry: its family's, or a further one where that is taken."""
+    out: list[str] = []
+    for s in served:
+        own = FAMILIES[split_method(str(s.entry.spec.get("method", "")))[1]]
+        free = [c for c in (own, *MORE) if c not in out]
+        out.append(free[0] if free else own)
+    return out
+
+
+def families(served: Sequence[Served]) -> list[tuple[str, list[Served]]]:
+    """Entries by base method; those without any adaptor beside them stand together, last."""
+    bases: dict[str, list[Served]] = {}
+    for s in served:
+        bases.setdefault(split_method(str(s.entry.spec.get("method", "")))[0], []).append(s)
+    alone = [b for b, group in bases.items() if not any(_adapted(s) for s in group)]
+    out = [(base, group) for base, group in bases.items() if base not in alone]
+    rest = [s for base in alone for s in bases[base]]
+    return out + ([("others", rest)] if rest else [])
+
+
+def _adapted(s: Served) -> bool:
+    return split_method(str(s.entry.spec.get("method", "")))[1] != ""
+
+
+def grid(ax: Axes, axis: str = "y") -> None:
+    """Faint lines to read values by."""
+    ax.grid(axis=axis, color=FAINT, linewidth=0.7)
+    ax.tick_params(length=0)
+
+
+def apart(values: Sequence[float], gap: float) -> list[float]:
+    """The nearest positions that lie at least a gap apart, in the same order.
+
+    >>> apart([10.0, 10.0, 50.0], 4.0)
+    [8.0, 12.0, 50.0]
+    """
+    order = sorted(range(len(values)), key=lambda k: values[k])
+    blocks: list[list[int]] = []
+    for k in order:
+        blocks.append([k])
+        while len(blocks) > 1 and _top(blocks[-2], values, gap) + gap > _low(
+            blocks[-1], values, gap
+        ):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    out = [0.0] * len(values)
+    for block in blocks:
+        for n, k in enumerate(block):
+            out[k] = _low(block, values, gap) + n * gap
+    return out
+
+
+def _low(block: Sequence[int], values: Sequence[float], gap: float) -> float:
+    return sum(values[k] for k in block) / len(block) - gap * (len(block) - 1) / 2
+
+
+def _top(block: Sequence[int], values: Sequence[float], gap: float) -> float:
+    return _low(block, values, gap) + gap * (len(block) - 1)
+
+
+def label_ends(ax: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Write each line's name to the right of where it ends: value, text and colour."""
+    low, high = ax.get_ylim()
+    room = [min(max(y, low), high) for y, _, _ in ends]
+    for y, (_, text, colour) in zip(apart(room, (high - low) * 0.085), ends, strict=True):
+        ax.annotate(
+            text, (1, y), xycoords=("axes fraction", "data"), xytext=(6, 0),
+            textcoords="offset points", va="center", color=colour, fontweight="bold",
+            annotation_clip=False,
+        )  # fmt: skip
