@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dualcba.report.comparison import Served
 from dualcba.report.names import split_method
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+Figure = Any
+Axes = Any
+"""Of matplotlib, which is imported only where something is drawn."""
 
 INK, MUTED, FAINT = "#1f2328", "#646b73", "#d5d9de"
 GREY, ORANGE, BLUE = "#70767d", "#d55e00", "#0072b2"
@@ -26,7 +26,7 @@ FAMILIES = {"": GREY, "cba": ORANGE, "dual-cba": BLUE}
 WIDTH = 7.2
 """Inches; type is set so that it can be read at half of this."""
 
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 10.5,
     "axes.titlesize": 11,
@@ -111,6 +111,12 @@ def families(served: Sequence[Served]) -> list[tuple[str, list[Served]]]:
     out = [(base, group) for base, group in bases.items() if base not in alone]
     rest = [s for base in alone for s in bases[base]]
     return out + ([("others", rest)] if rest else [])
+
+
+def by_family(served: Sequence[Served], name: str) -> list[tuple[str, list[Served]]]:
+    """The name of a figure for each family; the plain name where there is only one."""
+    groups = families(served)
+    return [(name if len(groups) == 1 else f"{name}-{base}", group) for base, group in groups]
 
 
 def _adapted(s: Served) -> bool:
