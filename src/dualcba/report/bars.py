@@ -8,7 +8,7 @@ import numpy as np
 
 from dualcba.report.comparison import Row, Served
 from dualcba.report.names import NORMS, score, split_method
-from dualcba.report.style import FAMILIES, INK, MUTED, Axes, Plot, grid, new_figure, styled
+from dualcba.report.style import FAMILIES, INK, MUTED, Axes, Plot, grid, new_figure, pale, styled
 
 
 def score_bars(
@@ -24,7 +24,7 @@ def score_bars(
             for side, m, norm in ((-0.19, cell.bn, "bn"), (0.19, cell.ibn, "ibn")):
                 y = place + side
                 if m is not None:
-                    face = (colour, 0.42) if norm == "bn" else colour
+                    face = pale(colour) if norm == "bn" else colour
                     ax.barh(y, m.mean, height=0.34, color=face, linewidth=0)
                     if m.half is not None:
                         ax.errorbar(m.mean, y, xerr=m.half, color=INK, linewidth=1, capsize=2)
@@ -48,7 +48,7 @@ def _norm_key(ax: Axes, paper: bool) -> None:
     from matplotlib.patches import Patch
 
     handles: list[object] = [
-        Patch(facecolor=(MUTED, 0.42), label=NORMS["bn"]), Patch(facecolor=MUTED, label="IBN"),
+        Patch(facecolor=pale(MUTED), label=NORMS["bn"]), Patch(facecolor=MUTED, label="IBN"),
     ]  # fmt: skip
     if paper:
         diamond = Line2D(
@@ -61,35 +61,39 @@ def _norm_key(ax: Axes, paper: bool) -> None:
     )  # fmt: skip
 
 
-def cost(served: Sequence[Served], name: str, title: str) -> Plot:
+def cost(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], list[str]]:
     """Seconds per run, to train (full) and to evaluate (pale), mean over seeds."""
+    served = [s for s in served if None not in (seconds(s, "train"), seconds(s, "evaluate"))]
+    if not served:
+        return [], ["Cost: left out, no run says how long it took."]
     with styled():
         figure, axes = new_figure(height=0.9 + 0.32 * len(served))
         ax = axes[0][0]
         for place, (s, method) in enumerate(zip(served, _methods(served), strict=True)):
             colour = FAMILIES[split_method(method)[1]]
-            train, evaluate = (seconds(s, part) for part in ("train", "evaluate"))
+            train, evaluate = (seconds(s, part) or 0.0 for part in ("train", "evaluate"))
             ax.barh(place, train, height=0.6, color=colour, linewidth=0)
-            ax.barh(place, evaluate, left=train, height=0.6, color=(colour, 0.3), linewidth=0)
+            ax.barh(place, evaluate, left=train, height=0.6, color=pale(colour, 0.3), linewidth=0)
             ax.annotate(
                 f"{train:,.3g} + {evaluate:,.3g}", (train + evaluate, place), xytext=(5, 0),
                 textcoords="offset points", va="center", fontsize=9, color=MUTED,
             )  # fmt: skip
         ax.set_yticks(range(len(served)), [s.entry.row for s in served])
         ax.set_ylim(len(served) - 0.4, -0.6)
-        ax.margins(x=0.2)
+        ax.margins(x=0.25)
         ax.set_xlim(left=0)
         ax.set_xlabel("seconds per run: train + evaluate")
         grid(ax, "x")
         ax.spines["left"].set_visible(False)
     caption = f"Cost, {title}: seconds per run on the host's clock, training full, evaluation pale."
-    return Plot(name, caption, "Bars of seconds to train and to evaluate per method", figure)
+    alt = "Bars of seconds to train and to evaluate per method"
+    return [Plot(name, caption, alt, figure)], []
 
 
-def seconds(served: Served, part: str) -> float:
-    """Mean over seeds; 0 where it was not recorded."""
+def seconds(served: Served, part: str) -> float | None:
+    """Mean over seeds; None where it was not recorded."""
     found = [r["seconds"][part] for r in served.results if part in r.get("seconds", {})]
-    return float(np.mean(found)) if found else 0.0
+    return float(np.mean(found)) if found else None
 
 
 def _methods(served: Sequence[Served]) -> list[str]:

@@ -102,7 +102,7 @@ def draw(
         ax.plot(step, mean, color=colour, linewidth=width)
         if half is not None:
             low, high = np.clip([mean - half, mean + half], 0, 100)
-            ax.fill_between(step, low, high, color=colour, alpha=0.16, linewidth=0)
+            ax.fill_between(step, low, high, color=colour, alpha=0.14, linewidth=0)
         ends.append((float(mean[-1]), s.entry.row, colour))
     for x in boundaries(served[0].results[0]):
         ax.axvline(x, color=FAINT, linewidth=0.9, zorder=0)
@@ -159,7 +159,7 @@ def stability(
 def _stability(served: Sequence[Served], name: str, title: str, norm: str) -> Plot:
     tasks = 1 + max(served[0].results[0]["anytime"]["task"])
     shown = sorted({round(k) for k in np.linspace(0, tasks - 1, min(tasks, PANELS))})
-    columns = min(len(shown), 5 if len(shown) in (5, 9, 10) else 4)
+    columns = min(len(shown), 5 if len(shown) > 8 else 3)
     rows = math.ceil(len(shown) / columns)
     figure, axes = new_figure(rows, columns, sharex=True, sharey=True, height=1.75 * rows + 0.6)
     cells = [ax for row in axes for ax in row]
@@ -171,8 +171,8 @@ def _stability(served: Sequence[Served], name: str, title: str, norm: str) -> Pl
         ax.margins(x=0)
     for ax in cells[len(shown) :]:
         ax.set_axis_off()
-    figure.supxlabel("step", fontsize=10.5)
-    figure.supylabel("accuracy (%)", fontsize=10.5)
+    figure.supxlabel("step", fontsize=11)
+    figure.supylabel("accuracy (%)", fontsize=11)
     _key(figure, served)
     caption = (
         f"Stability gap, {title}: accuracy of each task from when it begins, evaluated under "
@@ -208,8 +208,8 @@ def shift(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], 
         ends = draw(ax, usable, None, of_task(0), palette=palette)
         for n, x in enumerate(boundaries(usable[0].results[0])):
             ax.annotate(
-                f"task {n + 2}", (x, 1), xycoords=("data", "axes fraction"), xytext=(3, -2),
-                textcoords="offset points", va="top", fontsize=8.5, color=MUTED,
+                f"task {n + 2}", (x, 1), xycoords=("data", "axes fraction"), xytext=(0, 3),
+                textcoords="offset points", va="bottom", ha="center", fontsize=8.5, color=MUTED,
             )  # fmt: skip
         ax.set(xlabel="step", ylabel="accuracy of task 1 (%)", ylim=(0, 100))
         ax.margins(x=0)

@@ -19,7 +19,7 @@ from dualcba.report.names import BASES, KINDS, method_title, split_method
 
 DATASETS = {
     "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet",
-    "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST",
+    "digits": "Digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST",
 }  # fmt: skip
 
 

@@ -23,13 +23,13 @@ MORE = ("#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8c6bb1", "#000000", "#a676
 FAMILIES = {"": GREY, "cba": ORANGE, "dual-cba": BLUE}
 """A plain method, its CBA and its Dual-CBA look the same in every figure."""
 
-WIDTH = 7.2
+WIDTH = 6.6
 """Inches; type is set so that it can be read at half of this."""
 
 STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
-    "font.size": 10.5,
-    "axes.titlesize": 11,
+    "font.size": 11,
+    "axes.titlesize": 11.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.labelcolor": INK,
@@ -47,6 +47,8 @@ STYLE: dict[Any, Any] = {
     "lines.solid_capstyle": "round",
     "legend.frameon": False,
     "figure.facecolor": "white",
+    "figure.constrained_layout.w_pad": 0.1,
+    "figure.constrained_layout.h_pad": 0.06,
     "savefig.facecolor": "white",
     "svg.fonttype": "path",
     "svg.hashsalt": "dualcba",
@@ -121,6 +123,14 @@ def by_family(served: Sequence[Served], name: str) -> list[tuple[str, list[Serve
 
 def _adapted(s: Served) -> bool:
     return split_method(str(s.entry.spec.get("method", "")))[1] != ""
+
+
+def pale(colour: str, share: float = 0.42) -> tuple[float, float, float]:
+    """The colour mixed with white: opaque, so that nothing shines through."""
+    from matplotlib.colors import to_rgb
+
+    r, g, b = (1 - share * (1 - part) for part in to_rgb(colour))
+    return r, g, b
 
 
 def grid(ax: Axes, axis: str = "y") -> None:

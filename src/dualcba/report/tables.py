@@ -70,7 +70,7 @@ def _block(title: str, rows: list[Row], note: str) -> Table:
     scores = [c.score for c in rows[0].cells]
     paper = any(c.paper is not None for row in rows for c in row.cells)
     columns = [Column("method", number=False), Column("seeds")]
-    columns += [Column("paper’s norm", number=False)] if paper else []
+    columns += [Column("norm", number=False)] if paper else []
     wide = len(scores) > WIDE
     for name in scores:
         parts = ["ours", "paper"] if wide and paper else ["BN", "IBN"]
@@ -98,18 +98,18 @@ def _texts(cell: Cell, paper: bool, wide: bool) -> list[str]:
 
 def paired_table(tests: Iterable[Paired]) -> Table:
     """Each Dual-CBA against its base method: difference, interval and p; p < 0.05 stands out."""
-    columns = (
-        Column("Dual-CBA", number=False), Column("against", number=False),
-        Column("where", number=False), Column("norm", number=False), Column("seeds"),
-        Column("gain"), Column("p"),
-    )  # fmt: skip
+    tests = list(tests)
+    several = len({t.column for t in tests}) > 1
+    words = ("Dual-CBA", "against", *(("where",) if several else ()), "norm")
+    columns = (*(Column(w, number=False) for w in words), *map(Column, ("seeds", "gain", "p")))
     lines = []
     for t in tests:
         gain = None if t.difference is None else Measure(t.difference, t.half, t.seeds)
         p = MISSING if t.p is None else "< 0.001" if t.p < 0.001 else number(t.p, 3)
         p = Strong(p) if t.p is not None and t.p < 0.05 else p
-        line = (t.dual, t.base, t.column, NORMS[t.norm], str(t.seeds or MISSING), spread(gain), p)
-        lines.append(line)
+        where = (t.column,) if several else ()
+        tail = (NORMS[t.norm], str(t.seeds or MISSING), spread(gain), p)
+        lines.append((t.dual, t.base, *where, *tail))
     return Table("Dual-CBA against its base method", columns, tuple(lines))
 
 
@@ -229,7 +229,7 @@ def as_html(table: Table) -> str:
     """A table in HTML, in a box of its own that scrolls where the screen is narrow."""
     title = escape_html(str(table.title))
     lines = [f'<div class="scroll" role="region" aria-label="{title}" tabindex="0"><table>']
-    lines.append(f"<caption>{title}</caption><thead>")
+    lines.append(f"<caption><span>{title}</span></caption><thead>")
     groups = _groups(table.columns)
     if any(name for name, _ in groups):
         heads = "".join(
