@@ -16,7 +16,7 @@ def score_bars(
 ) -> Plot:
     """One method per line: BN pale, IBN full, whiskers for the interval, diamonds for the paper."""
     with styled():
-        figure, axes = new_figure(height=0.9 + 0.46 * len(rows))
+        figure, axes = new_figure(height=1.0 + 0.46 * max(len(rows), 3))
         ax = axes[0][0]
         for place, (row, method) in enumerate(zip(rows, methods, strict=True)):
             cell = next(c for c in row.cells if c.score == which)
@@ -67,7 +67,7 @@ def cost(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], l
     if not served:
         return [], ["Cost: left out, no run says how long it took."]
     with styled():
-        figure, axes = new_figure(height=0.9 + 0.32 * len(served))
+        figure, axes = new_figure(height=1.0 + 0.32 * max(len(served), 3))
         ax = axes[0][0]
         for place, (s, method) in enumerate(zip(served, _methods(served), strict=True)):
             colour = FAMILIES[split_method(method)[1]]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dualcba.files import whole
 from dualcba.report.comparison import Result
+from dualcba.report.names import slug
 from dualcba.report.runs import read_runs
 from dualcba.report.sections import Fact, Section, report_sections
 from dualcba.report.style import Plot, render
@@ -31,8 +32,7 @@ class Anchors:
         >>> anchors.name("Any-time, M = 100"), anchors.name("Any-time, M = 100")
         ('any-time-m-100', 'any-time-m-100-2')
         """
-        words = "".join(c if c.isascii() and c.isalnum() else " " for c in title.lower()).split()
-        stem = name = "-".join(words) or "part"
+        stem = name = slug(title)
         number = 2
         while name in self.taken:
             name, number = f"{stem}-{number}", number + 1

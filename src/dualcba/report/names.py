@@ -105,3 +105,13 @@ def score(name: str) -> Score:
 
 
 NORMS = {"bn": "BN", "ibn": "IBN"}
+
+
+def slug(title: str) -> str:
+    """A title as the name of a file or of a place in a page.
+
+    >>> slug("Any-time, M = 100")
+    'any-time-m-100'
+    """
+    words = "".join(c if c.isascii() and c.isalnum() else " " for c in title.lower()).split()
+    return "-".join(words) or "part"

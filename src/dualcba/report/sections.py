@@ -22,7 +22,7 @@ from dualcba.report.comparison import (
     serve,
     within_tolerance,
 )
-from dualcba.report.names import NORMS, SCORES
+from dualcba.report.names import NORMS, SCORES, slug
 from dualcba.report.runs import Collection, collections, command
 from dualcba.report.style import Plot
 from dualcba.report.tables import Column, Table, blocks, number, paired_table, spread
@@ -158,7 +158,7 @@ def _paired(tests: Iterable[Paired]) -> Table:
 
 
 def _collection(group: Collection) -> Section:
-    stem = "".join(c if c.isalnum() else "-" for c in group.title.lower())
+    stem = slug(group.title)
     served = group.served
     section = Section(group.title, parts=[_scores(group, f"{stem}-acc")])
     names = {

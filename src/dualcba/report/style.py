@@ -86,7 +86,7 @@ def new_figure(rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure,
 
 
 def render(plot: Plot, format: str) -> bytes:
-    """The figure as `svg` or `png`; the same figure gives the same bytes."""
+    """The figure as `svg` or `png`; the same results give the same bytes."""
     out = BytesIO()
     metadata = {"Date": None} if format == "svg" else {"Software": None}
     with styled():

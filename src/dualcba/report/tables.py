@@ -135,7 +135,7 @@ def _numbers(m: Measure | None) -> tuple[float | None, float | None, int]:
 
 def markdown(table: Table) -> str:
     """A table in Markdown, its columns aligned in the source too."""
-    heads = [f"{c.group}, {c.title}" if c.group else c.title for c in table.columns]
+    heads = [_md(f"{c.group}, {c.title}" if c.group else c.title) for c in table.columns]
     lines = [heads, *([_md(cell) for cell in row] for row in table.rows)]
     widths = [max(3, *(len(line[k]) for line in lines)) for k in range(len(heads))]
     rule = [
