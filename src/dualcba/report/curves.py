@@ -19,11 +19,12 @@ from dualcba.report.style import (
     MUTED,
     ORANGE,
     Axes,
-    Figure,
     Plot,
     by_family,
     colours,
+    few_ticks,
     grid,
+    key,
     label_ends,
     new_figure,
     styled,
@@ -31,6 +32,9 @@ from dualcba.report.style import (
 
 Floats = NDArray[np.float64]
 Curve = Callable[[Result, str], tuple[Floats, Floats]]
+LABEL = 15
+"""Letters that find room at the end of a line; with longer names a key stands above."""
+
 PANELS = 12
 """More tasks than this are shown by as many, evenly spaced."""
 
@@ -127,8 +131,12 @@ def _anytime(served: Sequence[Served], name: str, title: str) -> Plot:
         ax.set_title(NORM_TITLES[norm])
         ax.set_xlabel("step")
         ax.margins(x=0)
+        few_ticks(ax, 4)
     axes[0][0].set_ylabel("accuracy so far (%)")
-    label_ends(axes[0][1], ends)
+    if max(len(s.entry.row) for s in served) > LABEL:
+        key(figure, [s.entry.row for s in served], colours(served))
+    else:
+        label_ends(axes[0][1], ends)
     names = ", ".join(s.entry.row for s in served)
     caption = (
         f"Any-time accuracy, {title}: mean over the tasks seen so far, {_seeds(served)}. "
@@ -159,21 +167,23 @@ def stability(
 def _stability(served: Sequence[Served], name: str, title: str, norm: str) -> Plot:
     tasks = 1 + max(served[0].results[0]["anytime"]["task"])
     shown = sorted({round(k) for k in np.linspace(0, tasks - 1, min(tasks, PANELS))})
-    columns = min(len(shown), 5 if len(shown) > 8 else 3)
+    columns = min(len(shown), 2 if len(shown) > 6 else 3)
     rows = math.ceil(len(shown) / columns)
-    figure, axes = new_figure(rows, columns, sharex=True, sharey=True, height=1.75 * rows + 0.6)
+    high = 1.3 if columns == 2 else 1.75
+    figure, axes = new_figure(rows, columns, sharex=True, sharey=True, height=high * rows + 0.8)
     cells = [ax for row in axes for ax in row]
     for ax, task in zip(cells, shown, strict=False):
         draw(ax, served, norm, of_task(task), palette=colours(served), width=1.5)
         ax.set_title(f"task {task + 1}", fontweight="normal", fontsize=10)
-        ax.set_ylim(0, 100)
-        ax.set_yticks([0, 50, 100])
         ax.margins(x=0)
+        few_ticks(ax, 4)
+    top = 20 * math.ceil(max(ax.get_ylim()[1] for ax in cells) / 20)
+    cells[0].set(ylim=(0, min(top, 100)), yticks=[0, min(top, 100) // 2, min(top, 100)])
     for ax in cells[len(shown) :]:
         ax.set_axis_off()
     figure.supxlabel("step", fontsize=11)
     figure.supylabel("accuracy (%)", fontsize=11)
-    _key(figure, served)
+    key(figure, [s.entry.row for s in served], colours(served))
     caption = (
         f"Stability gap, {title}: accuracy of each task from when it begins, evaluated under "
         f"{NORM_TITLES[norm]}, {_seeds(served)}. A dip behind a vertical line is what an old task "
@@ -181,19 +191,6 @@ def _stability(served: Sequence[Served], name: str, title: str, norm: str) -> Pl
     )
     names = ", ".join(s.entry.row for s in served)
     return Plot(name, caption, f"Accuracy of each task over steps of {names}", figure)
-
-
-def _key(figure: Figure, served: Sequence[Served]) -> None:
-    """Names in their colours above the panels."""
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], color=c, linewidth=2.5) for c in colours(served)]
-    legend = figure.legend(
-        handles, [s.entry.row for s in served], loc="outside upper left", handlelength=1.2,
-        ncols=min(len(served), 3 if max(len(s.entry.row) for s in served) > 16 else 4),
-        labelcolor="linecolor", prop={"weight": "bold"},
-    )  # fmt: skip
-    legend.set_in_layout(True)
 
 
 def shift(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], list[str]]:

@@ -24,7 +24,7 @@ FIGURES: dict[str, Callable[[Sequence[Served], str, str], Drawn]] = {
 
 
 def draw(kind: str, served: Sequence[Served], name: str) -> Drawn:
-    """An experiment's figures, one or more per column; each spec once."""
+    """An experiment's figures, one or more per column."""
     if kind not in FIGURES:
         raise ValueError(unknown("figure", kind, FIGURES))
     plots: list[Plot] = []

@@ -21,11 +21,12 @@ from dualcba.report.style import (
     MUTED,
     ORANGE,
     Axes,
-    Figure,
     Plot,
     by_family,
     colours,
+    folded,
     grid,
+    key,
     label_ends,
     new_figure,
     styled,
@@ -33,6 +34,8 @@ from dualcba.report.style import (
 
 Floats = NDArray[np.float64]
 Drawn = tuple[list[Plot], list[str]]
+CLASSES = 20
+"""With more classes than this confusion is shown between tasks."""
 
 
 def recorded(served: Sequence[Served], what: str) -> list[Served]:
@@ -70,6 +73,13 @@ def predictions(served: Sequence[Served], name: str, title: str) -> Drawn:
     return plots, []
 
 
+def by_task(table: Floats, tasks: list[list[int]]) -> Floats:
+    """The same between tasks: the mean over the classes of a task, of the sum over a task."""
+    starts = np.cumsum([0, *map(len, tasks)])[:-1]
+    sums = np.add.reduceat(np.add.reduceat(table, starts, axis=1), starts, axis=0)
+    return np.asarray(sums / sums.sum(1, keepdims=True))
+
+
 def _shares(served: Sequence[Served], name: str, title: str) -> Plot:
     figure, axes = new_figure(1, 1, height=2.9)
     ax = axes[0][0]
@@ -79,7 +89,7 @@ def _shares(served: Sequence[Served], name: str, title: str) -> Plot:
         ends = np.cumsum([0, *map(len, tasks)])
         share = [100 * table[:, a:b].sum() / table.sum() for a, b in pairwise(ends)]
         x = np.arange(len(tasks)) + (n - (len(served) - 1) / 2) * width
-        ax.bar(x, share, width * 0.92, color=colour, label=s.entry.row, linewidth=0)
+        ax.bar(x, share, width * 0.92, color=colour, linewidth=0)
     even = [100 * len(t) / ends[-1] for t in tasks]
     ax.step(
         np.arange(-1, len(tasks) + 1), [even[0], *even, even[-1]], where="mid", color=INK,
@@ -89,10 +99,7 @@ def _shares(served: Sequence[Served], name: str, title: str) -> Plot:
     ax.set_xticks(range(len(tasks)), [str(k + 1) for k in range(len(tasks))])
     ax.set(xlabel="task of the answer", ylabel="answers (%)")
     grid(ax)
-    ax.legend(
-        loc="lower left", bbox_to_anchor=(0, 1), ncols=4, labelcolor="linecolor",
-        prop={"weight": "bold"}, handlelength=1, borderaxespad=0.2,
-    )  # fmt: skip
+    key(figure, [s.entry.row for s in served], colours(served))
     caption = (
         f"Answers at the end of the stream by task, {title}, {_norms(served)}. "
         "Dashed: an unbiased classifier."
@@ -115,11 +122,17 @@ def _confusions(served: Sequence[Served], name: str, title: str) -> Plot:
     cells = [ax for row in axes for ax in row]
     for ax in cells[len(served) :]:
         ax.set_axis_off()
-    for n, (ax, s) in enumerate(zip(cells, served, strict=False)):
-        table, tasks = confusion(s, s.entry.norm)
-        image = ax.imshow(table, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    found = [confusion(s, s.entry.norm) for s in served]
+    many = any(len(table) > CLASSES for table, _ in found)
+    if many:
+        found = [
+            (by_task(table, tasks), [[k] for k in range(len(tasks))]) for table, tasks in found
+        ]
+    top = math.ceil(10 * max(table.max() for table, _ in found)) / 10
+    for n, (ax, s, (table, tasks)) in enumerate(zip(cells, served, found, strict=False)):
+        image = ax.imshow(table, cmap="Blues", vmin=0, vmax=top, interpolation="nearest")
         ends = np.cumsum([0, *map(len, tasks)])
-        for e in ends[1:-1] - 0.5:
+        for e in ends[1:-1] - 0.5 if not many else ():
             ax.axvline(e, color=FAINT, linewidth=0.6)
             ax.axhline(e, color=FAINT, linewidth=0.6)
         middles = (ends[:-1] + ends[1:] - 1) / 2
@@ -127,16 +140,17 @@ def _confusions(served: Sequence[Served], name: str, title: str) -> Plot:
         ax.set_xticks(middles, names, fontsize=9)
         ax.set_yticks(middles, names, fontsize=9)
         ax.tick_params(length=0)
-        ax.set_title(s.entry.row, fontsize=10)
+        ax.set_title(folded(s.entry.row), fontsize=10)
         ax.set_xlabel("task of the answer", fontsize=9.5)
         if n % columns == 0:
             ax.set_ylabel("task of the truth", fontsize=9.5)
-    bar = figure.colorbar(image, ax=cells, shrink=0.75, aspect=25, ticks=[0, 0.5, 1])
+    bar = figure.colorbar(image, ax=cells, shrink=0.75, aspect=25, ticks=[0, top / 2, top])
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0, labelsize=9)
+    what = "between tasks" if many else "of classes in order of arrival"
     caption = (
-        f"Normalised confusion at the end of the stream, {title}, {_norms(served)}: classes in "
-        "order of arrival, each row sums to 1."
+        f"Normalised confusion {what} at the end of the stream, {title}, {_norms(served)}: each "
+        "row sums to 1."
     )
     return Plot(name, caption, "Confusion matrices, one per method", figure)
 
@@ -148,7 +162,11 @@ def posterior(served: Sequence[Served], name: str, title: str) -> Drawn:
     if not usable:
         return [], ["Posterior at a transition: left out, no transitions were recorded."]
     with styled():
-        return [_posterior(group, stem, title) for stem, group in by_family(usable, name)], []
+        return [
+            _posterior(group[k : k + 3], stem if k == 0 else f"{stem}-{k // 3 + 1}", title)
+            for stem, group in by_family(usable, name)
+            for k in range(0, len(group), 3)
+        ], []
 
 
 def _last(result: dict[str, Any]) -> dict[str, Any]:
@@ -170,11 +188,12 @@ def _posterior(served: Sequence[Served], name: str, title: str) -> Plot:
             mean = np.mean([_last(r)["classes"][when] for r in alike], axis=0)[order]
             tint = [BLUE if c == own else ORANGE if c in new else GREY for c in order]
             _class_bars(axes[row][column], mean, tint, tasks)
-        axes[0][column].set_title(s.entry.row)
+        axes[0][column].set_title(folded(s.entry.row), fontsize=10.5)
         axes[1][column].set_xlabel("class, by task")
     for row, when in enumerate(("before", "after")):
         axes[row][0].set_ylabel(f"posterior {when}")
-    _colour_key(figure, {f"true class ({own})": BLUE, "new task": ORANGE, "other classes": GREY})
+    names = [f"true class ({own})", "new task", "other classes"]
+    key(figure, names, [BLUE, ORANGE, GREY])
     caption = (
         f"Mean posterior of test samples of class {own} before and after task {last['task']} "
         f"begins, {title}."
@@ -184,7 +203,7 @@ def _posterior(served: Sequence[Served], name: str, title: str) -> Plot:
 
 
 def _class_bars(ax: Axes, mean: Floats, tint: list[str], tasks: list[list[int]]) -> None:
-    ax.bar(np.arange(len(mean)), mean, 0.85, color=tint, linewidth=0)
+    ax.bar(np.arange(len(mean)), mean, 0.85 if len(mean) <= CLASSES else 1, color=tint)
     ends = np.cumsum([0, *map(len, tasks)])
     for e in ends[1:-1] - 0.5:
         ax.axvline(e, color=FAINT, linewidth=0.7, zorder=0)
@@ -192,16 +211,6 @@ def _class_bars(ax: Axes, mean: Floats, tint: list[str], tasks: list[list[int]])
     ax.set_xlim(-0.7, len(mean) - 0.3)
     ax.set_ylim(0, None)
     grid(ax)
-
-
-def _colour_key(figure: Figure, names: dict[str, str]) -> None:
-    from matplotlib.patches import Patch
-
-    handles = [Patch(facecolor=c, label=n) for n, c in names.items()]
-    figure.legend(
-        handles=handles, loc="outside upper left", ncols=len(names), handlelength=1,
-        labelcolor="linecolor", prop={"weight": "bold"},
-    )  # fmt: skip
 
 
 def transitions(served: Sequence[Served], name: str, title: str) -> Drawn:
@@ -234,7 +243,7 @@ def _transitions(s: Served, name: str, title: str) -> Plot:
         ax.margins(x=0.01)
     axes[1][0].set_xticks(*zip(*ticks[: len(recordings[0])], strict=True))
     axes[1][0].set_xlabel("task that begins (dashed), and the steps around it")
-    _colour_key(figure, {"on old classes": BLUE, "on new classes": ORANGE})
+    key(figure, ["on old classes", "on new classes"], [BLUE, ORANGE])
     steps = recordings[0][0]["step"]
     caption = (
         f"{s.entry.row}, {title}: posterior mass on old and on new classes from step "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -166,6 +167,33 @@ def _low(block: Sequence[int], values: Sequence[float], gap: float) -> float:
 
 def _top(block: Sequence[int], values: Sequence[float], gap: float) -> float:
     return _low(block, values, gap) + gap * (len(block) - 1)
+
+
+def key(figure: Figure, names: Sequence[str], tints: Sequence[str]) -> None:
+    """Names in their colours above the panels, in as many columns as there is room for."""
+    from matplotlib.patches import Patch
+
+    longest = max(map(len, names))
+    columns = max(1, min(len(names), int(figure.get_figwidth() * 10 / (longest + 5))))
+    figure.set_figheight(figure.get_figheight() + 0.24 * (math.ceil(len(names) / columns) - 1))
+    handles = [Patch(facecolor=tint, label=name) for name, tint in zip(names, tints, strict=True)]
+    figure.legend(
+        handles=handles, loc="outside upper left", ncols=columns, labelcolor="linecolor",
+        prop={"weight": "bold"}, handlelength=0.9, handleheight=0.7, columnspacing=1.4,
+        borderaxespad=0.3,
+    )  # fmt: skip
+
+
+def few_ticks(ax: Axes, count: int) -> None:
+    """At most so many steps along the x axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(count, integer=True))
+
+
+def folded(label: str) -> str:
+    """A label over several lines, broken at its commas."""
+    return label.replace(", ", ",\n")
 
 
 def label_ends(ax: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
