@@ -120,6 +120,14 @@ def test_confusion_is_normalised_and_in_order_of_arrival(served: tuple[Served, .
     assert (table[1, 0], table[1, 1], table[0, 0]) == (0.75, 0.25, 1.0)
 
 
+def test_alignment_where_a_line_was_not_measured(served: tuple[Served, ...]) -> None:
+    first = served[0].results[0]
+    lines = {"with": [None, 1.0, 2.0], "without": [None] * 3, "bound": [0.1, 0.1, 0.1]}
+    result = {**first, "recordings": {"alignment": {"step": [5, 10, 15], **lines}}}
+    (plot,), _ = draw("alignment", [Served(served[0].entry, (result,))], "name")
+    assert [len(line.get_xdata()) for line in plot.figure.axes[0].lines[:2]] == [2, 3]
+
+
 def test_a_family_keeps_its_colour() -> None:
     assert colours(named("er", "er-cba", "er-dual-cba")) == [GREY, ORANGE, BLUE]
     assert colours(named("derpp-dual-cba")) == [BLUE]

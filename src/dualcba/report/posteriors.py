@@ -267,10 +267,14 @@ def _alignment(s: Served, name: str, title: str) -> Plot:
     parts = {"with": ("with adaptor", BLUE), "without": ("without", GREY), "bound": ("bound", INK)}
     recordings = [_recording(r, "alignment") for r in s.results]
     points = min(len(r["step"]) for r in recordings)
-    step = np.array(recordings[0]["step"][:points], float)
+    steps = np.array(recordings[0]["step"][:points], float)
     ends = []
     for part, (label, colour) in parts.items():
         mean = np.mean([np.array(r[part][:points], float) for r in recordings], axis=0)
+        measured = np.isfinite(mean)  # null where there was nothing to measure
+        step, mean = steps[measured], mean[measured]
+        if not len(step):
+            continue
         smooth = running_mean(mean, max(1, points // 40))
         if part != "bound" and points > 40:
             ax.plot(step, mean, color=colour, alpha=0.25, linewidth=0.8)
