@@ -1,5 +1,7 @@
-"""Tables of results."""
+"""Tables, figures and the report of results."""
 
-from dualcba.report.table import summary
+from dualcba.report.html import write_report
+from dualcba.report.terminal import summary
+from dualcba.report.writing import render
 
-__all__ = ["summary"]
+__all__ = ["render", "summary", "write_report"]

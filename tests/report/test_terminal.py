@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from dualcba.report import summary
-from dualcba.report.table import cell
+from dualcba.report.terminal import cell
 
 
 def result(method: str, seed: int, acc: float, auc: float | None = 50.0) -> dict[str, Any]:

@@ -1,0 +1,150 @@
+"""One HTML file that holds a whole report: no network, no scripts, figures inside."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib.resources import files as resources
+from pathlib import Path
+
+from dualcba.files import whole
+from dualcba.report.comparison import Result
+from dualcba.report.names import slug
+from dualcba.report.runs import read_runs
+from dualcba.report.sections import Fact, Section, report_sections
+from dualcba.report.style import Plot, render
+from dualcba.report.tables import Table, as_html, escape_html
+
+REPORT = "report.html"
+
+
+@dataclass
+class Anchors:
+    """Names for places of the page, each given once."""
+
+    taken: set[str] = field(default_factory=set)
+
+    def name(self, title: str) -> str:
+        """A name made of a title.
+
+        >>> anchors = Anchors()
+        >>> anchors.name("Any-time, M = 100"), anchors.name("Any-time, M = 100")
+        ('any-time-m-100', 'any-time-m-100-2')
+        """
+        stem = name = slug(title)
+        number = 2
+        while name in self.taken:
+            name, number = f"{stem}-{number}", number + 1
+        self.taken.add(name)
+        return name
+
+
+def write_report(out: Path) -> Path:
+    """Write the report on all complete runs below a folder, and say where it lies."""
+    results = read_runs(out)
+    page = make_page(results, out.resolve().name)
+    with whole(out / REPORT) as draft:
+        draft.write_text(page, encoding="utf-8")
+    return out / REPORT
+
+
+def make_page(results: list[Result], title: str) -> str:
+    """The page on results, as text."""
+    facts, sections = report_sections(results)
+    anchors = Anchors()
+    names = [(anchors.name(s.title), [anchors.name(p.title) for p in s.parts]) for s in sections]
+    body = [_head(title, results), _facts(facts), _contents(sections, names)]
+    for section, (name, parts) in zip(sections, names, strict=True):
+        body.append(f'<section aria-labelledby="{name}">')
+        body.append(_section(section, name, 2))
+        for part, below in zip(section.parts, parts, strict=True):
+            body.append(_section(part, below, 3) + _remarks(part))
+        body.append(_remarks(section) + "</section>")
+    css = (resources("dualcba.report") / "page.css").read_text(encoding="utf-8")
+    return "\n".join(
+        [
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<link rel="icon" href="data:,">',
+            f"<title>dualcba: {escape_html(title)}</title>",
+            f"<style>\n{css}</style>\n</head>\n<body>",
+            *body,
+            "</body>\n</html>\n",
+        ]
+    )
+
+
+def _head(title: str, results: list[Result]) -> str:
+    methods = len({r["method"] for r in results})
+    seeds = len({r["seed"] for r in results})
+    lead = f"{_count(len(results), 'run')}, {_count(methods, 'method')}, {_count(seeds, 'seed')}"
+    return (
+        f"<header><h1>{escape_html(title)}</h1>"
+        f'<p class="lead">{lead}. Accuracies are in percent; ± is the half-width of the 95 % '
+        "interval over seeds (Student’s t). Every run is evaluated twice: with the running "
+        "statistics of training (BN) and with statistics from the memory (IBN).</p></header>"
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _facts(facts: Iterable[Fact]) -> str:
+    cells = "".join(
+        f"<div><dt>{escape_html(f.name)}</dt><dd>{escape_html(f.value)}"
+        f"<small>{escape_html(f.detail)}</small></dd></div>"
+        for f in facts
+    )
+    return f'<dl class="facts">{cells}</dl>' if cells else ""
+
+
+def _contents(sections: list[Section], names: list[tuple[str, list[str]]]) -> str:
+    items = []
+    for section, (name, parts) in zip(sections, names, strict=True):
+        below = "".join(
+            f'<li><a href="#{link}">{escape_html(part.title)}</a></li>'
+            for part, link in zip(section.parts, parts, strict=True)
+        )
+        nested = f"<ul>{below}</ul>" if below else ""
+        items.append(f'<li><a href="#{name}">{escape_html(section.title)}</a>{nested}</li>')
+    return f'<nav aria-label="Contents"><ul>{"".join(items)}</ul></nav>'
+
+
+def _section(section: Section, name: str, level: int) -> str:
+    lines = [f'<h{level} id="{name}">{escape_html(section.title)}</h{level}>']
+    for item in section.items:
+        if isinstance(item, Table):
+            lines.append(as_html(item))
+        elif isinstance(item, Plot):
+            lines.append(figure(item))
+        elif isinstance(item, dict):
+            lines.append(_terms(item))
+        elif isinstance(item, tuple):
+            summary, *texts = item
+            blocks = "".join(f"<pre>{escape_html(text)}</pre>" for text in texts)
+            lines.append(f"<details><summary>{escape_html(summary)}</summary>{blocks}</details>")
+        else:
+            lines.append(f"<p>{escape_html(item)}</p>")
+    return "\n".join(lines)
+
+
+def _remarks(section: Section) -> str:
+    return "".join(f'<p class="remark">{escape_html(line)}</p>\n' for line in section.remarks)
+
+
+def _terms(terms: dict[str, str]) -> str:
+    pairs = "".join(f"<dt>{escape_html(k)}</dt><dd>{escape_html(v)}</dd>" for k, v in terms.items())
+    return f'<dl class="terms">{pairs}</dl>'
+
+
+def figure(plot: Plot) -> str:
+    """A figure in the page: SVG within the file, its description and its caption."""
+    svg = b64encode(render(plot, "svg")).decode()
+    alt, caption = escape_html(plot.alt), escape_html(plot.caption)
+    return (
+        f'<figure id="figure-{escape_html(plot.name)}"><div class="scroll" tabindex="0" '
+        f'role="region" aria-label="{alt}"><img alt="{alt}" '
+        f'src="data:image/svg+xml;base64,{svg}"></div><figcaption>{caption}</figcaption></figure>'
+    )

@@ -1,0 +1,117 @@
+"""What methods and scores are called in a report, and what each score means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MISSING = "–"
+
+BASES = {
+    "er": "ER", "derpp": "DER++", "clser": "CLSER", "rar": "RAR", "er-ace": "ER-ACE",
+    "ss-il": "SS-IL", "icarl": "iCaRL", "lucir": "LUCIR", "bic": "BiC",
+}  # fmt: skip
+KINDS = {"": "", "cba": "-CBA", "dual-cba": "-Dual-CBA"}
+
+
+def split_method(name: str) -> tuple[str, str]:
+    """A method's base and adaptor, whether or not the method is known here.
+
+    >>> split_method("er-dual-cba"), split_method("er-cba"), split_method("mine")
+    (('er', 'dual-cba'), ('er', 'cba'), ('mine', ''))
+    """
+    for kind in ("dual-cba", "cba"):
+        if name.endswith(f"-{kind}"):
+            return name.removesuffix(f"-{kind}"), kind
+    return name, ""
+
+
+def method_title(name: str) -> str:
+    """As the paper writes it.
+
+    >>> method_title("derpp"), method_title("derpp-dual-cba"), method_title("mine-cba")
+    ('DER++', 'DER-Dual-CBA', 'mine-CBA')
+    """
+    base, kind = split_method(name)
+    title = BASES.get(base, base)
+    return (title.rstrip("+") if kind else title) + KINDS[kind]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score's title, whether more is better, and its definition."""
+
+    title: str
+    up: bool
+    meaning: str
+
+    @property
+    def arrowed(self) -> str:
+        """The title with the direction of better."""
+        return f"{self.title} {'↑' if self.up else '↓'}"
+
+
+SCORES = {
+    "acc": Score("ACC", True, "mean accuracy over all tasks at the end of the stream"),
+    "fm": Score(
+        "FM",
+        False,
+        "forgetting: mean over all but the last task of the best accuracy at a task's end minus "
+        "the final accuracy",
+    ),
+    "fm_paper": Score(
+        "FM as written",
+        False,
+        "forgetting by the paper's formula: mean over all tasks, best accuracy over the whole run",
+    ),
+    "acc_auc": Score(
+        "AUC", True, "any-time accuracy: mean over the whole stream of the accuracy on tasks so far"
+    ),
+    "acc_auc_last": Score("AUC, last task", True, "the same over the points of the last task"),
+    "min_acc": Score(
+        "min-ACC",
+        True,
+        "stability gap: mean over old tasks of the lowest any-time accuracy after the task was "
+        "learnt",
+    ),
+    "wc_acc": Score(
+        "WC-ACC",
+        True,
+        "worst case: 1/T of the last task's accuracy and the rest of min-ACC",
+    ),
+    "bwt": Score(
+        "BWT", True, "backward transfer: mean change of a task's accuracy from learnt to the end"
+    ),
+    "fwt": Score(
+        "FWT",
+        True,
+        "forward transfer: mean accuracy on a task just before it is learnt, above the untrained "
+        "network's",
+    ),
+}
+
+
+def score(name: str) -> Score:
+    """A score by its name; `task3` is the accuracy of the third task at the end.
+
+    >>> score("fm").arrowed, score("task3").title
+    ('FM ↓', 'task 3')
+    """
+    if name in SCORES:
+        return SCORES[name]
+    number = name.removeprefix("task")
+    if number.isdigit():
+        return Score(f"task {number}", True, f"accuracy of task {number} at the end")
+    return Score(name.replace("_", " "), True, name)
+
+
+NORMS = {"bn": "BN", "ibn": "IBN"}
+
+
+def slug(title: str) -> str:
+    """A title as the name of a file or of a place in a page.
+
+    >>> slug("Any-time, M = 100")
+    'any-time-m-100'
+    """
+    words = "".join(c if c.isascii() and c.isalnum() else " " for c in title.lower()).split()
+    return "-".join(words) or "part"

@@ -1,0 +1,244 @@
+"""What a report says, in order, before it becomes a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dualcba.experiments.catalog import Experiment, experiments
+from dualcba.report import figures
+from dualcba.report.bars import cost, score_bars, seconds
+from dualcba.report.comparison import (
+    TOLERANCE,
+    Measure,
+    Paired,
+    Result,
+    Row,
+    Served,
+    paired_tests,
+    rows,
+    serve,
+    within_tolerance,
+)
+from dualcba.report.names import NORMS, SCORES, slug
+from dualcba.report.runs import Collection, collections, command
+from dualcba.report.style import Plot
+from dualcba.report.tables import Column, Table, blocks, number, paired_table, spread
+
+Item = str | Table | Plot | dict[str, str] | tuple[str, ...]
+"""A paragraph, a table, a figure, terms with their meaning, or a fold: its title, then texts."""
+
+FACTS = 12
+SHOWN = ("acc", "fm", "acc_auc", "min_acc", "wc_acc", "bwt")
+PAIRED_NOTE = (
+    "Gain in ACC on common seeds, Dual-CBA minus its base method under the same normalisation; "
+    "paired t test, p below 0.05 stands out. A dash: fewer than two common seeds."
+)
+
+
+@dataclass
+class Section:
+    """A heading and what stands below it."""
+
+    title: str
+    items: list[Item] = field(default_factory=list)
+    parts: list[Section] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One of the numbers that open the report."""
+
+    name: str
+    value: str
+    detail: str
+
+
+def report_sections(results: list[Result]) -> tuple[list[Fact], list[Section]]:
+    """The facts that open a report, and its sections."""
+    served = [(e, serve(e, results)) for e in experiments().values()]
+    served = [(e, s) for e, s in served if any(x.results for x in s)]
+    groups = collections(results)
+    paper = [row for e, s in served for row in rows(s, e.scores)]
+    facts = [*_agreement(paper), *(fact for group in groups for fact in _facts(group))][:FACTS]
+    sections = []
+    if served:
+        parts = [_experiment(e, s) for e, s in served]
+        sections.append(Section("Beside the paper", [_tolerance()], parts))
+    sections += [_collection(group) for group in groups]
+    return facts, [*sections, _provenance(groups, results)]
+
+
+def _tolerance() -> str:
+    return (
+        "Δ is ours minus the paper’s, under the normalisation that the paper’s value belongs to. "
+        f"It stands out where it exceeds both {TOLERANCE} points and the half-width of our 95 % "
+        "interval. The paper gives no dispersion."
+    )
+
+
+def _agreement(paper: Sequence[Row]) -> list[Fact]:
+    share = within_tolerance(paper)
+    if share.percent is None:
+        return []
+    detail = f"values within {TOLERANCE} points or our interval ({share.percent:.0f} %)"
+    return [Fact("Beside the paper", f"{share.within} of {share.cells}", detail)]
+
+
+def _facts(group: Collection) -> list[Fact]:
+    """The best method of a collection, and the largest set of paired seeds' gain."""
+    out = []
+    ranked = [
+        (cell.ibn, row) for row in rows(group.served, ["acc"]) for cell in row.cells if cell.ibn
+    ]
+    if ranked:
+        best, row = max(ranked, key=lambda pair: pair[0].mean)
+        out.append(Fact(f"Highest ACC, {group.title}", _plain(best), f"{row.row}, IBN"))
+    for test in _gains(group.served):
+        value = number(test.difference, sign=True)
+        value += "" if test.half is None else f" ± {number(test.half)}"
+        p = "" if test.p is None else ", p < 0.001" if test.p < 0.001 else f", p = {test.p:.3f}"
+        detail = f"{test.dual} over {test.base}, ACC, IBN{p}"
+        out.append(Fact(f"Gain, {group.title}", value, detail))
+    return out
+
+
+def _plain(m: Measure) -> str:
+    return spread(m).replace("\u2007", "")
+
+
+def _gains(served: Sequence[Served]) -> list[Paired]:
+    tests = [t for t in paired_tests(served) if t.norm == "ibn" and t.difference is not None]
+    return tests[:3]
+
+
+def _experiment(experiment: Experiment, served: list[Served]) -> Section:
+    done = [s.entry.column for s in served if s.results]
+    served = [s for s in served if s.entry.column in done]
+    items: list[Item] = [experiment.note] if experiment.note else []
+    section = Section(experiment.title, items)
+    if experiment.scores:
+        found = rows(served, experiment.scores)
+        section.items += blocks(found)
+        share = within_tolerance(found)
+        if share.cells:
+            section.items.append(f"{share.within} of {share.cells} values within the tolerance.")
+        section.items += _paper_bars(experiment, served)
+        tests = [t for t in paired_tests(served) if t.seeds] if "acc" in experiment.scores else []
+        section.items += [_paired(tests)] if tests else []
+    if experiment.figure:
+        plots, remarks = figures.draw(experiment.figure, served, experiment.name)
+        section.items += plots
+        section.remarks += remarks
+    return section
+
+
+def _paper_bars(experiment: Experiment, served: list[Served]) -> list[Plot]:
+    """Bars of ACC for each column in which the paper gives values."""
+    plots: list[Plot] = []
+    for column in dict.fromkeys(s.entry.column for s in served):
+        part = [s for s in served if s.entry.column == column and s.results]
+        if any(s.entry.paper.get("acc") is not None for s in part) and len(part) > 1:
+            name = f"{experiment.name}-acc-{len(plots) + 1}"
+            plots.append(_bars(part, name, column))
+    return plots
+
+
+def _bars(served: Sequence[Served], name: str, title: str) -> Plot:
+    methods = [str(s.entry.spec.get("method", "")) for s in served]
+    return score_bars(rows(served, ["acc"]), methods, name, title)
+
+
+def _paired(tests: Iterable[Paired]) -> Table:
+    table = paired_table(tests)
+    return Table(table.title, table.columns, table.rows, PAIRED_NOTE)
+
+
+def _collection(group: Collection) -> Section:
+    stem = slug(group.title)
+    served = group.served
+    section = Section(group.title, parts=[_scores(group, f"{stem}-acc")])
+    names = {
+        "anytime": "Any-time accuracy", "stability": "Stability gap",
+        "predictions": "Confusion and predictions", "posterior": "Posterior at a transition",
+        "transitions": "Old and new posterior", "alignment": "Gradient alignment",
+    }  # fmt: skip
+    for kind, title in names.items():
+        plots, remarks = figures.FIGURES[kind](served, f"{stem}-{kind}", group.title)
+        if plots:
+            section.parts.append(Section(title, list(plots)))
+        section.remarks += remarks
+    plots, remarks = cost(served, f"{stem}-cost", group.title)
+    section.parts.append(Section("Cost", [_cost_table(served), *plots]))
+    section.remarks += remarks
+    return section
+
+
+def _scores(group: Collection, name: str) -> Section:
+    found = rows(group.served, SHOWN)
+    section = Section("Scores")
+    halves = {"at the end and at any time": slice(3), "stability and transfer": slice(3, None)}
+    for title, part in halves.items():
+        cut = [Row(r.row, r.column, r.norm, r.seeds, r.cells[part]) for r in found]
+        section.items += [Table(f"{group.title}: {title}", t.columns, t.rows) for t in blocks(cut)]
+    section.items.append(_bars(group.served, name, group.title))
+    tests = paired_tests(group.served)
+    section.items += [_paired(tests)] if tests else []
+    return section
+
+
+def _cost_table(served: Sequence[Served]) -> Table:
+    columns = (Column("method", number=False), *map(Column, ("runs", "train", "evaluate", "total")))
+    lines = []
+    for s in served:
+        parts = [number(seconds(s, part), 2) for part in ("train", "evaluate", "total")]
+        lines.append((s.entry.row, str(len(s.results)), *parts))
+    note = (
+        "Mean over seeds, on the host’s clock; on CUDA work is queued, so the split is approximate."
+    )
+    return Table("Seconds per run", columns, tuple(lines), note)
+
+
+def _provenance(groups: list[Collection], results: list[Result]) -> Section:
+    terms = {s.arrowed: f"{s.meaning}." for s in SCORES.values()}
+    norms = {
+        NORMS["bn"]: "evaluation with the running statistics of training.",
+        NORMS["ibn"]: "evaluation with statistics from one pass over the memory; training never "
+        "notices.",
+    }
+    parts = [
+        Section("Scores and norms", [terms | norms]),
+        Section("Versions and devices", [_versions(results)]),
+        Section("Specs and commands", [*_specs(groups)]),
+    ]
+    return Section("How each number was made", parts=parts)
+
+
+def _versions(results: list[Result]) -> Table:
+    kinds: dict[str, tuple[dict[str, Any], int]] = {}
+    for result in results:
+        found = result.get("versions", {})
+        key = json.dumps(found, sort_keys=True)
+        kinds[key] = found, kinds.get(key, (found, 0))[1] + 1
+    names = list(dict.fromkeys(name for found, _ in kinds.values() for name in found))
+    lines = tuple(
+        (str(count), *(str(found.get(name, "–")) for name in names))
+        for found, count in kinds.values()
+    )
+    columns = (Column("runs", number=False), *(Column(n, number=False) for n in names))
+    return Table("What computed the runs", columns, lines)
+
+
+def _specs(groups: list[Collection]) -> list[Item]:
+    folds: list[Item] = []
+    for group in groups:
+        for s in group.served:
+            seeds = [int(r["seed"]) for r in s.results]
+            spec = {k: v for k, v in s.entry.spec.items() if v is not None}
+            lines = "\n".join(f"{k} = {json.dumps(v)}" for k, v in spec.items())
+            title = f"{s.entry.row}, {group.title}, seeds {', '.join(map(str, seeds))}"
+            folds.append((title, command(s.entry.spec, seeds), lines))
+    return folds

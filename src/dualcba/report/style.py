@@ -1,0 +1,208 @@
+"""The look of every figure, in one place: colours, type, axes, labels and files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+from dualcba.report.comparison import Served
+from dualcba.report.names import split_method
+
+Figure = Any
+Axes = Any
+"""Of matplotlib, which is imported only where something is drawn."""
+
+INK, MUTED, FAINT = "#1f2328", "#646b73", "#d5d9de"
+GREY, ORANGE, BLUE = "#70767d", "#d55e00", "#0072b2"
+MORE = ("#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8c6bb1", "#000000", "#a6761d")
+"""After Okabe and Ito: told apart by readers with any colour vision."""
+
+FAMILIES = {"": GREY, "cba": ORANGE, "dual-cba": BLUE}
+"""A plain method, its CBA and its Dual-CBA look the same in every figure."""
+
+WIDTH = 6.6
+"""Inches; type is set so that it can be read at half of this."""
+
+STYLE: dict[Any, Any] = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 11,
+    "axes.titlesize": 11.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "lines.linewidth": 2.0,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+    "figure.constrained_layout.w_pad": 0.1,
+    "figure.constrained_layout.h_pad": 0.06,
+    "savefig.facecolor": "white",
+    "svg.fonttype": "path",
+    "svg.hashsalt": "dualcba",
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure with its file name, its caption and its description for those who cannot see it."""
+
+    name: str
+    caption: str
+    alt: str
+    figure: Figure
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in the house style, leaving the caller's alone."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def new_figure(rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[list[Axes]]]:
+    """A figure and its axes by row and column; no window system is touched."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    height = options.pop("height", 2.7 * rows)
+    figure = Figure(figsize=(options.pop("width", WIDTH), height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options).tolist()
+
+
+def render(plot: Plot, format: str) -> bytes:
+    """The figure as `svg` or `png`; the same results give the same bytes."""
+    out = BytesIO()
+    metadata = {"Date": None} if format == "svg" else {"Software": None}
+    with styled():
+        plot.figure.savefig(out, format=format, dpi=200, metadata=metadata)
+    return out.getvalue()
+
+
+def colours(served: Sequence[Served]) -> list[str]:
+    """One per entry: its family's, or a further one where that is taken."""
+    out: list[str] = []
+    for s in served:
+        own = FAMILIES[split_method(str(s.entry.spec.get("method", "")))[1]]
+        free = [c for c in (own, *MORE) if c not in out]
+        out.append(free[0] if free else own)
+    return out
+
+
+def families(served: Sequence[Served]) -> list[tuple[str, list[Served]]]:
+    """Entries by base method; those without any adaptor beside them stand together, last."""
+    bases: dict[str, list[Served]] = {}
+    for s in served:
+        bases.setdefault(split_method(str(s.entry.spec.get("method", "")))[0], []).append(s)
+    alone = [b for b, group in bases.items() if not any(_adapted(s) for s in group)]
+    out = [(base, group) for base, group in bases.items() if base not in alone]
+    rest = [s for base in alone for s in bases[base]]
+    return out + ([("others", rest)] if rest else [])
+
+
+def by_family(served: Sequence[Served], name: str) -> list[tuple[str, list[Served]]]:
+    """The name of a figure for each family; the plain name where there is only one."""
+    groups = families(served)
+    return [(name if len(groups) == 1 else f"{name}-{base}", group) for base, group in groups]
+
+
+def _adapted(s: Served) -> bool:
+    return split_method(str(s.entry.spec.get("method", "")))[1] != ""
+
+
+def pale(colour: str, share: float = 0.42) -> tuple[float, float, float]:
+    """The colour mixed with white: opaque, so that nothing shines through."""
+    from matplotlib.colors import to_rgb
+
+    r, g, b = (1 - share * (1 - part) for part in to_rgb(colour))
+    return r, g, b
+
+
+def grid(ax: Axes, axis: str = "y") -> None:
+    """Faint lines to read values by."""
+    ax.grid(axis=axis, color=FAINT, linewidth=0.7)
+    ax.tick_params(length=0)
+
+
+def apart(values: Sequence[float], gap: float) -> list[float]:
+    """The nearest positions that lie at least a gap apart, in the same order.
+
+    >>> apart([10.0, 10.0, 50.0], 4.0)
+    [8.0, 12.0, 50.0]
+    """
+    order = sorted(range(len(values)), key=lambda k: values[k])
+    blocks: list[list[int]] = []
+    for k in order:
+        blocks.append([k])
+        while len(blocks) > 1 and _top(blocks[-2], values, gap) + gap > _low(
+            blocks[-1], values, gap
+        ):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    out = [0.0] * len(values)
+    for block in blocks:
+        for n, k in enumerate(block):
+            out[k] = _low(block, values, gap) + n * gap
+    return out
+
+
+def _low(block: Sequence[int], values: Sequence[float], gap: float) -> float:
+    return sum(values[k] for k in block) / len(block) - gap * (len(block) - 1) / 2
+
+
+def _top(block: Sequence[int], values: Sequence[float], gap: float) -> float:
+    return _low(block, values, gap) + gap * (len(block) - 1)
+
+
+def key(figure: Figure, names: Sequence[str], tints: Sequence[str]) -> None:
+    """Names in their colours above the panels, in as many columns as there is room for."""
+    from matplotlib.patches import Patch
+
+    longest = max(map(len, names))
+    columns = max(1, min(len(names), int(figure.get_figwidth() * 10 / (longest + 5))))
+    figure.set_figheight(figure.get_figheight() + 0.24 * (math.ceil(len(names) / columns) - 1))
+    handles = [Patch(facecolor=tint, label=name) for name, tint in zip(names, tints, strict=True)]
+    figure.legend(
+        handles=handles, loc="outside upper left", ncols=columns, labelcolor="linecolor",
+        prop={"weight": "bold"}, handlelength=0.9, handleheight=0.7, columnspacing=1.4,
+        borderaxespad=0.3,
+    )  # fmt: skip
+
+
+def few_ticks(ax: Axes, count: int) -> None:
+    """At most so many steps along the x axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(count, integer=True))
+
+
+def folded(label: str) -> str:
+    """A label over several lines, broken at its commas."""
+    return label.replace(", ", ",\n")
+
+
+def label_ends(ax: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Write each line's name to the right of where it ends: value, text and colour."""
+    low, high = ax.get_ylim()
+    room = [min(max(y, low), high) for y, _, _ in ends]
+    for y, (_, text, colour) in zip(apart(room, (high - low) * 0.085), ends, strict=True):
+        ax.annotate(
+            text, (1, y), xycoords=("axes fraction", "data"), xytext=(6, 0),
+            textcoords="offset points", va="center", color=colour, fontweight="bold",
+            annotation_clip=False,
+        )  # fmt: skip

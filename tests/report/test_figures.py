@@ -1,0 +1,197 @@
+"""Every figure of made-up and of real results: what it shows, not how it looks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import BytesIO
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dualcba.evaluation import interval
+from dualcba.report.bars import cost, score_bars
+from dualcba.report.comparison import Served, rows
+from dualcba.report.curves import band, boundaries, of_task, so_far
+from dualcba.report.figures import FIGURES, draw
+from dualcba.report.posteriors import confusion
+from dualcba.report.runs import collections
+from dualcba.report.style import BLUE, GREY, ORANGE, Plot, apart, colours, families, render
+
+Result = dict[str, Any]
+
+
+@pytest.fixture
+def served(recorded: list[Result]) -> tuple[Served, ...]:
+    return collections(recorded)[0].served
+
+
+def named(*methods: str) -> list[Served]:
+    from dualcba.experiments.catalog import Entry
+
+    return [Served(Entry(m, "", {"method": m}, "bn", {}), ()) for m in methods]
+
+
+@pytest.mark.parametrize("kind", FIGURES)
+def test_each_figure_is_drawn_from_runs_that_have_it(kind: str, served: tuple[Served, ...]) -> None:
+    plots, remarks = draw(kind, served, "name")
+    assert plots
+    assert remarks == []
+    for plot in plots:
+        assert plot.name.startswith("name")
+        assert plot.caption.endswith(".")
+        assert plot.alt
+        assert plot.figure.axes
+
+
+@pytest.mark.parametrize("kind", FIGURES)
+def test_each_figure_is_left_out_with_one_line(kind: str, served: tuple[Served, ...]) -> None:
+    bare = [
+        replace(s, results=tuple({**r, "recordings": {}, "anytime": {}} for r in s.results))
+        for s in served
+    ]
+    plots, remarks = draw(kind, bare, "name")
+    assert plots == []
+    assert len(remarks) == 1
+    assert "left out" in remarks[0]
+
+
+def test_an_unknown_figure_is_named() -> None:
+    with pytest.raises(ValueError, match="unknown figure 'anytimes', did you mean 'anytime'"):
+        draw("anytimes", [], "name")
+
+
+def test_files_are_whole_images_and_repeat(served: tuple[Served, ...]) -> None:
+    plot = draw("anytime", served, "name")[0][0]
+    svg = render(plot, "svg")
+    assert ElementTree.fromstring(svg).tag.endswith("svg")
+    assert render(draw("anytime", served, "name")[0][0], "svg") == svg
+    image = Image.open(BytesIO(render(plot, "png")))
+    assert image.width > 1000
+    assert len(np.unique(np.asarray(image.convert("L")))) > 10
+
+
+def test_a_figure_leaves_the_callers_style_alone(
+    served: tuple[Served, ...],
+) -> None:
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    draw("anytime", served, "name")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_the_band_is_students_over_seeds(served: tuple[Served, ...]) -> None:
+    results = served[0].results
+    step, mean, half = band(results, "ibn", so_far)
+    point = [float(np.mean(r["anytime"]["ibn"][3])) for r in results]
+    assert (mean[3], half[3]) == pytest.approx(interval(point))  # type: ignore[index]
+    assert step.tolist() == results[0]["anytime"]["step"]
+    assert band(results[:1], "ibn", so_far)[2] is None
+
+
+def test_a_task_has_no_curve_before_it_begins(served: tuple[Served, ...]) -> None:
+    result = served[0].results[0]
+    step, _ = of_task(4)(result, "bn")
+    points = result["anytime"]
+    assert step[0] == points["step"][points["task"].index(4)]
+    assert len(boundaries(result)) == 4
+
+
+def test_points_that_differ_between_seeds_are_interpolated() -> None:
+    one = {"anytime": {"step": [0, 2, 4], "task": [0, 0, 0], "bn": [[0.0], [20.0], [40.0]]}}
+    two = {"anytime": {"step": [1, 3], "task": [0, 0], "bn": [[10.0], [30.0]]}}
+    step, mean, _ = band([one, two], "bn", so_far)
+    assert step.tolist() == [0, 2]
+    assert mean.tolist() == [5.0, 20.0]
+
+
+def test_confusion_is_normalised_and_in_order_of_arrival(served: tuple[Served, ...]) -> None:
+    table, tasks = confusion(served[0], "bn")
+    assert table.sum(1) == pytest.approx(np.ones(10))
+    assert tasks[0] == [0, 1]
+    counts = np.eye(10, dtype=int) * 5
+    counts[0, 9] = 15
+    spec = {**served[0].results[0]["spec"], "class_order": [9, *range(9)]}
+    result = {"spec": spec, "recordings": {"predictions": {"bn": counts.tolist()}}}
+    table, _ = confusion(Served(served[0].entry, (result,)), "bn")
+    assert (table[1, 0], table[1, 1], table[0, 0]) == (0.75, 0.25, 1.0)
+
+
+def test_alignment_where_a_line_was_not_measured(served: tuple[Served, ...]) -> None:
+    first = served[0].results[0]
+    lines = {"with": [None, 1.0, 2.0], "without": [None] * 3, "bound": [0.1, 0.1, 0.1]}
+    result = {**first, "recordings": {"alignment": {"step": [5, 10, 15], **lines}}}
+    (plot,), _ = draw("alignment", [Served(served[0].entry, (result,))], "name")
+    assert [len(line.get_xdata()) for line in plot.figure.axes[0].lines[:2]] == [2, 3]
+
+
+def test_a_family_keeps_its_colour() -> None:
+    assert colours(named("er", "er-cba", "er-dual-cba")) == [GREY, ORANGE, BLUE]
+    assert colours(named("derpp-dual-cba")) == [BLUE]
+    many = colours(named(*["er-dual-cba"] * 4))
+    assert many[0] == BLUE
+    assert len(set(many)) == 4
+    assert len(colours(named(*["er"] * 20))) == 20
+
+
+def test_methods_without_an_adaptor_beside_them_stand_together() -> None:
+    groups = families(named("er", "bic", "er-cba", "lucir"))
+    assert [(name, len(group)) for name, group in groups] == [("er", 2), ("others", 2)]
+
+
+@pytest.mark.parametrize("values", [[1.0, 1.0, 1.0], [5.0, 1.0, 4.9], [0.0, 100.0], []])
+def test_labels_keep_apart_and_in_order(values: list[float]) -> None:
+    placed = apart(values, 2.0)
+    order = np.argsort(values, kind="stable")
+    assert all(np.diff(np.array(placed)[order]) >= 2.0 - 1e-9)
+
+
+def test_bars_show_the_paper_only_where_it_speaks(served: tuple[Served, ...]) -> None:
+    methods = ["er", "er-dual-cba"]
+    plain = score_bars(rows(served, ["acc"]), methods, "acc", "here")
+    assert "paper" not in plain.caption
+    spoken = [replace(s, entry=replace(s.entry, paper={"acc": 70.0})) for s in served]
+    marked = score_bars(rows(spoken, ["acc"]), methods, "acc", "here")
+    assert "paper" in marked.caption
+
+    def diamonds(plot: Plot) -> int:
+        return sum(line.get_marker() == "D" for line in plot.figure.axes[0].lines)
+
+    assert (diamonds(plain), diamonds(marked)) == (0, 2)
+
+
+def test_cost_that_is_not_known_is_not_drawn(served: tuple[Served, ...]) -> None:
+    plots, remarks = cost(served, "cost", "here")
+    assert len(plots) == 1
+    assert remarks == []
+    bare = [
+        replace(s, results=tuple({k: v for k, v in r.items() if k != "seconds"} for r in s.results))
+        for s in served
+    ]
+    plots, remarks = cost(bare, "cost", "here")
+    assert plots == []
+    assert "left out" in remarks[0]
+
+
+def test_a_hundred_classes_in_ten_tasks() -> None:
+    """The paper's size: ten panels, three methods, one seed each."""
+    from dualcba.experiments.catalog import Entry
+
+    steps, points = list(range(20, 201, 20)), 10
+    rng = np.random.default_rng(0)
+    curve = [rng.uniform(0, 100, t + 1).tolist() for t in range(points)]
+    result = {
+        "seed": 0,
+        "spec": {"seed": 0, "tasks": 10, "class_order": "natural"},
+        "anytime": {"step": steps, "task": list(range(10)), "bn": curve, "ibn": curve},
+        "recordings": {"predictions": {"ibn": rng.integers(0, 9, (100, 100)).tolist()}},
+    }
+    group = [
+        Served(Entry(m, "here", {"method": m}, "ibn", {}), (result,))
+        for m in ("er", "er-cba", "er-dual-cba")
+    ]
+    assert len(draw("stability", group, "s")[0][0].figure.axes) == 10
+    assert len(draw("predictions", group, "p")[0]) == 2

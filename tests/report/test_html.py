@@ -1,0 +1,180 @@
+"""The page: whole, self-contained, escaped; and an experiment's files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dualcba.experiments.catalog import Experiment
+from dualcba.report import render, sections, write_report
+from dualcba.report.html import make_page
+
+Result = dict[str, Any]
+VOID = {"meta", "link", "img", "br", "hr"}
+
+
+class Page(HTMLParser):
+    """Tags, their attributes and the text of a page; complains about what is not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.open += [] if tag in VOID else [tag]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.tags if name == tag]
+
+
+FIGURES = (
+    "acc", "anytime", "stability", "predictions-share", "predictions-confusion", "posterior",
+    "transitions-1", "transitions-2", "alignment-1", "alignment-2", "cost",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def page(report: Path) -> str:
+    return report.read_text(encoding="utf-8")
+
+
+def test_a_folder_of_runs_becomes_one_file(report: Path) -> None:
+    assert report.name == "report.html"
+    files = sorted(p.name for p in report.parent.rglob("*") if p.is_file())
+    assert files == ["report.html", *["result.json"] * 4]
+
+
+def test_nothing_comes_from_elsewhere(page: str) -> None:
+    parsed = Page(page)
+    links = [a.get("src") or a.get("href") or "" for _, a in parsed.tags]
+    assert all(link.startswith(("data:", "#")) for link in links if link)
+    assert not parsed.all("script")
+    assert "url(" not in page
+    assert "@import" not in page
+
+
+def test_every_section_can_be_reached(page: str) -> None:
+    parsed = Page(page)
+    ids = [a["id"] for _, a in parsed.tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    targets = [str(a["href"])[1:] for a in parsed.all("a")]
+    assert len(targets) > 8
+    assert set(targets) <= set(ids)
+
+
+def test_it_says_what_was_run_and_how_to_repeat_it(page: str, recorded: list[Result]) -> None:
+    text = " ".join(Page(page).text.split())
+    versions = recorded[0]["versions"]
+    for words in (
+        "4 runs, 2 methods, 2 seeds", "ER-Dual-CBA over ER", versions["torch"],
+        versions["device"], "dualcba run --method er --dataset digits --eval-every 10 --seeds 2",
+        "mean accuracy over all tasks at the end of the stream", "Seconds per run",
+        "Old and new posterior", "Normalised confusion", "Stability gap",
+    ):  # fmt: skip
+        assert words in text
+
+
+def test_figures_have_descriptions_and_tables_scopes(page: str) -> None:
+    parsed = Page(page)
+    names = [f"figure-digits-online-m-100-{name}" for name in FIGURES]
+    assert [figure["id"] for figure in parsed.all("figure")] == names
+    assert len(parsed.all("img")) == len(names)
+    assert all(image["alt"] for image in parsed.all("img"))
+    assert all(head.get("scope") for head in parsed.all("th"))
+    assert len(parsed.all("h1")) == 1
+
+
+def test_runs_without_recordings_are_reported_too(results: list[Result]) -> None:
+    text = Page(make_page(results, "plain")).text
+    assert "Confusion and predictions: left out, no predictions were recorded." in text
+    assert "Any-time accuracy" in text
+
+
+def test_names_are_escaped(results: list[Result]) -> None:
+    evil = '<script>alert("1")</script>'
+    changed = [
+        {
+            **r, "method": evil, "dataset": evil, "versions": {evil: evil},
+            "spec": r["spec"] | {"method": evil, "dataset": evil},
+        }
+        for r in results[:1]
+    ]  # fmt: skip
+    made = make_page(changed, evil)
+    assert "<script" not in made
+    assert evil in Page(made).text
+
+
+def test_experiments_with_runs_stand_beside_the_paper(
+    results: list[Result],
+    experiment: Callable[..., Experiment],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    figure = experiment(name="curves", title="Curves", figure="anytime", scores=(), kind="figure")
+    absent = experiment(name="absent", title="Not run", entries=experiment().entries[2:])
+    catalogue = {e.name: e for e in (experiment(), figure, absent)}
+    monkeypatch.setattr(sections, "experiments", lambda: catalogue)
+    text = Page(make_page(results, "runs")).text
+    assert "Small & simple" in text
+    assert re.search(r"of 3values within", text)
+    assert "Not run" not in text
+    assert "Curves" in text
+    assert "Digits, M = 50" not in text
+
+
+def test_an_empty_folder_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no complete run"):
+        write_report(tmp_path)
+    with pytest.raises(FileNotFoundError, match="expected a folder of runs"):
+        write_report(tmp_path / "nowhere")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_experiment_writes_its_tables(
+    tmp_path: Path, results: list[Result], experiment: Callable[..., Experiment]
+) -> None:
+    paths = render(experiment(), results, tmp_path / "out")
+    assert sorted(p.name for p in paths) == ["small.csv", "small.md", "small.tex"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in paths)
+    text = (tmp_path / "out" / "small.md").read_text()
+    assert text.startswith("# Small & simple\n")
+    assert "Digits, M = 50" in text
+
+
+def test_an_experiment_writes_its_figures(
+    tmp_path: Path, results: list[Result], experiment: Callable[..., Experiment]
+) -> None:
+    made = experiment(figure="anytime", scores=())
+    names = [p.name for p in render(made, results, tmp_path)]
+    assert names == ["small-1.svg", "small-1.png", "small.md"]
+
+
+def test_a_figure_without_its_recording_is_a_line(
+    tmp_path: Path, results: list[Result], experiment: Callable[..., Experiment]
+) -> None:
+    render(experiment(figure="alignment", scores=()), results, tmp_path)
+    assert "Alignment: left out" in (tmp_path / "small.md").read_text()
+
+
+def test_an_experiment_without_runs_is_one_clear_line(
+    tmp_path: Path, experiment: Callable[..., Experiment]
+) -> None:
+    with pytest.raises(ValueError, match="no result serves the experiment 'small', expected"):
+        render(experiment(), [], tmp_path)
+    assert list(tmp_path.iterdir()) == []

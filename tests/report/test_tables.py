@@ -1,0 +1,139 @@
+"""The same rows in four formats: aligned, escaped, a dash for what is missing."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from io import StringIO
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from dualcba.experiments.catalog import Experiment
+from dualcba.report.comparison import Cell, Measure, Paired, Row, compare
+from dualcba.report.tables import (
+    Column,
+    Strong,
+    Table,
+    as_html,
+    blocks,
+    comma_separated,
+    escape_latex,
+    latex,
+    markdown,
+    paired_table,
+)
+
+NASTY = 'a & b_1 | <script>alert("x")</script> 50 % #1 {z} ~ ^ \\ $'
+
+
+@pytest.fixture
+def rows() -> list[Row]:
+    near = Cell("acc", "bn", Measure(22.0, 1.25, 3), Measure(24.0, 11.0, 3), 21.66)
+    far = Cell("acc", "bn", Measure(32.3, 1.7, 3), None, 8.28)
+    return [
+        Row("ER", "CIFAR-100, M = 2000", "bn", (0, 1, 2), (near,)),
+        Row("LUCIR", "CIFAR-100, M = 2000", "bn", (0, 1, 2), (far,)),
+        Row("ER", "CIFAR-10", "bn", (), (Cell("acc", "bn", None, None, 36.36),)),
+    ]
+
+
+def test_one_table_per_column_with_the_paper_and_the_difference(rows: list[Row]) -> None:
+    first, second = blocks(rows)
+    assert [c.title for c in first.columns] == [
+        "method",
+        "seeds",
+        "norm",
+        "BN",
+        "IBN",
+        "paper",
+        "Δ",
+    ]
+    assert first.rows[0] == ("ER", "3", "BN", "22.0 ± \u20071.2", "24.0 ± 11.0", "21.66", "+0.3")
+    assert first.rows[1][-1] == "+24.0"
+    assert isinstance(first.rows[1][-1], Strong)
+    assert not isinstance(first.rows[0][-1], Strong)
+    assert second.rows[0] == ("ER", "–", "BN", "–", "–", "36.36", "–")
+
+
+def test_without_a_paper_there_is_no_column_for_it(rows: list[Row]) -> None:
+    cells = [Cell("acc", "bn", Measure(22.0, None, 1), None, None)]
+    (table,) = blocks([Row("mine", "here", "bn", (0,), tuple(cells))])
+    assert [c.title for c in table.columns] == ["method", "seeds", "BN", "IBN"]
+    assert table.rows == (("mine", "1", "22.0", "–"),)
+
+
+def test_many_scores_show_ours_and_the_papers() -> None:
+    cells = tuple(Cell(f"task{k}", "bn", Measure(10.0, 1.0, 2), None, 9.0) for k in range(1, 6))
+    (table,) = blocks([Row("ER", "here", "bn", (0, 1), cells)])
+    assert [c.title for c in table.columns[3:5]] == ["ours", "paper"]
+    assert table.columns[3].group == "task 1 ↑"
+    assert len(table.columns) == 3 + 10
+
+
+def test_csv_has_full_numbers_and_empty_fields(rows: list[Row]) -> None:
+    lines = list(csv.DictReader(StringIO(comma_separated(rows))))
+    assert len(lines) == 3
+    assert (lines[0]["bn_half"], lines[0]["paper"], lines[0]["within"]) == ("1.25", "21.66", "True")
+    assert (lines[1]["ibn_mean"], lines[1]["within"]) == ("", "False")
+    assert (lines[2]["bn_mean"], lines[2]["difference"]) == ("", "")
+
+
+def test_markdown_is_aligned_in_the_source(rows: list[Row]) -> None:
+    table = blocks(rows)[0]
+    lines = [line for line in markdown(table).splitlines() if line.startswith("|")]
+    assert len({len(line) for line in lines}) == 1
+    assert "| **+24.0** |" in lines[-1]
+    assert lines[1].count("-:") == 5
+
+
+def test_latex_has_booktabs_and_balanced_columns(rows: list[Row]) -> None:
+    text = latex(blocks(rows)[0])
+    for part in (r"\toprule", r"\midrule", r"\bottomrule", r"\cmidrule(lr){4-7}"):
+        assert part in text
+    line = next(line for line in text.splitlines() if line.startswith("ER "))
+    assert line.count("&") == 6
+    assert r"22.0 $\pm$ \phantom{0}1.2" in line
+    assert r"\textbf{+24.0}" in text
+
+
+def test_every_format_escapes() -> None:
+    table = Table(
+        NASTY, (Column(NASTY, number=False), Column("n")), ((NASTY, Strong("<1")),), NASTY
+    )
+    page = as_html(table)
+    ElementTree.fromstring(f"<div>{page}</div>")
+    assert "<script" not in page
+    assert "<strong>&lt;1</strong>" in page
+    assert "<script" not in markdown(table)
+    assert r"\|" in markdown(table)
+    assert escape_latex("a_b & 5 %") == r"a\_b \& 5 \%"
+    assert escape_latex("\\{}") == r"\textbackslash{}\{\}"
+
+
+def test_html_says_what_each_heading_heads(rows: list[Row]) -> None:
+    tree = ElementTree.fromstring(f"<div>{as_html(blocks(rows)[0])}</div>")
+    scopes = [th.get("scope") for th in tree.iter("th")]
+    assert scopes == ["colgroup", *["col"] * 7, "row", "row"]
+    assert tree.find(".//caption/span").text == "CIFAR-100, M = 2000"  # type: ignore[union-attr]
+
+
+def test_paired_tests_as_a_table() -> None:
+    tests = [
+        Paired("ER", "ER-Dual-CBA", "here", "acc", "bn", 3, 5.0, 2.0, 0.0004),
+        Paired("ER", "ER-Dual-CBA", "here", "acc", "ibn", 1, -5.0, None, None),
+    ]
+    table = paired_table(tests)
+    assert table.rows[0][-2:] == ("5.0 ± \u20072.0", "< 0.001")
+    assert isinstance(table.rows[0][-1], Strong)
+    assert table.rows[1][-2:] == ("−5.0", "–")
+    assert "where" not in [c.title for c in table.columns]
+
+
+def test_real_runs_fill_a_table(
+    experiment: Callable[..., Experiment], results: list[dict[str, Any]]
+) -> None:
+    first, second = blocks(compare(experiment(), results))
+    assert all("±" in row[3] for row in first.rows)
+    assert set(second.rows[0][1:]) == {"–"}
