@@ -1,4 +1,4 @@
-"""The paper's values: transcribed once in the package, and held here against what it prints of them.
+"""The paper's values: transcribed in the package, held here against what the paper prints of them.
 
 The paper prints gains, bold type, means and the same numbers in several tables; each is recomputed
 from the values of the package. Where the paper contradicts itself, the test says so.

@@ -165,9 +165,9 @@ def _serves(field: str, got: Any, wanted: Any) -> bool:
         return True
     if field == "record":
         return set(wanted or ()) <= set(got or ())
-    if field == "adaptor" and donor({field: wanted}):
-        folder = Path(str(got)).parent.name
-        return folder.startswith(f"{donor({field: wanted})}-online-er-dual-cba-")
+    source = donor({field: wanted}) if field == "adaptor" else None
+    if source is not None:  # a file of that name, as `reproduce` lays it ready for each seed
+        return Path(str(got)).stem.rpartition("-s")[0] == source.replace(" ", "-")
     return bool(_plain(got) == _plain(wanted))
 
 
