@@ -116,8 +116,8 @@ def make_plan(experiments: Iterable[Experiment], seeds: int, runs: Runs) -> Plan
         return any(beside is None or (f / beside).is_file() for f in found)
 
     missing = [one for one in wanted if not served(one)]
-    sources = [_donor_of(one) for one in wanted if donor(one)]
-    owed = [_donor_of(one) for one in missing if donor(one)]
+    sources = [donor_of(one) for one in wanted if donor(one)]
+    owed = [donor_of(one) for one in missing if donor(one)]
     owed = [one for one in owed if not served(one, beside=AGNOSTIC)]
     return Plan(merged([*sources, *wanted]), merged([*owed, *missing]))
 
@@ -153,7 +153,7 @@ def merged(wanted: Iterable[Wanted]) -> list[Wanted]:
 # ---------------------------------------------------------------------- parts from elsewhere
 
 
-def _donor_of(one: Wanted) -> Wanted:
+def donor_of(one: Wanted) -> Wanted:
     """The run that a class-agnostic part is taken from: Dual-CBA as in the main table."""
     name = donor(one) or ""
     spec = {"dataset": name.removeprefix(SMALL), "method": "er-dual-cba", "eval_every": 0}
@@ -174,7 +174,7 @@ def to_spec(one: Wanted, out: Path, runs: Runs) -> Spec:
     path = out / "adaptors" / f"{source.replace(' ', '-')}-s{one['seed']}.safetensors"
     for folder, result in runs.items():
         left = result["seed"] == one["seed"] and (folder / AGNOSTIC).is_file()
-        if left and matches(result, _donor_of(one)):
+        if left and matches(result, donor_of(one)):
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / AGNOSTIC, path)
             return Spec(**one | {"adaptor": str(path)})
