@@ -144,19 +144,9 @@ class Run:
             "status": "complete",
             **measured,
             "seconds": {**self.seconds, "total": total},
-            "cost": self.cost(),
+            "cost": cost(self.learner),
             "spec": spec.to_dict(),
             "versions": versions(self.learner),
-        }
-
-    def cost(self) -> dict[str, int | None]:
-        """Parameters that train, and the most bytes that were allocated on the GPU meanwhile."""
-        learner = self.learner
-        parts = [learner.network, *([learner.adaptor] if learner.adaptor else [])]
-        cuda = learner.device.type == "cuda"
-        return {
-            "parameters": sum(p.numel() for part in parts for p in part.parameters()),
-            "gpu_memory": torch.cuda.max_memory_allocated(learner.device) if cuda else None,
         }
 
     @contextmanager
@@ -237,3 +227,13 @@ def device_name(device: torch.device) -> str:
     """What a result calls the device that computed it."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return f"{device.type} ({name})"
+
+
+def cost(learner: Learner) -> dict[str, int | None]:
+    """Parameters that train, and the most bytes that were allocated on the GPU meanwhile."""
+    parts = [learner.network, *([learner.adaptor] if learner.adaptor else [])]
+    cuda = learner.device.type == "cuda"
+    return {
+        "parameters": sum(p.numel() for part in parts for p in part.parameters()),
+        "gpu_memory": torch.cuda.max_memory_allocated(learner.device) if cuda else None,
+    }
