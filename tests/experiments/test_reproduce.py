@@ -124,13 +124,17 @@ def test_a_corrupt_result_is_named(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- parts from elsewhere
 
 
-def test_a_run_that_takes_a_part_from_another_comes_after_it(tmp_path: Path) -> None:
+def test_a_run_that_takes_a_part_from_another_comes_after_it(
+    tmp_path: Path, pending: set[str]
+) -> None:
     wanted = {"method": "er-dual-cba", "dataset": "cifar10", "adaptor": "from cifar100", "seed": 1}
     source = donor_of(wanted)
     assert (source["dataset"], source["method"], source["seed"]) == ("cifar100", "er-dual-cba", 1)
     assert rounds([wanted, source]) == [[source], [wanted]]
     with pytest.raises(FileNotFoundError, match="expected a run on cifar100"):
         to_spec(wanted, tmp_path, {})
+    if "adaptor" in pending:
+        pytest.skip("a spec has no such field yet")
     plan = make_plan([experiment({k: v for k, v in wanted.items() if k != "seed"})], 1, {})
     assert [w["dataset"] for w in plan.missing] == ["cifar100", "cifar10"]
 
@@ -138,25 +142,23 @@ def test_a_run_that_takes_a_part_from_another_comes_after_it(tmp_path: Path) -> 
 def test_a_part_is_found_beside_the_result_and_laid_ready(
     tmp_path: Path, pending: set[str]
 ) -> None:
+    if "adaptor" in pending:
+        pytest.skip("a spec has no such field yet")
     finished(tmp_path, method="er-dual-cba", dataset="cifar100")
-    entry = {"method": "er-dual-cba", "adaptor": "from cifar100"}
-    plan = make_plan([experiment(entry)], 1, read_runs(tmp_path))
+    one = experiment({"method": "er-dual-cba", "adaptor": "from cifar100"})
+    plan = make_plan([one], 1, read_runs(tmp_path))
     assert len(plan.missing) == 2  # the result is there, but the part is not
     (folder,) = read_runs(tmp_path)
     (folder / AGNOSTIC).write_bytes(b"part")
-    plan = make_plan([experiment(entry)], 1, read_runs(tmp_path))
-    (one,) = plan.missing
-    if "adaptor" in pending:
-        with pytest.raises(TypeError, match="adaptor"):
-            to_spec(one, tmp_path, read_runs(tmp_path))
-    else:
-        spec = to_spec(one, tmp_path, read_runs(tmp_path))
-        result = {"status": "complete", **spec.to_dict(), "spec": spec.to_dict()}
-        assert catalog.matches(result, one)
-        assert not catalog.matches(result, one | {"adaptor": "from tiny-imagenet"})
-        assert not catalog.matches(result, one | {"adaptor": "from small cifar100"})
-    ready = tmp_path / "adaptors" / "cifar100-s0.safetensors"
-    assert ready.read_bytes() == b"part"
+    (wanted,) = make_plan([one], 1, read_runs(tmp_path)).missing
+    spec = to_spec(wanted, tmp_path, read_runs(tmp_path))
+    assert spec.adaptor == str(tmp_path / "adaptors" / "cifar100-s0.safetensors")
+    assert Path(spec.adaptor).read_bytes() == b"part"
+    result = {"status": "complete", **spec.to_dict(), "spec": spec.to_dict()}
+    assert catalog.matches(result, wanted)
+    assert not catalog.matches(result, wanted | {"adaptor": "from tiny-imagenet"})
+    assert not catalog.matches(result, wanted | {"adaptor": "from small cifar100"})
+    assert not catalog.matches(result, wanted | {"adaptor": "trained"})
 
 
 # ---------------------------------------------------------------- the small scale

@@ -135,7 +135,8 @@ def _one_of_each_kind(missing: Sequence[Wanted]) -> list[Spec]:
     kinds: dict[tuple[Any, ...], Spec] = {}
     for one in missing:
         spec = _alone(one)
-        kinds.setdefault((spec.dataset, spec.network, spec.method, spec.setting, spec.norm), spec)
+        kind = (spec.dataset, spec.network, spec.method, spec.setting, spec.norm)
+        kinds.setdefault((*kind, one.get("adaptor") == "pretrained"), spec)
     return list(kinds.values())
 
 

@@ -129,15 +129,12 @@ def donor(spec: dict[str, Any]) -> str | None:
 
 
 def complete(spec: dict[str, Any]) -> dict[str, Any]:
-    """All fields of a spec, defaults filled in; a class-agnostic part from elsewhere stays named.
+    """All fields of a spec, defaults filled in.
 
     >>> complete({"method": "er", "dataset": "cifar100"})["buffer"]
     2000
     """
-    if donor(spec) is None:
-        return Spec(**spec).to_dict()
-    rest = {name: value for name, value in spec.items() if name != "adaptor"}
-    return Spec(**rest).to_dict() | {"adaptor": spec["adaptor"]}
+    return Spec(**spec).to_dict()
 
 
 def matches(result: dict[str, Any], spec: dict[str, Any]) -> bool:
