@@ -144,14 +144,13 @@ def matches(result: dict[str, Any], spec: dict[str, Any]) -> bool:
     only those at task ends are, and further recordings. A field that an older result does not know
     counts as not given.
     """
-    quick = ("method", "dataset")
-    if result.get("status") != "complete" or any(
-        name in spec and result.get(name) != spec[name] for name in quick
-    ):
+    if result.get("status") != "complete":
         return False
     got = result["spec"]
-    wanted = complete(spec)
-    before = complete({name: value for name, value in spec.items() if name in got})
+    given = {name: value for name, value in spec.items() if value is not None and name in got}
+    if not all(_serves(name, got[name], value) for name, value in given.items()):
+        return False  # told without the defaults, which cost more
+    wanted, before = complete(spec), complete(given)
     return all(_serves(name, got.get(name, before.get(name)), wanted[name]) for name in wanted)
 
 
