@@ -308,6 +308,23 @@ def test_the_paper_beside_ours(
     assert "do not apply" not in got.out
 
 
+def test_each_experiment_is_handed_to_the_report(
+    tiny: Experiment, dualcba: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dualcba.report as report
+
+    seen: list[Any] = []
+
+    def render(one: Experiment, results: list[dict[str, Any]], out: Path) -> list[Path]:
+        seen.append((one.name, [e.spec["dataset"] for e in one.entries], len(results)))
+        return [out / f"{one.name}.csv"]
+
+    monkeypatch.setattr(report, "render", render, raising=False)
+    got = dualcba("reproduce", "mine", "--seeds", 1, *QUICK)
+    assert seen == [("mine", ["digits", "digits"], 2)]
+    assert "x/tables/mine.csv" in got.out.splitlines()
+
+
 def test_out_is_a_file(tiny: Experiment, dualcba: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     got = dualcba("reproduce", "mine", "--scale", "small", "--out", tmp_path / "file")
