@@ -29,6 +29,10 @@ def test_list(dualcba: Run) -> None:
     assert {"er", "er-cba", "er-dual-cba"} <= set(methods.out.split())
     assert {"digits", "cifar10", "cifar100"} <= set(dualcba("list", "datasets").out.split())
     assert "online" in dualcba("list", "settings").out.split()
+    lines = dualcba("list", "experiments").out.splitlines()
+    assert {"main", "semi", "ablations"} <= {line.split()[0] for line in lines}
+    (main,) = (line for line in lines if line.startswith("main "))
+    assert {line.index(line.split(maxsplit=1)[1]) for line in lines} == {main.index("Main")}
 
 
 def test_help(dualcba: Run) -> None:
@@ -92,7 +96,7 @@ def test_without_options_the_demonstration_runs(
     import dualcba.cli as cli
 
     seen: list[Any] = []
-    monkeypatch.setattr(cli, "_run_all", lambda specs, *a, **k: seen.extend(specs) or [])
+    monkeypatch.setattr(cli, "run_with_progress", lambda specs, *a, **k: seen.extend(specs) or [])
     monkeypatch.setattr(cli, "summary", lambda results: "")
     assert dualcba("run").code == 0
     assert {s.dataset for s in seen} == {"digits"}
@@ -169,6 +173,14 @@ def test_no_cuda_where_cuda_was_asked_for(dualcba: Run) -> None:
         (["list", "method"], ["method", "methods"]),
         (["list"], []),
         (["rum"], ["rum", "run"]),
+        (["reproduce", "mian"], ["'mian'", "did you mean 'main'", "all, main, semi"]),
+        (["reproduce", "main", "--seeds", "0"], ["seeds", "0", "at least 1"]),
+        (["reproduce", "main", "--scale", "tiny"], ["scale", "'tiny'", "'small'"]),
+        (["reproduce", "main", "--dataset", "digits"], ["dataset", "'digits'", "cifar100"]),
+        (["reproduce", "blurry", "--dataset", "cifar10"], ["blurry", "cifar10", "--dataset"]),
+        (["reproduce", "main", "--data-dir", "none", "--quiet"], ["none", "missing"]),
+        (["reproduce"], []),
+        (["resume", "nothing"], ["nothing/plan.json", "missing", "dualcba run"]),
     ],
 )
 def test_bad_commands(args: list[str], words: list[str], dualcba: Run) -> None:
@@ -311,3 +323,62 @@ def test_interrupted_in_the_middle(tmp_path: Path) -> None:
     for path in tmp_path.glob("x/*/*"):
         assert path.name == "result.json"
         assert json.loads(path.read_text())["status"] == "complete"
+
+
+# ---------------------------------------------------------------- an interrupted call goes on
+
+
+def untimed(result: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in result.items() if k != "seconds"}
+
+
+def test_resume_runs_what_is_missing(dualcba: Run) -> None:
+    args = ("--method", "er,er-cba", "--seeds", 2, "--buffer", 40, "--json", *QUICK)
+    whole = json.loads(dualcba("run", *args, "--out", "x").out)
+    folder = dualcba("list", "settings").folder
+    kept, *lost = sorted((folder / "x").glob("*/result.json"))
+    before = kept.stat().st_mtime_ns
+    for path in lost:
+        path.unlink()
+    got = dualcba("resume", "x", "--device", "cpu", "--json")
+    assert (got.code, got.err) == (0, "")
+    assert list(map(untimed, json.loads(got.out))) == list(map(untimed, whole))
+    assert kept.stat().st_mtime_ns == before
+    again = dualcba("resume", "x", "--device", "cpu")
+    assert "4 of 4 runs are there" in again.out
+    assert "4 results in x" in again.out
+
+
+def test_resume_goes_on_with_every_call_into_the_folder(dualcba: Run) -> None:
+    for method in ("er", "er-cba"):
+        dualcba("run", "--method", method, "--out", "x", "--quiet", *QUICK)
+    folder = dualcba("list", "settings").folder
+    for path in (folder / "x").glob("*/result.json"):
+        path.unlink()
+    assert dualcba("resume", "x", "--quiet", "--device", "cpu").code == 0
+    assert len(list((folder / "x").glob("*/result.json"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [("{", "Expecting"), ("[]", "plan"), ('{"specs": [{"bufer": 3}]}', "bufer"),
+     ('{"specs": [{"buffer": 0}]}', "buffer is 0")],
+)  # fmt: skip
+def test_a_corrupt_plan_is_one_line(content: str, word: str, dualcba: Run, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(content)
+    got = dualcba("resume", tmp_path)
+    assert got.code == 2
+    assert len(got.lines) == 1
+    assert "plan.json cannot be read as a plan" in got.err
+    assert word in got.err
+
+
+def test_the_report_of_a_folder(dualcba: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dualcba.report as report
+
+    def write_report(out: Path) -> Path:
+        return out / "report.html"
+
+    monkeypatch.setattr(report, "write_report", write_report, raising=False)
+    got = dualcba("report", "runs/x")
+    assert (got.code, got.out) == (0, "runs/x/report.html\n")

@@ -1,4 +1,4 @@
-"""The command line: `dualcba run`, `dualcba list`, `dualcba data`."""
+"""The command line: `dualcba run`, `resume`, `reproduce`, `report`, `list` and `data`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import json
 import sys
 from enum import StrEnum
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
+from dualcba.commands.progress import run_with_progress
+from dualcba.commands.reproduce import Request
+from dualcba.commands.reproduce import reproduce as reproduce_all
 from dualcba.data import DATASETS, load_dataset
 from dualcba.data import data_dir as find_data
 from dualcba.data.fetch import check, fetch
@@ -32,11 +27,14 @@ from dualcba.experiments import (
     Spec,
     check_all,
     check_free,
+    experiments,
     fields,
     make_specs,
+    matches,
+    read_plan,
+    read_results,
     read_toml,
-    run_all,
-    write_result,
+    write_plan,
 )
 from dualcba.methods import method_names
 from dualcba.report import summary
@@ -61,12 +59,19 @@ class Listing(StrEnum):
     methods = "methods"
     datasets = "datasets"
     settings = "settings"
+    experiments = "experiments"
 
 
 @app.command("list")
 def list_(what: Annotated[Listing, typer.Argument(help="what to name")]) -> None:
-    """Name the methods, datasets or settings that there are."""
-    names = {"methods": method_names(), "datasets": list(DATASETS), "settings": list(SETTINGS)}
+    """Name the methods, datasets, settings or experiments that there are."""
+    width = max(map(len, experiments()))
+    names = {
+        "methods": method_names(),
+        "datasets": list(DATASETS),
+        "settings": list(SETTINGS),
+        "experiments": [f"{name:<{width}}  {e.title}" for name, e in experiments().items()],
+    }
     typer.echo("\n".join(names[what.value]))
 
 
@@ -75,6 +80,11 @@ app.add_typer(data_app, name="data")
 
 DataDir = Annotated[Path | None, typer.Option(help="where datasets lie")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress, no table")]
+AsJson = Annotated[bool, typer.Option("--json", help="print the results as JSON")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda[:n]")]
+Engine = Annotated[str, typer.Option(help="auto, eager or captured")]
+Precision = Annotated[str, typer.Option(help="auto, fp32 or bf16")]
+Abreast = Annotated[int, typer.Option(help="runs side by side on a GPU", min=1)]
 
 
 @data_app.command("fetch")
@@ -144,12 +154,12 @@ def run(
     ] = None,
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("runs/demo"),
     data_dir: DataDir = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:n]")] = "auto",
-    engine: Annotated[str, typer.Option(help="auto, eager or captured")] = "auto",
-    precision: Annotated[str, typer.Option(help="auto, fp32 or bf16")] = "auto",
-    abreast: Annotated[int, typer.Option(help="runs side by side on a GPU", min=1)] = 1,
+    device: Device = "auto",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
+    abreast: Abreast = 1,
     quiet: Quiet = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print the results as JSON")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Learn a stream: methods × seeds, one table. Without options: the embedded demonstration."""
     given = {k: v for k, v in locals().items() if k in ("seeds", *fields()) and v is not None}
@@ -165,16 +175,91 @@ def run(
     specs = make_specs(options)
     check_free(out, specs)
     hardware = Hardware(device, engine, precision)
-    load = cache(lambda name: load_dataset(name, data_dir))
-    check_all(specs, lambda s: load(s.dataset), hardware)
-    out.mkdir(parents=True, exist_ok=True)
+    load = _loader(data_dir)
+    check_all(specs, load, hardware)
+    write_plan(out, specs)
     show = not quiet and not as_json
-    results = _run_all(specs, lambda s: load(s.dataset), hardware, out, abreast, show=show)
+    results = run_with_progress(specs, load, hardware, out, abreast, show=show)
+    _tell(results, out, quiet=quiet, as_json=as_json)
+
+
+def _loader(data_dir: Path | None) -> Load:
+    """Loads the dataset of a spec, each once."""
+    load = cache(lambda name: load_dataset(name, data_dir))
+    return lambda spec: load(spec.dataset)
+
+
+def _tell(results: list[dict[str, Any]], out: Path, *, quiet: bool, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(results))
     elif not quiet:
         Console().print(summary(results))
         typer.echo(f"{len(results)} results in {out}")
+
+
+@app.command()
+def resume(
+    out: Annotated[Path, typer.Argument(help="the --out of an earlier `dualcba run`")],
+    data_dir: DataDir = None,
+    device: Device = "auto",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
+    abreast: Abreast = 1,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with what an interrupted `dualcba run` left: its runs that have no result."""
+    specs, there = read_plan(out), read_results(out)
+    missing = [spec for spec in specs if not _results_of([spec], there)]
+    hardware, load = Hardware(device, engine, precision), _loader(data_dir)
+    check_all(missing, load, hardware)
+    show = not quiet and not as_json
+    if show:
+        typer.echo(f"{len(specs) - len(missing)} of {len(specs)} runs are there")
+    if missing:
+        run_with_progress(missing, load, hardware, out, abreast, show=show)
+    _tell(_results_of(specs, read_results(out)), out, quiet=quiet, as_json=as_json)
+
+
+def _results_of(specs: list[Spec], results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each spec the result that serves it, where there is one."""
+    found = []
+    for spec in specs:
+        wanted = spec.to_dict()
+        of_seed = [r for r in results if r["seed"] == spec.seed]
+        found += [r for r in of_seed if matches(r, wanted)][:1]
+    return found
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="of `dualcba list experiments`, or all")],
+    seeds: Annotated[int, typer.Option(help="how many seeds, from 0 on")] = 3,
+    dataset: Annotated[str | None, typer.Option(help="cifar10, cifar100 or tiny-imagenet")] = None,
+    scale: Annotated[str, typer.Option(help="paper; or small: digits, for a CPU")] = "paper",
+    out: Annotated[Path | None, typer.Option(help="folder for the results")] = None,
+    abreast: Abreast = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what is needed")] = False,
+    data_dir: DataDir = None,
+    device: Device = "auto",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a table or figure of the paper, or what is missing of it, and show it beside the paper.
+
+    Results lie in runs/reproduce, or runs/reproduce-small, and are never computed twice.
+    """
+    folder = out or Path("runs/reproduce" if scale == "paper" else f"runs/reproduce-{scale}")
+    request = Request(name, seeds, dataset, scale, folder, abreast, dry_run, quiet, as_json)
+    reproduce_all(request, _loader(data_dir), Hardware(device, engine, precision))
+
+
+@app.command()
+def report(out: Annotated[Path, typer.Argument(help="a folder of results")]) -> None:
+    """Write one HTML file on the results in a folder, with tables and figures."""
+    typer.echo(import_module("dualcba.report").write_report(out))
 
 
 def _numbers(text: str) -> int | list[int] | str:
@@ -194,45 +279,6 @@ def _pair(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
-
-
-def _run_all(
-    specs: list[Spec], load: Load, hardware: Hardware, out: Path, abreast: int, *, show: bool
-) -> list[dict[str, Any]]:
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description:<24}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]:>6.0f} samples/s  {task.fields[acc]:>8}"),
-        TimeRemainingColumn(),
-    )
-    results: dict[str, dict[str, Any]] = {}
-    with Progress(*columns, console=Console(stderr=True), disable=not show) as progress:
-        clock = progress.get_time
-        overall = progress.add_task("all runs", total=len(specs), rate=0, acc="")
-        bars: dict[str, tuple[TaskID, float]] = {}
-        samples, started = 0, clock()
-        for run, done in run_all(specs, load, hardware, abreast=abreast):
-            spec, step = run.spec, run.learner.step
-            if spec.name not in bars:
-                title = f"{spec.method} seed {spec.seed}"
-                bar = progress.add_task(title, total=run.total, rate=0, acc="")
-                bars[spec.name] = bar, clock()
-            bar, begun = bars[spec.name]
-            if done:
-                results[spec.name] = run.result()
-                write_result(out, spec, results[spec.name], run.files())
-                samples += run.total * spec.batch_size
-                progress.remove_task(bar)
-                rate = samples / max(clock() - started, 1e-9)
-                acc = f"acc {run.evaluator.accuracy():.1f}"  # of the run that ended last
-                progress.update(overall, advance=1, rate=rate, acc=acc)
-            elif show and step % 50 == 0:
-                rate = step * spec.batch_size / max(clock() - begun, 1e-9)
-                acc = f"acc {run.evaluator.accuracy():.1f}"
-                progress.update(bar, completed=step, rate=rate, acc=acc)
-    return [results[spec.name] for spec in specs]
 
 
 def main() -> None:

@@ -65,6 +65,8 @@ class Run:
             for task in self.stream
         ]
         self.learner = make_learner(spec, self.data, self.hardware)
+        if self.learner.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.learner.device)
         self.evaluator = Evaluator(self.learner, self.data, self.stream)
         lengths = [sum(len(rows) for rows in epochs) for epochs in self.plan]
         self.recorders = {
@@ -159,6 +161,7 @@ class Run:
             "status": "complete",
             **measured,
             "seconds": {**self.seconds, "total": total},
+            "cost": cost(self.learner),
             "spec": spec.to_dict(),
             "versions": versions(self.learner),
         }
@@ -242,14 +245,28 @@ def versions(learner: Learner) -> dict[str, str]:
     """What computed a result."""
     import dualcba
 
-    device = learner.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         "dualcba": dualcba.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "device": f"{device.type} ({name})",
+        "device": device_name(learner.device),
         "engine": type(learner.engine).__name__.lower(),
         "precision": "bf16" if learner.bf16 else "fp32",
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """What a result calls the device that computed it."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return f"{device.type} ({name})"
+
+
+def cost(learner: Learner) -> dict[str, int | None]:
+    """Parameters that train, and the most bytes that were allocated on the GPU meanwhile."""
+    parts = [learner.network, *([learner.adaptor] if learner.adaptor else [])]
+    cuda = learner.device.type == "cuda"
+    return {
+        "parameters": sum(p.numel() for part in parts for p in part.parameters()),
+        "gpu_memory": torch.cuda.max_memory_allocated(learner.device) if cuda else None,
     }

@@ -1,0 +1,148 @@
+"""`dualcba reproduce`: say what is needed, run what is missing, show it beside the paper."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from dualcba.commands.progress import run_with_progress
+from dualcba.commands.tables import as_data, tables, wide_console
+from dualcba.errors import expected
+from dualcba.experiments import Hardware, Load, Spec, check_all
+from dualcba.experiments.catalog import Experiment, donor, named
+from dualcba.experiments.pace import estimate, in_words
+from dualcba.experiments.reproduce import Plan, Wanted, choose, make_plan, rounds, to_spec
+from dualcba.experiments.store import check_folder, read_runs
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for, and how it is to be told."""
+
+    name: str
+    seeds: int
+    dataset: str | None
+    scale: str
+    out: Path
+    abreast: int
+    dry_run: bool
+    quiet: bool
+    as_json: bool
+
+    @property
+    def shown(self) -> bool:
+        """Whether there is text for people."""
+        return not self.quiet and not self.as_json
+
+    def say(self, line: str) -> None:
+        """A line for people."""
+        if self.shown:
+            typer.echo(line)
+
+
+def reproduce(request: Request, load: Load, hardware: Hardware) -> None:
+    """Say what is needed and how long it takes, run what is missing, show and write all."""
+    if request.seeds < 1:
+        raise ValueError(expected("seeds", request.seeds, "a whole number of at least 1"))
+    chosen = choose(named(request.name), request.dataset, request.scale)
+    out = request.out
+    check_folder(out)
+    plan = make_plan(chosen, request.seeds, read_runs(out))
+    request.say(f"{_count(len(plan.needed), 'run')} needed, {plan.there} already there")
+    if plan.missing and request.shown:
+        request.say(_how_long(plan, load, hardware, out, dry_run=request.dry_run))
+    if not request.dry_run:
+        run_missing(plan, load, hardware, out, request.abreast, show=request.shown)
+        for path in write_files(chosen, out):
+            request.say(str(path))
+    if request.as_json:
+        typer.echo(_json(chosen, plan, out))
+    elif request.shown and not request.dry_run:
+        show(chosen, out, small=request.scale == "small")
+
+
+def run_missing(
+    plan: Plan, load: Load, hardware: Hardware, out: Path, abreast: int, *, show: bool
+) -> None:
+    """Run what is missing; what takes a part from another run comes after it."""
+    if plan.missing:
+        check_all(_one_of_each_kind(plan.missing), load, hardware)
+        out.mkdir(parents=True, exist_ok=True)
+    for part in rounds(plan.missing):
+        runs = read_runs(out)
+        specs = [to_spec(one, out, runs) for one in part]
+        run_with_progress(specs, load, hardware, out, abreast, show=show)
+
+
+def write_files(chosen: Sequence[Experiment], out: Path) -> list[Path]:
+    """What the report makes of each experiment: tables and figures as files."""
+    render = getattr(import_module("dualcba.report"), "render", None)
+    if render is None:
+        return []
+    results = list(read_runs(out).values())
+    return [path for one in chosen for path in render(one, results, out / "tables")]
+
+
+def show(chosen: Sequence[Experiment], out: Path, *, small: bool) -> None:
+    """Each table in the terminal."""
+    results = list(read_runs(out).values())
+    console = wide_console()
+    for experiment in chosen:
+        for table in tables(experiment, results, small=small):
+            console.print(table)
+    typer.echo(f"{_count(len(results), 'result')} in {out}")
+
+
+def _json(chosen: Sequence[Experiment], plan: Plan, out: Path) -> str:
+    results = list(read_runs(out).values())
+    entries = {one.name: as_data(one, results) for one in chosen}
+    counts = {"needed": len(plan.needed), "there": plan.there, "missing": len(plan.missing)}
+    return json.dumps({"runs": counts, "experiments": entries})
+
+
+def _how_long(plan: Plan, load: Load, hardware: Hardware, out: Path, *, dry_run: bool) -> str:
+    """One line on the time that the rest takes; a dry run does without data."""
+    specs = [_alone(one) for one in plan.missing]
+    try:
+        told = estimate(specs, list(read_runs(out).values()), load, hardware)
+    except OSError as error:
+        if not dry_run:
+            raise
+        return f"{_count(len(specs), 'run')} to do; how long they take is not known: {error}"
+    sources = [f"{_count(told.finished, 'run')} from finished ones of the same kind"] * (
+        told.finished > 0
+    )
+    sources += [f"{_count(told.timed, 'run')} from a few timed steps"] * (told.timed > 0)
+    length = in_words(told.seconds)
+    return (
+        f"{_count(len(specs), 'run')} to do, about {length} here one at a time "
+        f"({', '.join(sources)})"
+    )
+
+
+def _alone(one: Wanted) -> Spec:
+    """The spec as if it took nothing from elsewhere, which costs the same."""
+    return Spec(**{k: v for k, v in one.items() if k != "adaptor" or donor(one) is None})
+
+
+def _one_of_each_kind(missing: Sequence[Wanted]) -> list[Spec]:
+    kinds: dict[tuple[Any, ...], Spec] = {}
+    for one in missing:
+        spec = _alone(one)
+        kind = (spec.dataset, spec.network, spec.method, spec.setting, spec.norm)
+        kinds.setdefault((*kind, one.get("adaptor") == "pretrained"), spec)
+    return list(kinds.values())
+
+
+def _count(number: int, what: str) -> str:
+    """
+    >>> _count(1, "run"), _count(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
