@@ -494,8 +494,9 @@ class Learner:
 
     def _outer_step(self, new: Batch, mem: Sequence[Batch], buf: Batch | None) -> None:
         """Move φ: by the outer loss of the virtually updated network, unless levels say other."""
+        assert self.adaptor is not None
         assert self.adaptor_optimizer is not None
-        for p, g in zip(self._phi, self._phi_gradient(new, mem, buf), strict=True):
+        for p, g in zip(trainable(self.adaptor), self._phi_gradient(new, mem, buf), strict=True):
             p.grad = g
         self.adaptor_optimizer.step()
 
