@@ -32,7 +32,8 @@ def check_free(out: Path, specs: Iterable[Spec]) -> None:
     for spec in specs:
         if result_path(out, spec).exists():
             folder = result_path(out, spec).parent
-            raise FileExistsError(f"{folder} already holds a complete run, expected another --out")
+            wanted = f"another --out, or `dualcba resume {out}` to go on with an earlier call"
+            raise FileExistsError(f"{folder} already holds a complete run, expected {wanted}")
 
 
 def write_result(
