@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,27 @@ def random_images(per_class: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     y = np.tile(np.arange(CLASSES), per_class)
     x = pictures[y] + rng.normal(0, 25, (len(y), *SHAPE))
     return x.clip(0, 255).astype(np.uint8), y
+
+
+@pytest.fixture
+def exact() -> Iterator[None]:
+    """Deterministic algorithms, full float32."""
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cuda.matmul.allow_tf32,
+    )
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # a step that had to go on eagerly
+        warnings.filterwarnings("ignore", message=".*deterministic.*")
+        yield
+    torch.use_deterministic_algorithms(before[0])
+    torch.backends.cudnn.benchmark = before[1]
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before[2:]
 
 
 @pytest.fixture(scope="session")

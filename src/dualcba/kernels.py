@@ -20,7 +20,7 @@ SPLITS = 64
 PROGRAMS = 512
 """About so many programs keep a large GPU busy."""
 
-ROWS, CHANNELS, WARPS = 128, 64, 8
+ROWS, CHANNELS, WARPS = 128, 64, 4
 """What a program takes at a time; constant, so that few variants must be compiled."""
 
 

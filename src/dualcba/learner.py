@@ -406,8 +406,9 @@ class Learner:
             with self.engine.aside():  # it takes the network as it is, and nothing of the rest
                 buf = self._outer_batch(draw)
         new, *mem = self._forward(x, y, draw)
-        if outer:
+        if buf is not None:
             self.engine.join()
+        if outer:
             self._outer_step(new, mem, buf)
         adapt = self._adapt(new, mem)
         loss = self.method.loss(new, mem, adapt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -65,27 +65,6 @@ def test_eager_runs_what_it_is_given() -> None:
 
 
 # ---------------------------------------------------------------- on CUDA
-
-
-@pytest.fixture
-def exact() -> Iterator[None]:
-    """Deterministic algorithms, full float32."""
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.backends.cudnn.benchmark,
-        torch.backends.cudnn.allow_tf32,
-        torch.backends.cuda.matmul.allow_tf32,
-    )
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)  # a step that had to go on eagerly
-        warnings.filterwarnings("ignore", message=".*deterministic.*")
-        yield
-    torch.use_deterministic_algorithms(before[0])
-    torch.backends.cudnn.benchmark = before[1]
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before[2:]
 
 
 def on_cuda(make_learner: Make, method: str, engine: str, **options: Any) -> Learner:
@@ -267,7 +246,8 @@ def test_runs_abreast_equal_single_runs(images: Dataset) -> None:
         for run, complete in run_all(specs, lambda _: images, hardware, abreast=abreast):
             if complete:
                 result = run.result()
-                done[run.spec.name] = {k: v for k, v in result.items() if k != "seconds"}
+                spent = ("seconds", "cost")  # time and memory, which they share
+                done[run.spec.name] = {k: v for k, v in result.items() if k not in spent}
         results.append(done)
     assert results[0] == results[1]
 

@@ -186,6 +186,7 @@ def test_a_recorded_run_leaves_gradients_and_modes_alone(images: Dataset) -> Non
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("method", ["er-dual-cba", "derpp-cba", "clser-dual-cba"])
 def test_a_recorded_run_is_the_same_run_on_a_gpu(method: str, images: Dataset, differ: Any) -> None:
     """Captured, with the recorders' eager work between the graphs."""
