@@ -198,6 +198,7 @@ def test_two_evaluators_of_one_learner_do_not_mix(
     for _ in range(4):
         for evaluator in (one, two):
             evaluator.evaluate("end")
+    learner.engine.finish()
     for evaluator in (one, two):
         assert len({tuple(c.tolist()) for c in evaluator.counts["bn"]}) == 1
     total = one.counts["bn"][-1][:3].sum()

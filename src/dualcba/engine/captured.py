@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
@@ -102,6 +103,8 @@ class Captured:
     ) -> _Entry | None:
         static = tuple(t.clone() for t in self._on_device(inputs))
         graph = torch.cuda.CUDAGraph()
+        collecting = gc.isenabled()
+        gc.disable()  # what another learner left behind must not be freed in the middle of it
         try:
             with torch.cuda.graph(graph, stream=self.stream, pool=self.pool):
                 fn(*static)
@@ -111,6 +114,9 @@ class Captured:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             warnings.warn(f"{name!r} runs eagerly, it cannot be captured: {reason}", stacklevel=2)
             return None
+        finally:
+            if collecting:
+                gc.enable()
         both = zip(static, inputs, strict=True)
         targets = tuple(s if isinstance(given, Tensor) else _Mail(s) for s, given in both)
         self.entries[key] = _Entry(graph, targets)

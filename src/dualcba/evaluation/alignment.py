@@ -117,6 +117,7 @@ class Alignment(Recorder):
         adaptor, optimizer = copy.deepcopy((learner.adaptor, learner.adaptor_optimizer))
         if optimizer is None:
             return adaptor
+        optimizer._warned_capturable_if_run_uncaptured = True  # of a copy, torch would warn anew
         head = learner.network.head
         grads = hypergradient(adaptor, learner.method, new, mem, outer, head, learner.lr)
         for p, g in zip(trainable(adaptor), grads, strict=True):
