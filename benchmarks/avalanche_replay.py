@@ -2,8 +2,6 @@
 
 Its users augment one image at a time, as `usual` does; `augmented=False` spares it that and the
 normalisation too, so that what remains is the framework itself. No metrics, no loggers.
-
-Not compared: river, whose core has no replay of a deep network, and CapyMOA, which was not tried.
 """
 
 from __future__ import annotations
@@ -16,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import MEAN, STD, Setup
-from benchmarks.usual import augment, to_pil
+from dualcba.bench.setup import MEAN, STD, Setup
+from dualcba.bench.usual import augment, to_pil
 
 _operators: list[torch.library.Library] = []
 
@@ -74,7 +72,7 @@ class Avalanche:
             None
         )  # it warns at every step; spare it the printing
         self.setup = setup
-        self.net = setup.make_network()
+        self.net = setup.make_ordinary()
         storage = ReservoirSamplingBuffer(max_size=setup.buffer)
         replay = ReplayPlugin(
             mem_size=setup.buffer, batch_size_mem=setup.batch, storage_policy=storage
