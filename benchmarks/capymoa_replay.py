@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.torchvision_operators import define_missing
 from dualcba.bench.setup import MEAN, STD, Setup
 from dualcba.bench.usual import augment, to_pil
 
@@ -31,6 +32,7 @@ class CapyMOA:
     """Its learner on the shared stream."""
 
     def __init__(self, setup: Setup, *, augmented: bool = True) -> None:
+        define_missing()
         from capymoa.classifier import Finetune
         from capymoa.ocl.strategy import ExperienceReplay
 

@@ -12,21 +12,20 @@ from torch.nn.modules.conv import _ConvNd
 from dualcba.normalization import modes
 
 
-def forward_flops(network: nn.Module, input_shape: Sequence[int]) -> int:
-    """Floating-point operations of one sample's forward: 2 per weight and place it is used at.
+def layer_flops(network: nn.Module, input_shape: Sequence[int]) -> list[int]:
+    """Floating-point operations of one sample's forward in each layer, in the order they run.
 
-    Convolutions and linear layers are counted, all else is memory traffic.
+    Two per weight and place it is used at, for convolutions and linear layers; all else a network
+    does is memory traffic.
 
-    >>> forward_flops(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3)), [10])
-    520
+    >>> layer_flops(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3)), [10])
+    [400, 120]
     """
-    total = 0
+    counts: list[int] = []
 
     def count(layer: nn.Module, _: tuple[Tensor, ...], out: Tensor) -> None:
-        nonlocal total
-        places = math.prod(out.shape[2:]) if isinstance(layer, _ConvNd) else out.numel()
-        weight = layer.get_parameter("weight")
-        total += 2 * places * (weight.numel() if isinstance(layer, _ConvNd) else weight.shape[1])
+        places = math.prod(out.shape[2:] if isinstance(layer, _ConvNd) else out.shape[1:-1])
+        counts.append(2 * places * layer.get_parameter("weight").numel())
 
     layers = [m for m in network.modules() if isinstance(m, _ConvNd | nn.Linear)]
     handles = [m.register_forward_hook(count) for m in layers]
@@ -37,16 +36,28 @@ def forward_flops(network: nn.Module, input_shape: Sequence[int]) -> int:
     finally:
         for handle in handles:
             handle.remove()
-    return total
+    return counts
 
 
-def step_flops(forward: int, *, trained: int, forwarded: float = 0) -> int:
-    """Of a step: a trained sample passes forward and twice as much backward; others only forward.
+def forward_flops(network: nn.Module, input_shape: Sequence[int]) -> int:
+    """Of one sample's forward.
 
-    The gradient of the first layer's input, which nobody needs, is counted too: under 1 % of
-    ResNet-18.
-
-    >>> step_flops(100, trained=64, forwarded=32 / 5)
-    19840
+    >>> from dualcba.nets import ResNet18
+    >>> round(forward_flops(ResNet18(3, 100), (3, 32, 32)) / 1e9, 3)
+    1.111
     """
-    return round(forward * (3 * trained + forwarded))
+    return sum(layer_flops(network, input_shape))
+
+
+def step_flops(
+    network: nn.Module, input_shape: Sequence[int], trained: int, forwarded: float = 0
+) -> int:
+    """Of a step in which so many samples are trained on, and others only pass forward.
+
+    Backward costs twice the forward, but that no layer needs the gradient of the images.
+
+    >>> step_flops(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3)), [10], 64)
+    74240
+    """
+    counts = layer_flops(network, input_shape)
+    return round(trained * (3 * sum(counts) - counts[0]) + forwarded * sum(counts))
