@@ -236,6 +236,7 @@ def bench(
     against: Annotated[str, typer.Option(help="bare, usual, with commas")] = "bare,usual",
     steps: Annotated[int, typer.Option(help="per round")] = 20,
     rounds: Annotated[int, typer.Option(help="in which all take turns")] = 9,
+    memory: Annotated[bool, typer.Option(help="each alone too: memory, first step")] = True,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="write the numbers to this file")
     ] = None,
@@ -246,7 +247,7 @@ def bench(
 
     measure(
         network=network, device=device, methods=methods.split(","), against=against.split(","),
-        steps=steps, rounds=rounds, json_file=json_file, show=not quiet,
+        steps=steps, rounds=rounds, memory=memory, json_file=json_file, show=not quiet,
     )  # fmt: skip
 
 

@@ -5,11 +5,11 @@
 
 from dualcba.bench.command import bench
 from dualcba.bench.contenders import contenders
-from dualcba.bench.flops import forward_flops, step_flops
+from dualcba.bench.flops import activations, forward_flops, step_flops
 from dualcba.bench.setup import Contender, Make, Setup
 from dualcba.bench.timing import side_by_side
 
 __all__ = [
-    "Contender", "Make", "Setup", "bench", "contenders", "forward_flops", "side_by_side",
-    "step_flops",
+    "Contender", "Make", "Setup", "activations", "bench", "contenders", "forward_flops",
+    "side_by_side", "step_flops",
 ]  # fmt: skip

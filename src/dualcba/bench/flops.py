@@ -21,14 +21,33 @@ def layer_flops(network: nn.Module, input_shape: Sequence[int]) -> list[int]:
     >>> layer_flops(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3)), [10])
     [400, 120]
     """
-    counts: list[int] = []
-
-    def count(layer: nn.Module, _: tuple[Tensor, ...], out: Tensor) -> None:
-        places = math.prod(out.shape[2:] if isinstance(layer, _ConvNd) else out.shape[1:-1])
+    counts = []
+    for layer, shape in _outputs(network, input_shape):
+        places = math.prod(shape[1:] if isinstance(layer, _ConvNd) else shape[:-1])
         counts.append(2 * places * layer.get_parameter("weight").numel())
+    return counts
+
+
+def activations(network: nn.Module, input_shape: Sequence[int]) -> int:
+    """How many numbers these layers give for one sample.
+
+    >>> activations(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3)), [10])
+    23
+    """
+    return sum(math.prod(shape) for _, shape in _outputs(network, input_shape))
+
+
+def _outputs(
+    network: nn.Module, input_shape: Sequence[int]
+) -> list[tuple[nn.Module, tuple[int, ...]]]:
+    """Each convolution and linear layer as it runs, and the shape of what it gives per sample."""
+    found: list[tuple[nn.Module, tuple[int, ...]]] = []
+
+    def note(layer: nn.Module, _: tuple[Tensor, ...], out: Tensor) -> None:
+        found.append((layer, tuple(out.shape[1:])))
 
     layers = [m for m in network.modules() if isinstance(m, _ConvNd | nn.Linear)]
-    handles = [m.register_forward_hook(count) for m in layers]
+    handles = [m.register_forward_hook(note) for m in layers]
     device = next(network.parameters()).device
     try:
         with torch.no_grad(), modes(network):
@@ -36,7 +55,7 @@ def layer_flops(network: nn.Module, input_shape: Sequence[int]) -> list[int]:
     finally:
         for handle in handles:
             handle.remove()
-    return counts
+    return found
 
 
 def forward_flops(network: nn.Module, input_shape: Sequence[int]) -> int:

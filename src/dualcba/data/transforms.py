@@ -61,16 +61,9 @@ class Transform(nn.Module):
         return self.normalize(x if params is None or not self.random else self.augment(x, params))
 
     def augment(self, x: Tensor, params: Tensor) -> Tensor:
-        """Crop and flip: by one gather, or by whole rows where the samples are on the host."""
-        if x.device.type == "cpu":
-            return crop_flip(x, params, self.pad)
-        n, channels, height, width = x.shape
-        across = torch.arange(width, device=x.device)
-        columns = torch.where(params[:, 2:] > 0, width - 1 - across, across) + params[:, 1:2]
-        rows = torch.arange(height, device=x.device) + params[:, :1]  # (n, H); columns (n, W)
-        pixels = rows[:, :, None] * (width + 2 * self.pad) + columns[:, None, :]  # (n, H, W)
-        padded = F.pad(x, [self.pad] * 4).flatten(2)
-        return padded.gather(2, pixels.view(n, 1, -1).expand(n, channels, -1)).view(x.shape)
+        """Crop and flip; raw images in and out."""
+        how = crop_by_window if x.device.type == "cpu" else crop_by_gather
+        return how(x, params, self.pad)
 
     def normalize(self, x: Tensor) -> Tensor:
         """(x − mean) / std; uint8 is first brought to [0, 1]."""
@@ -81,13 +74,24 @@ class Transform(nn.Module):
         )
 
 
-def crop_flip(x: Tensor, params: Tensor, pad: int) -> Tensor:
-    """`Transform.augment` on the host: windows into the padded images, some of them mirrored.
+def crop_by_gather(x: Tensor, params: Tensor, pad: int) -> Tensor:
+    """Crop and flip by one gather: what a GPU is quick at."""
+    n, channels, height, width = x.shape
+    across = torch.arange(width, device=x.device)
+    columns = torch.where(params[:, 2:] > 0, width - 1 - across, across) + params[:, 1:2]
+    rows = torch.arange(height, device=x.device) + params[:, :1]  # (n, H); columns (n, W)
+    pixels = rows[:, :, None] * (width + 2 * pad) + columns[:, None, :]  # (n, H, W)
+    padded = F.pad(x, [pad] * 4).flatten(2)
+    return padded.gather(2, pixels.view(n, 1, -1).expand(n, channels, -1)).view(x.shape)
+
+
+def crop_by_window(x: Tensor, params: Tensor, pad: int) -> Tensor:
+    """Crop and flip on the host: windows into the padded images, some of them mirrored.
 
     >>> image = torch.tensor([[[[1, 2], [3, 4]]]])
-    >>> crop_flip(image, torch.tensor([[1, 1, 1]]), pad=1).tolist()
+    >>> crop_by_window(image, torch.tensor([[1, 1, 1]]), pad=1).tolist()
     [[[[2, 1], [4, 3]]]]
-    >>> crop_flip(image, torch.tensor([[0, 1, 0]]), pad=1).tolist()
+    >>> crop_by_window(image, torch.tensor([[0, 1, 0]]), pad=1).tolist()
     [[[[0, 0], [1, 2]]]]
     """
     n, *shape = x.shape
