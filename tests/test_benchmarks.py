@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import abreast, contenders, profiling, step
+import torch
+from benchmarks import abreast, contenders, parts, profiling, step
 from benchmarks.learners import Ready, synthetic
 
+from dualcba.bench import Setup
 from dualcba.experiments import Hardware, Spec
 
 CPU = Hardware("cpu")
@@ -67,3 +69,12 @@ def test_step_writes_what_it_measured_and_says_what_it_skipped(
 def test_contenders_of_other_frameworks_are_there_or_named_missing() -> None:
     known = {name for method, name in contenders.everyone() if method == "er"}
     assert known | set(contenders.missing()) >= {"dualcba", "bare", "usual", *contenders.FOREIGN}
+
+
+def test_the_shares_of_a_step_add_up() -> None:
+    backward = torch.Tensor.backward
+    setup = Setup(size=8, channels=1, classes=10, samples=640)
+    shares = parts.measure("er-dual-cba", setup, steps=10)
+    assert {"forward", "backward", "adaptor", "outer step", "draws"} <= set(shares)
+    assert sum(shares.values()) == pytest.approx(100, abs=1)
+    assert torch.Tensor.backward is backward
