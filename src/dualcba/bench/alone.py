@@ -42,8 +42,7 @@ def measure(make: Make, setup: Setup) -> dict[str, float | None]:
     host = peak()
     found = {"first_step_s": round(first, 3), "peak_mib": host if host is None else round(host, 1)}
     if setup.cuda:
-        torch.cuda.synchronize()
-        found["peak_gpu_mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
+        found["peak_gpu_mib"] = round(torch.cuda.max_memory_allocated(setup.device) / 2**20, 1)
     return found
 
 

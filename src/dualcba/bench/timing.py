@@ -21,16 +21,16 @@ SLOW = 4  # contenders much slower than ours take so many times fewer steps a ro
 
 def seconds(work: Callable[[], object], device: str) -> float:
     """How long it takes, until the device is done."""
-    wait = torch.cuda.synchronize if torch.device(device).type == "cuda" else _nothing
-    wait()
+    _wait(device)
     start = time.perf_counter()
     work()
-    wait()
+    _wait(device)
     return time.perf_counter() - start
 
 
-def _nothing() -> None:
-    pass
+def _wait(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 class Timed:
