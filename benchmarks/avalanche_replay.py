@@ -2,8 +2,6 @@
 
 Its users augment one image at a time, as `usual` does; `augmented=False` spares it that and the
 normalisation too, so that what remains is the framework itself. No metrics, no loggers.
-
-Not compared: river, whose core has no replay of a deep network, and CapyMOA, which was not tried.
 """
 
 from __future__ import annotations
@@ -16,25 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import MEAN, STD, Setup
-from benchmarks.usual import augment, to_pil
-
-_operators: list[torch.library.Library] = []
+from benchmarks.torchvision_operators import define_missing
+from dualcba.bench.setup import MEAN, STD, Setup
+from dualcba.bench.usual import augment, to_pil
 
 
 def available() -> bool:
     """Whether avalanche-lib is installed."""
     return importlib.util.find_spec("avalanche") is not None
-
-
-def _define_missing_operators() -> None:
-    """Let torchvision, which avalanche imports, load beside a CPU build of torch."""
-    if _operators or hasattr(torch.ops.torchvision, "nms"):
-        return
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _operators.append(library)
 
 
 class _Images(torch.utils.data.Dataset[tuple[Tensor, int]]):
@@ -61,7 +48,7 @@ class Avalanche:
     """One experience per batch of the stream."""
 
     def __init__(self, setup: Setup, *, augmented: bool = True) -> None:
-        _define_missing_operators()
+        define_missing()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from avalanche.benchmarks import benchmark_from_datasets
@@ -70,11 +57,9 @@ class Avalanche:
             from avalanche.training import Naive
             from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
             from avalanche.training.storage_policy import ReservoirSamplingBuffer
-        warnings.showwarning = lambda *_, **__: (
-            None
-        )  # it warns at every step; spare it the printing
+        warnings.showwarning = lambda *_, **__: None  # it warns at every step; spare it that
         self.setup = setup
-        self.net = setup.make_network()
+        self.net = setup.make_ordinary()
         storage = ReservoirSamplingBuffer(max_size=setup.buffer)
         replay = ReplayPlugin(
             mem_size=setup.buffer, batch_size_mem=setup.batch, storage_policy=storage

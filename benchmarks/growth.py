@@ -9,7 +9,6 @@ first. `stream` feeds one learner a million samples of 8x8 images and reads its 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import Setup
-from benchmarks.ours import Ours
-from benchmarks.sidebyside import append, seconds, versions
+from benchmarks.sidebyside import append
 from dualcba import Learner
+from dualcba.bench.command import command, versions
+from dualcba.bench.ours import Ours
+from dualcba.bench.setup import Setup
+from dualcba.bench.timing import seconds
 
 METHODS = ("er", "er-dual-cba")
 TASKS = 10
@@ -150,15 +151,13 @@ def main() -> None:
         parts[name] = known[name]()
         print(name, parts[name], flush=True)
     if args.json:
-        words = [w for w in sys.argv[1:] if w not in ("--json", str(args.json))]
-        command = " ".join(f'"{w}"' if " " in w else w for w in words)
         append(
             args.json,
             {
-                "command": f"python -m benchmarks.growth {command}".strip(),
+                "command": command("python -m benchmarks.growth"),
                 "machine": args.machine,
                 "threads": torch.get_num_threads(),
-                "versions": versions(),
+                "versions": versions("dualcba", "torch", "numpy"),
                 "network": args.network,
                 **parts,
             },

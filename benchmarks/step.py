@@ -1,107 +1,192 @@
 """Time a learner's step and its evaluation on this machine, on made-up images.
 
 usage: python -m benchmarks.step [--methods er,er-dual-cba] [--network resnet18] [--device auto]
+           [--seeds-abreast 8] [--whole] [--randaugment] [--profile] [--json FILE --commit HASH]
 
 Prints one row per method and engine: median milliseconds per step, microseconds per evaluated
-image, and seconds until the first step. Ratios are to the first row.
+image, and seconds until the first step and until all is captured. Ratios are to the first row.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
+import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from dualcba import from_arrays
-from dualcba.data import disjoint
+from benchmarks.abreast import steps_abreast, whole_run
+from benchmarks.learners import Ready, synthetic
+from benchmarks.profiling import profiled, roofline, show
+from dualcba.bench.command import command, machine, versions
+from dualcba.bench.timing import seconds
+from dualcba.data import Dataset
+from dualcba.data.randaugment import RandAugment
+from dualcba.engine import make_engine, resolve_device
 from dualcba.evaluation import Evaluator
-from dualcba.experiments import Hardware, Spec, make_learner
+from dualcba.experiments import Hardware, Spec
+from dualcba.files import whole
+
+ROUNDS = 5
+WHOLE = "er-dual-cba"
+COLUMNS = (
+    "method", "engine", "precision", "ms_per_step", "ratio_to_first", "us_per_image_bn",
+    "us_per_image_ibn", "first_step_s", "ready_s",
+)  # fmt: skip
 
 
-def synthetic(classes: int = 100, train: int = 2000, test: int = 5000):
-    rng = np.random.default_rng(0)
-
-    def images(n: int) -> np.ndarray:
-        return rng.integers(0, 256, (n, 3, 32, 32), dtype=np.uint8)
-
-    return from_arrays(
-        images(train), np.arange(train) % classes, images(test), np.arange(test) % classes,
-        num_classes=classes, pad=4, flip=True, name="synthetic",
-    )  # fmt: skip
-
-
-def measure(spec: Spec, hardware: Hardware, data, steps: int) -> dict[str, float]:
-    start = time.perf_counter()
-    learner = make_learner(spec, data, hardware)
-    sync = torch.cuda.synchronize if learner.device.type == "cuda" else (lambda: None)
-    x, y = data.train_x.to(learner.device), data.train_y.to(learner.device)
-    stream = disjoint(data, spec.tasks)
-    first = torch.from_numpy(stream[0].train[:32]).to(learner.device)
-    sync()
-    learner.new_task(stream[0].classes)
-    for _ in range(12):
-        learner.learn(x[first], y[first])
-    learner.new_task(stream[1].classes)
-    rows = torch.from_numpy(stream[1].train[:32]).to(learner.device)
-    for _ in range(30):
-        learner.learn(x[rows], y[rows])
-    sync()
-    ready = time.perf_counter() - start
-    times = []
-    for _ in range(5):
-        sync()
-        begun = time.perf_counter()
-        for _ in range(steps // 5):
-            learner.learn(x[rows], y[rows])
-        sync()
-        times.append((time.perf_counter() - begun) / (steps // 5))
-    evaluator = Evaluator(learner, data, stream)
+def measure(ready: Ready, data: Dataset, steps: int) -> dict[str, float]:
+    """Step, evaluation and start-up of one learner."""
+    part = max(1, steps // ROUNDS)
+    times = [ready.seconds(lambda: [ready.step() for _ in range(part)]) for _ in range(ROUNDS)]
+    out = {"ms_per_step": 1e3 * float(np.median(times)) / part}
+    learner = ready.learner
+    evaluator = Evaluator(learner, data, ready.stream)
     for _ in range(4):
         learner._incremental_step = -1  # estimate anew, as after a step
         evaluator.evaluate("end")
-    sync()
-    out = {"step": 1e3 * float(np.median(times)), "ready": ready}
+
+    def evaluate(norm: str) -> None:
+        learner._incremental_step = -1
+        with learner.evaluating(norm):
+            evaluator._correct(len(ready.stream))
+
     for norm in ("bn", "ibn"):
-        begun = time.perf_counter()
-        for _ in range(3):
-            learner._incremental_step = -1
-            with learner.evaluating(norm):
-                evaluator._correct(spec.tasks)
-        sync()
-        out[norm] = 1e6 * (time.perf_counter() - begun) / (3 * len(data.test_x))
-    return out
+        took = [ready.seconds(lambda norm=norm: evaluate(norm)) for _ in range(3)]
+        out[f"us_per_image_{norm}"] = 1e6 * float(np.median(took)) / len(data.test_x)
+    return out | {"first_step_s": ready.first, "ready_s": ready.ready}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def randaugment(device: torch.device, batch: int = 96, times: int = 50) -> list[dict[str, Any]]:
+    """Images per second through operations drawn from all, captured where there is CUDA."""
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.integers(0, 256, (batch, 3, 32, 32), dtype=np.uint8)).to(device)
+    rows = []
+    for augment in (RandAugment(1, 14), RandAugment(2, 10, cutout=True)):
+        engine = make_engine("auto", device)
+        into = torch.empty_like(x)
+
+        def run(x: torch.Tensor, params: torch.Tensor, augment=augment, into=into) -> None:
+            into.copy_(augment(x, params))
+
+        drawn = [augment.draw(rng, batch) for _ in range(times)]
+
+        def work(drawn=drawn, engine=engine, run=run) -> None:
+            for params in drawn:
+                engine.run("augment", run, x, params)
+
+        work()
+        took = [seconds(work, device.type) for _ in range(ROUNDS)]
+        rate = batch * times / float(np.median(took))
+        rows.append({
+            "operations": augment.operations, "cutout": augment.cutout, "batch": batch,
+            "images_per_second": round(rate),
+        })  # fmt: skip
+    return rows
+
+
+def print_rows(title: str, rows: list[dict[str, Any]], columns: tuple[str, ...] = ()) -> None:
+    table = Table(title=title)
+    for name in columns or tuple(rows[0]):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*[str(value) for value in row.values()])
+    Console(width=130).print(table)
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.step")
     parser.add_argument("--methods", default="er,er-cba,er-dual-cba")
     parser.add_argument("--network", default="resnet18")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--engines", default="auto")
     parser.add_argument("--precisions", default="auto")
     parser.add_argument("--steps", type=int, default=50)
-    args = parser.parse_args()
+    parser.add_argument("--seeds-abreast", type=int, nargs="+", default=[], metavar="K")
+    parser.add_argument(
+        "--whole", action="store_true", help=f"whole runs of {WHOLE}, 1 and 8 seeds"
+    )
+    parser.add_argument("--randaugment", action="store_true", help="images per second")
+    parser.add_argument("--profile", action="store_true", help="kernels and roofline of a step")
+    parser.add_argument("--peak-tflops", type=float, default=990, help="of the device, in bf16")
+    parser.add_argument("--commit", default="", help="for the file")
+    parser.add_argument("--machine", default="", help="what kind of machine this is, for the file")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    return parser
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """All that is asked for; prints each part as it is there."""
+    device = resolve_device(args.device)
+    out: dict[str, Any] = {
+        "command": command("python -m benchmarks.step"), "commit": args.commit,
+        "machine": args.machine or machine(str(device)), "device": device.type,
+        "threads": torch.get_num_threads(), "versions": versions("dualcba", "torch", "triton"),
+        "network": args.network, "batch": 32, "buffer": 2000, "classes": 100, "rows": [],
+    }  # fmt: skip
     data = synthetic()
-    table = Table(title=f"{args.network}, batch 32 + 32, memory 2000, 100 classes")
-    titles = "method engine precision ms/step ratio µs/image-BN µs/image-IBN ready-s"
-    for title in titles.split():
-        table.add_column(title, justify="right")
-    base = None
     for engine in args.engines.split(","):
         for precision in args.precisions.split(","):
+            hardware = Hardware(args.device, engine, precision)
             for method in args.methods.split(","):
-                spec = Spec(dataset="cifar100", method=method, network=args.network)
-                m = measure(spec, Hardware(args.device, engine, precision), data, args.steps)
-                base = base or m["step"]
-                table.add_row(
-                    method, engine, precision, f"{m['step']:.2f}", f"{m['step'] / base:.2f}",
-                    f"{m['bn']:.1f}", f"{m['ibn']:.1f}", f"{m['ready']:.1f}",
-                )  # fmt: skip
-    Console(width=110).print(table)
+                _one(method, hardware, data, args, out)
+    print_rows(f"{args.network}, batch 32 + 32, memory 2000, 100 classes", out["rows"], COLUMNS)
+    hardware = Hardware(args.device)
+    specs = [_spec(method, args) for method in args.methods.split(",")]
+    if args.seeds_abreast:
+        out["abreast"] = [
+            steps_abreast(s, hardware, data, k, args.steps)
+            for s in specs
+            for k in args.seeds_abreast
+        ]
+        print_rows("seeds abreast", out["abreast"])
+    if args.randaugment:
+        out["randaugment"] = randaugment(device)
+        print_rows("RandAugment", out["randaugment"])
+    if args.whole and device.type != "cuda":
+        print("skipped without CUDA: --whole")
+    elif args.whole:
+        full, spec = synthetic(train=50_000, test=10_000), _spec(WHOLE, args)
+        cases = [(every, k) for every in (0, 5) for k in (1, 8)]
+        out["whole"] = [whole_run(spec, hardware, full, every=e, seeds=k) for e, k in cases]
+        print_rows("whole runs", out["whole"])
+    return out
+
+
+def _spec(method: str, args: argparse.Namespace) -> Spec:
+    return Spec(dataset="cifar100", method=method, network=args.network)
+
+
+def _one(
+    method: str, hardware: Hardware, data: Dataset, args: argparse.Namespace, out: dict[str, Any]
+) -> None:
+    """Add the row of one method, and its profile where asked."""
+    ready = Ready(_spec(method, args), hardware, data)
+    found = measure(ready, data, args.steps)
+    ms = found["ms_per_step"]
+    base = out["rows"][0]["ms_per_step"] if out["rows"] else ms
+    row = {"method": method, "engine": hardware.engine, "precision": hardware.precision}
+    row |= {"ms_per_step": round(ms, 4), "ratio_to_first": round(ms / base, 3)}
+    row |= {key: round(value, 2) for key, value in found.items() if key != "ms_per_step"}
+    out["rows"].append(row)
+    if args.profile:
+        profile = profiled(ready)
+        roof = roofline(ready.learner, ms, profile["busy_us_per_step"], args.peak_tflops)
+        show(method, profile, roof)
+        key = f"{method} {hardware.engine} {hardware.precision}"
+        out.setdefault("profile", {})[key] = profile | {"roofline": roof}
+
+
+def main() -> None:
+    args = options().parse_args()
+    found = run(args)
+    if args.json:
+        with whole(args.json) as draft:
+            draft.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command line: `dualcba run`, `resume`, `reproduce`, `report`, `list` and `data`."""
+"""The command line: `dualcba run`, `resume`, `reproduce`, `report`, `bench`, `list`, `data`."""
 
 from __future__ import annotations
 
@@ -279,6 +279,29 @@ def _pair(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
+
+
+@app.command()
+def bench(
+    network: Annotated[str, typer.Option(help="mlp, resnet18-slim or resnet18")] = "mlp",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:n]")] = "auto",
+    methods: Annotated[str, typer.Option(help="with commas")] = "er,er-dual-cba",
+    against: Annotated[str, typer.Option(help="bare, usual, with commas")] = "bare,usual",
+    steps: Annotated[int, typer.Option(help="per round")] = 20,
+    rounds: Annotated[int, typer.Option(help="in which all take turns")] = 9,
+    memory: Annotated[bool, typer.Option(help="each alone too: memory, first step")] = True,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="write the numbers to this file")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Time dualcba beside a bare PyTorch loop and the usual research loop, on made-up images."""
+    from dualcba.bench import bench as measure
+
+    measure(
+        network=network, device=device, methods=methods.split(","), against=against.split(","),
+        steps=steps, rounds=rounds, memory=memory, json_file=json_file, show=not quiet,
+    )  # fmt: skip
 
 
 def main() -> None:

@@ -110,7 +110,7 @@ class Reservoir(Memory):
     def slots(self, n: int, rng: np.random.Generator) -> Indices:
         """Vitter's algorithm R for n samples at once."""
         age = self.seen + np.arange(n)
-        chosen = np.floor(rng.random(n) * (age + 1)).astype(np.int64)
+        chosen = (rng.random(n) * (age + 1)).astype(np.int64)
         slots = np.where(age < self.size, age, np.minimum(chosen, self.size))
         self.seen += n
         return last_wins(slots, self.size)
@@ -122,7 +122,7 @@ def last_wins(slots: Indices, spare: int) -> Indices:
     >>> last_wins(np.array([3, 1, 3]), spare=9).tolist()
     [9, 1, 3]
     """
-    last = len(slots) - 1 - np.unique(slots[::-1], return_index=True)[1]
-    out = np.full_like(slots, spare)
-    out[last] = slots[last]
-    return out
+    out = [spare] * len(slots)
+    for slot, i in {slot: i for i, slot in enumerate(slots.tolist())}.items():
+        out[i] = slot
+    return np.array(out, np.int64)

@@ -54,7 +54,8 @@ def pack(parts: Mapping[str, Array]) -> tuple[NDArray[np.int64], Layout]:
 
 
 def _bits(a: Array) -> NDArray[np.int64]:
-    return a.astype(np.float64).view(np.int64) if a.dtype.kind == "f" else a.astype(np.int64)
+    whole = a.dtype.kind != "f"
+    return a.astype(np.int64, copy=False) if whole else a.astype(np.float64).view(np.int64)
 
 
 def unpack(packet: Tensor, layout: Layout) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dualcba import Transform
+from dualcba.data.transforms import crop_by_gather, crop_by_window
 
 
 def one_image(
@@ -54,6 +55,23 @@ def test_each_image_as_by_hand(
     for image, out in zip(x, plain, strict=True):
         want = one_image(image, pad, pad, 0, pad, mean, std)
         assert out == pytest.approx(want, rel=1e-4, abs=1e-4 * np.abs(want).max(initial=1))
+
+
+@given(
+    n=st.integers(1, 5),
+    shape=st.tuples(st.sampled_from([1, 3]), st.integers(1, 9), st.integers(1, 9)),
+    pad=st.integers(0, 4),
+    flip=st.booleans(),
+    dtype=st.sampled_from([torch.uint8, torch.float32]),
+    seed=st.integers(0, 2**31),
+)
+def test_on_the_host_and_by_gather_alike(
+    n: int, shape: tuple[int, ...], pad: int, flip: bool, dtype: torch.dtype, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(rng.integers(0, 256, (n, *shape))).to(dtype)
+    params = torch.from_numpy(Transform([0.5], [0.5], pad=pad, flip=flip).draw(rng, n))
+    assert torch.equal(crop_by_window(x, params, pad), crop_by_gather(x, params, pad))
 
 
 def test_vectors_are_normalised_too() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -60,14 +61,9 @@ class Transform(nn.Module):
         return self.normalize(x if params is None or not self.random else self.augment(x, params))
 
     def augment(self, x: Tensor, params: Tensor) -> Tensor:
-        """Crop and flip by one gather."""
-        n, channels, height, width = x.shape
-        across = torch.arange(width, device=x.device)
-        columns = torch.where(params[:, 2:] > 0, width - 1 - across, across) + params[:, 1:2]
-        rows = torch.arange(height, device=x.device) + params[:, :1]  # (n, H); columns (n, W)
-        pixels = rows[:, :, None] * (width + 2 * self.pad) + columns[:, None, :]  # (n, H, W)
-        padded = F.pad(x, [self.pad] * 4).flatten(2)
-        return padded.gather(2, pixels.view(n, 1, -1).expand(n, channels, -1)).view(x.shape)
+        """Crop and flip; raw images in and out."""
+        how = crop_by_window if x.device.type == "cpu" else crop_by_gather
+        return how(x, params, self.pad)
 
     def normalize(self, x: Tensor) -> Tensor:
         """(x − mean) / std; uint8 is first brought to [0, 1]."""
@@ -76,3 +72,35 @@ class Transform(nn.Module):
         return torch.addcmul(
             shift, x.to(scale.dtype), scale / 255 if x.dtype == torch.uint8 else scale
         )
+
+
+def crop_by_gather(x: Tensor, params: Tensor, pad: int) -> Tensor:
+    """Crop and flip by one gather: what a GPU is quick at."""
+    n, channels, height, width = x.shape
+    across = torch.arange(width, device=x.device)
+    columns = torch.where(params[:, 2:] > 0, width - 1 - across, across) + params[:, 1:2]
+    rows = torch.arange(height, device=x.device) + params[:, :1]  # (n, H); columns (n, W)
+    pixels = rows[:, :, None] * (width + 2 * pad) + columns[:, None, :]  # (n, H, W)
+    padded = F.pad(x, [pad] * 4).flatten(2)
+    return padded.gather(2, pixels.view(n, 1, -1).expand(n, channels, -1)).view(x.shape)
+
+
+def crop_by_window(x: Tensor, params: Tensor, pad: int) -> Tensor:
+    """Crop and flip on the host: windows into the padded images, some of them mirrored.
+
+    >>> image = torch.tensor([[[[1, 2], [3, 4]]]])
+    >>> crop_by_window(image, torch.tensor([[1, 1, 1]]), pad=1).tolist()
+    [[[[2, 1], [4, 3]]]]
+    >>> crop_by_window(image, torch.tensor([[0, 1, 0]]), pad=1).tolist()
+    [[[[0, 0], [1, 2]]]]
+    """
+    n, *shape = x.shape
+    padded = F.pad(x, [pad] * 4).numpy()
+    sample, channel, row, pixel = padded.strides
+    places, steps = (n, 2 * pad + 1, 2 * pad + 1), (sample, row, pixel)
+    windows = as_strided(padded, (*places, *shape), (*steps, channel, row, pixel))
+    top, left, flip = params.numpy().T
+    out = windows[np.arange(n), top, left]
+    mirrored = np.flatnonzero(flip)
+    out[mirrored] = out[mirrored, ..., ::-1]
+    return torch.from_numpy(out)

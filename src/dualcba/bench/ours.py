@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from benchmarks.common import MEAN, STD, Setup
-from dualcba import Learner
+from dualcba.bench.setup import MEAN, STD, Setup
 from dualcba.data import Transform
+from dualcba.learner import Learner
 
 
 class Ours:
@@ -21,6 +22,8 @@ class Ours:
             transform=Transform([MEAN], [STD], pad=setup.pad, flip=True),
         )  # fmt: skip
         self.take = self.learner.observe if checked else self.learner.learn
+        with self.learner.engine.scope():
+            self.correct = torch.zeros((), dtype=torch.long, device=setup.device)
 
     def step(self, k: int) -> None:
         """Learn from the k-th batch."""
@@ -29,13 +32,13 @@ class Ours:
         with self.learner.engine.scope():
             self.take(*self.setup.data(k))
 
-    @torch.no_grad()
     def evaluate(self, n: int) -> int:
-        """In batches of 250, under BN."""
-        correct = torch.zeros((), dtype=torch.long, device=self.setup.device)
+        """Under BN."""
         with self.learner.evaluating("bn"):
-            for x, y in zip(
-                self.setup.x[:n].split(250), self.setup.y[:n].split(250), strict=True
-            ):  # fmt: skip
-                correct += (self.learner.scores(x).argmax(1) == y).sum()
-        return int(correct)
+            self.correct.zero_()
+            for x, y in self.setup.evaluated(n):
+                self.learner.engine.run(("evaluate", len(x)), self._count, x, y)
+            return int(self.correct)
+
+    def _count(self, x: Tensor, y: Tensor) -> None:
+        self.correct += (self.learner.scores(x).argmax(1) == y).sum()

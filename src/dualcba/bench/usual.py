@@ -16,8 +16,8 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from benchmarks.bare import mlp
-from benchmarks.common import MEAN, STD, Setup
+from dualcba.bench.bare import mlp
+from dualcba.bench.setup import MEAN, STD, Setup
 
 
 def to_pil(image: Tensor) -> Image.Image:
@@ -47,7 +47,7 @@ class UsualER:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.net = setup.make_network()
+        self.net = setup.make_ordinary()
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=setup.lr)
         self.images = [to_pil(x) for x in setup.x]  # as a dataset of PIL images would have them
         self.labels = setup.y.tolist()
@@ -126,7 +126,7 @@ class UsualDual(UsualER):
         specific, agnostic = self.adaptor
         mass = torch.stack([p[:, self.old].sum(1), p[:, ~self.old].sum(1)], 1)
         sides = agnostic(mass)
-        return 0.5 * (specific(p) + torch.where(self.old, sides[:, :1], sides[:, 1:]))
+        return 0.5 * (specific(p) + torch.where(self.old, sides[:, :1], sides[:, 1:]))  # type: ignore[no-any-return]
 
     def loss(self, z: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy of the adapted logits."""

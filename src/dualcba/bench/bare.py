@@ -1,6 +1,7 @@
 """The bare loop: the arithmetic of ER and of ER-Dual-CBA, as lean as one would write it by hand.
 
-No checks, no state to save, no choice of method: what is left is the floor for a step.
+No checks, no state to save, no choice of method: what is left is the floor for a step. On a GPU it
+runs eagerly in bf16 autocast and channels-last order, with augmentation in batches.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.common import MEAN, STD, Setup
+from dualcba.bench.setup import MEAN, STD, Setup
 
 
 def crop_flip(x: Tensor, pad: int, rng: np.random.Generator) -> Tensor:
@@ -43,7 +44,9 @@ class BareER:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.net = setup.make_network()
+        self.net = setup.make_ordinary()
+        if setup.cuda:
+            self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=setup.lr, fused=True)
         self.rng = np.random.default_rng(0)
         self.x = torch.zeros((setup.buffer, *setup.shape), dtype=torch.uint8, device=setup.device)
@@ -52,8 +55,19 @@ class BareER:
 
     def view(self, x: Tensor) -> Tensor:
         """Raw images as the network sees them in training."""
-        augmented = crop_flip(x, self.setup.pad, self.rng)
-        return augmented.float().mul_(1 / (255 * STD)).sub_(MEAN / STD)
+        return self.normalise(crop_flip(x, self.setup.pad, self.rng))
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Raw images as floats of mean 0."""
+        view = x.float().mul_(1 / (255 * STD)).sub_(MEAN / STD)
+        return view.contiguous(memory_format=torch.channels_last) if self.setup.cuda else view
+
+    def logits(self, view: Tensor) -> Tensor:
+        """The network's, in float32."""
+        if not self.setup.cuda:
+            return self.net(view)  # type: ignore[no-any-return]
+        with torch.autocast("cuda", torch.bfloat16):
+            return self.net(view).float()  # type: ignore[no-any-return]
 
     def sample(self) -> tuple[Tensor, Tensor]:
         """A draw from the memory without replacement."""
@@ -69,9 +83,9 @@ class BareER:
         slots = np.where(age < size, age, (self.rng.random(n) * (age + 1)).astype(np.int64))
         kept = {slot: i for i, slot in enumerate(slots.tolist()) if slot < size}
         if kept:
-            into, of = list(kept), list(kept.values())
-            self.x[into] = x[of]
-            self.y[into] = y[of]
+            at = torch.tensor([list(kept), list(kept.values())], device=x.device)
+            self.x[at[0]] = x[at[1]]
+            self.y[at[0]] = y[at[1]]
         self.seen += n
 
     def update(self, loss: Tensor) -> None:
@@ -83,23 +97,20 @@ class BareER:
     def step(self, k: int) -> None:
         """Learn from the k-th batch."""
         x, y = self.setup.data(k)
-        loss = F.cross_entropy(self.net(self.view(x)), y)
+        loss = F.cross_entropy(self.logits(self.view(x)), y)
         if self.seen:
             mx, my = self.sample()
-            loss = loss + F.cross_entropy(self.net(self.view(mx)), my)
+            loss = loss + F.cross_entropy(self.logits(self.view(mx)), my)
         self.update(loss)
         self.keep(x, y)
 
     @torch.no_grad()
     def evaluate(self, n: int) -> int:
-        """In batches of 250."""
+        """In batches, counted on the device."""
         self.net.eval()
         correct = torch.zeros((), dtype=torch.long, device=self.setup.device)
-        for x, y in zip(
-            self.setup.x[:n].split(250), self.setup.y[:n].split(250), strict=True
-        ):  # fmt: skip
-            z = self.net(x.float().mul_(1 / (255 * STD)).sub_(MEAN / STD))
-            correct += (z.argmax(1) == y).sum()
+        for x, y in self.setup.evaluated(n):
+            correct += (self.logits(self.normalise(x)).argmax(1) == y).sum()
         self.net.train()
         return int(correct)
 
@@ -119,17 +130,16 @@ class BareDual(BareER):
         self.sides = torch.zeros(C, 2, device=setup.device)
         self.sides[old, 0] = 1
         self.sides[new, 1] = 1
-        self.head = self.net.fc
-        assert isinstance(self.head, nn.Linear)
+        self.head = self.net.get_submodule("fc")
         self.head.register_forward_pre_hook(self._remember)
 
     def _remember(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.h = inputs[0]
+        self.h = inputs[0].float()
 
     def correction(self, z: Tensor) -> Tensor:
         """R for logits (n, C)."""
         p = z.softmax(1)
-        return 0.5 * (self.omega(p) + self.nu(p @ self.sides) @ self.sides.T)
+        return 0.5 * (self.omega(p) + self.nu(p @ self.sides) @ self.sides.T)  # type: ignore[no-any-return]
 
     def step(self, k: int) -> None:
         """Learn from the k-th batch."""
@@ -138,8 +148,8 @@ class BareDual(BareER):
             super().step(k)
             return
         mx, my = self.sample()
-        z, h = self.net(self.view(x)), self.h
-        mz, mh = self.net(self.view(mx)), self.h
+        z, h = self.logits(self.view(x)), self.h
+        mz, mh = self.logits(self.view(mx)), self.h
         Z, n = torch.cat([z, mz]).detach(), len(z)
         if (k - self.setup.first) % self.setup.outer_every == 0:
             self.outer(Z, torch.cat([h, mh]).detach(), torch.cat([y, my]), n)
@@ -154,7 +164,7 @@ class BareDual(BareER):
         ox, oy = self.sample()
         with torch.no_grad():
             self.track(False)
-            self.net(self.view(ox))
+            self.logits(self.view(ox))
             self.track(True)
         r = self.correction(Z)
         with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +20,11 @@ class Setup:
     """A stream of tasks of made-up images, and the network that learns it.
 
     The first `first` batches are of the first half of the classes, all others of the second half.
+
+    >>> setup = Setup(size=8, channels=1, classes=10, samples=640)
+    >>> x, y = setup.data(0)
+    >>> tuple(x.shape), int(y.max()) < 5, int(setup.data(10)[1].min()) >= 5
+    ((32, 1, 8, 8), True, True)
     """
 
     network: str = "mlp"
@@ -42,8 +48,13 @@ class Setup:
         labels = np.arange(self.samples) * self.classes // self.samples  # sorted
         self.y = torch.from_numpy(labels).to(self.device)
         half = self.samples // 2
-        self._order = np.stack([rng.permutation(half), half + rng.permutation(half)])
-        self._rows = torch.from_numpy(self._order).to(self.device)
+        order = np.stack([rng.permutation(half), half + rng.permutation(half)])
+        self._rows = torch.from_numpy(order).to(self.device)
+
+    @property
+    def cuda(self) -> bool:
+        """Whether it runs on a GPU."""
+        return torch.device(self.device).type == "cuda"
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -67,10 +78,27 @@ class Setup:
         rows = self.rows(k)
         return self.x[rows], self.y[rows]
 
+    def evaluated(self, n: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The first n samples in batches of 250, of 1000 on a GPU."""
+        size = 1000 if self.cuda else 250
+        return zip(torch.split(self.x[:n], size), torch.split(self.y[:n], size), strict=True)
+
     def make_network(self) -> nn.Module:
         """The network, alike for all."""
         torch.manual_seed(0)
         return make_network(self.network, self.shape, self.classes).to(self.device)
+
+    def make_ordinary(self) -> nn.Module:
+        """The same of PyTorch's own layers alone, as others would have it."""
+        network = self.make_network()
+        for layer in network.modules():
+            if type(layer) is nn.BatchNorm2d:
+                layer.__class__ = Ordinary
+        return network
+
+
+class Ordinary(nn.BatchNorm2d):
+    """Batch normalisation for which `dualcba.fused` has no kernel."""
 
 
 class Contender(Protocol):
@@ -81,3 +109,6 @@ class Contender(Protocol):
 
     def evaluate(self, n: int) -> int:
         """How many of the first n samples it classifies correctly."""
+
+
+Make = Callable[[Setup], Contender]

@@ -1,0 +1,82 @@
+"""The arithmetic of a network, counted from the shapes of its layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from dualcba.normalization import modes
+
+
+def layer_flops(network: nn.Module, input_shape: Sequence[int]) -> list[int]:
+    """Floating-point operations of one sample's forward in each layer, in the order they run.
+
+    Two per weight and place it is used at, for convolutions and linear layers; all else a network
+    does is memory traffic.
+
+    >>> layer_flops(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3)), [10])
+    [400, 120]
+    """
+    counts = []
+    for layer, shape in _outputs(network, input_shape):
+        places = math.prod(shape[1:] if isinstance(layer, _ConvNd) else shape[:-1])
+        counts.append(2 * places * layer.get_parameter("weight").numel())
+    return counts
+
+
+def activations(network: nn.Module, input_shape: Sequence[int]) -> int:
+    """How many numbers these layers give for one sample.
+
+    >>> activations(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3)), [10])
+    23
+    """
+    return sum(math.prod(shape) for _, shape in _outputs(network, input_shape))
+
+
+def _outputs(
+    network: nn.Module, input_shape: Sequence[int]
+) -> list[tuple[nn.Module, tuple[int, ...]]]:
+    """Each convolution and linear layer as it runs, and the shape of what it gives per sample."""
+    found: list[tuple[nn.Module, tuple[int, ...]]] = []
+
+    def note(layer: nn.Module, _: tuple[Tensor, ...], out: Tensor) -> None:
+        found.append((layer, tuple(out.shape[1:])))
+
+    layers = [m for m in network.modules() if isinstance(m, _ConvNd | nn.Linear)]
+    handles = [m.register_forward_hook(note) for m in layers]
+    device = next(network.parameters()).device
+    try:
+        with torch.no_grad(), modes(network):
+            network(torch.zeros(1, *input_shape, device=device))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def forward_flops(network: nn.Module, input_shape: Sequence[int]) -> int:
+    """Of one sample's forward.
+
+    >>> from dualcba.nets import ResNet18
+    >>> round(forward_flops(ResNet18(3, 100), (3, 32, 32)) / 1e9, 3)
+    1.111
+    """
+    return sum(layer_flops(network, input_shape))
+
+
+def step_flops(
+    network: nn.Module, input_shape: Sequence[int], trained: int, forwarded: float = 0
+) -> int:
+    """Of a step in which so many samples are trained on, and others only pass forward.
+
+    Backward costs twice the forward, but that no layer needs the gradient of the images.
+
+    >>> step_flops(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3)), [10], 64)
+    74240
+    """
+    counts = layer_flops(network, input_shape)
+    return round(trained * (3 * sum(counts) - counts[0]) + forwarded * sum(counts))

@@ -1,0 +1,80 @@
+"""`benchmarks/` runs; nothing here is about how long it takes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks import abreast, contenders, parts, profiling, step
+from benchmarks.learners import Ready, synthetic
+
+from dualcba.bench import Setup
+from dualcba.experiments import Hardware, Spec
+
+CPU = Hardware("cpu")
+SPEC = Spec(dataset="cifar100", method="er-dual-cba", network="mlp", buffer=50, tasks=2)
+
+
+@pytest.fixture(scope="module")
+def data() -> Any:
+    return synthetic(classes=10, train=320, test=100, shape=(3, 8, 8))
+
+
+def test_the_length_that_intervals_cover() -> None:
+    assert profiling.union([]) == 0
+    assert profiling.union([(5, 7), (0, 2), (1, 3), (1.5, 2.5)]) == 5
+
+
+def test_a_profile_and_its_roofline(data: Any) -> None:
+    ready = Ready(SPEC, CPU, data)
+    found = profiling.profiled(ready)
+    assert found["on"] == "host"
+    assert found["events_per_step"] > 0
+    assert 0 < len(found["top"]) <= profiling.TOP
+    roof = profiling.roofline(ready.learner, 2.0, found["busy_us_per_step"], peak_tflops=1.0)
+    layers = [2 * 192 * 256, 2 * 256 * 256, 2 * 256 * 10]
+    flops = 64 * (3 * sum(layers) - layers[0]) + 32 / 5 * sum(layers)
+    assert roof["gflop_per_step"] == round(flops / 1e9, 2)
+    assert roof["floor_ms"] == round(flops / 1e9, 4)
+
+
+def test_seeds_abreast_and_whole_runs(data: Any) -> None:
+    found = abreast.steps_abreast(SPEC, CPU, data, seeds=2, steps=1)
+    assert found["seeds"] == 2
+    assert found["ms_per_step_and_seed"] > 0
+    whole = abreast.whole_run(SPEC, CPU, data, every=5, seeds=2)
+    assert whole["steps_per_seed"] == 10
+    assert whole["seconds_per_seed"] == pytest.approx(whole["seconds"] / 2, abs=1e-3)
+
+
+def test_step_writes_what_it_measured_and_says_what_it_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "step.json"
+    words = ["--methods", "er", "--network", "mlp", "--device", "cpu", "--steps", "1", "--whole"]
+    words += ["--commit", "abc"]
+    monkeypatch.setattr(sys, "argv", ["step", *words, "--json", str(out)])
+    step.main()
+    assert "skipped without CUDA: --whole" in capsys.readouterr().out
+    found = json.loads(out.read_text())
+    assert found["command"] == f"python -m benchmarks.step {' '.join(words)}"
+    assert (found["commit"], found["device"]) == ("abc", "cpu")
+    assert tuple(found["rows"][0]) == step.COLUMNS
+
+
+def test_contenders_of_other_frameworks_are_there_or_named_missing() -> None:
+    known = {name for method, name in contenders.everyone() if method == "er"}
+    assert known | set(contenders.missing()) >= {"dualcba", "bare", "usual", *contenders.FOREIGN}
+
+
+def test_the_shares_of_a_step_add_up() -> None:
+    backward = torch.Tensor.backward
+    setup = Setup(size=8, channels=1, classes=10, samples=640)
+    shares = parts.measure("er-dual-cba", setup, steps=10)
+    assert {"forward", "backward", "adaptor", "outer step", "draws"} <= set(shares)
+    assert sum(shares.values()) == pytest.approx(100, abs=1)
+    assert torch.Tensor.backward is backward
