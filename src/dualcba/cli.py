@@ -146,6 +146,10 @@ def run(
     ibn_average: Annotated[str | None, typer.Option(help="cumulative or ema")] = None,
     seen_only: Annotated[bool | None, typer.Option(help="answer with classes seen")] = None,
     boundaries: Annotated[str | None, typer.Option(help="of tasks: given or inferred")] = None,
+    labelled_batches: Annotated[str | None, typer.Option(help="semi: mixed or cycled")] = None,
+    anytime: Annotated[
+        str | None, typer.Option(help="scored between task ends: both, bn or ibn")
+    ] = None,
     eval_every: Annotated[
         int | None, typer.Option(help="steps between scores; 0: task ends")
     ] = None,

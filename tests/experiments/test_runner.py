@@ -115,7 +115,7 @@ def test_another_seed_is_another_run(digits: Dataset, done: tuple[Run, dict[str,
 
 
 def _flat(plan: Any) -> list[np.ndarray]:
-    return [np.asarray(rows) for task in plan for rows in task]
+    return [one.rows for task in plan for one in task]
 
 
 @pytest.mark.parametrize("eval_every", [7, 20, 30, 33, 44, 1000])

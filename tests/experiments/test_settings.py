@@ -243,9 +243,9 @@ def test_offline_goes_through_each_task_in_every_epoch(digits: Dataset) -> None:
     run = Run(Spec(method="er", setting="offline", epochs=4, batch_size=32), digits, CPU)
     for task, epochs in zip(run.stream, run.plan, strict=True):
         assert len(epochs) == 4
-        for rows in epochs:
+        for rows in (one.rows for one in epochs):
             assert len(set(rows.ravel())) == rows.size == len(task.train) // 32 * 32
-        assert not np.array_equal(epochs[0], epochs[1])
+        assert not np.array_equal(epochs[0].rows, epochs[1].rows)
 
 
 # ---------------------------------------------------------------- classes and tasks
@@ -337,8 +337,8 @@ def test_tasks_and_orders_that_are_refused(
 def test_the_seed_orders_each_run(digits: Dataset) -> None:
     run = Run(Spec(seed=4), digits, CPU)
     order = generator(4, "order")
-    for task, (rows,) in zip(run.stream, run.plan, strict=True):
-        assert np.array_equal(rows, batches(task, 10, order))
+    for task, (one,) in zip(run.stream, run.plan, strict=True):
+        assert np.array_equal(one.rows, batches(task, 10, order))
 
 
 # ---------------------------------------------------------------- a user's own images
@@ -389,3 +389,27 @@ def test_a_folder_in_every_setting_from_one_file(dualcba: Command, tmp_path: Pat
         got = dualcba("run", file, "--json", "--device", "cpu", "--out", setting)
         assert got.code == 0, got.err
         finite(json.loads(got.out)[0])
+
+
+def test_cycled_batches_need_samples_without_a_label(digits: Dataset) -> None:
+    with pytest.raises(ValueError, match="labelled_batches is 'cycled', expected 'mixed' where"):
+        Spec(labelled_batches="cycled")
+    spec = Spec(method="er", setting="semi-1", labelled_batches="cycled")
+    with pytest.raises(ValueError, match="batch_size of cycled batches is 10, expected at most"):
+        Run(spec, digits, CPU)
+
+
+@pytest.mark.parametrize("norm", ["bn", "ibn"])
+def test_any_time_under_one_normalisation_only(norm: str, digits: Dataset) -> None:
+    options = {"method": "er", "buffer": 40, "tasks": [2, 2], "eval_every": 20}
+    both, one = (Run(Spec(**options, anytime=a), digits, CPU) for a in ("both", norm))
+    for run in (both, one):
+        list(run.steps())
+    want, got = both.result(), one.result()
+    other = "ibn" if norm == "bn" else "bn"
+    assert got["accuracy_matrix"] == want["accuracy_matrix"]
+    assert got["scores"][norm] == want["scores"][norm]
+    assert got["anytime"][norm] == want["anytime"][norm]
+    assert got["anytime"][other] == []
+    assert got["scores"][other]["acc_auc"] is None
+    assert got["scores"][other]["acc"] == want["scores"][other]["acc"]

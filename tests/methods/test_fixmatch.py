@@ -431,8 +431,8 @@ def digits() -> Dataset:
     return load_dataset("digits")
 
 
-def semi_spec(method: str) -> Spec:
-    return Spec(method=method, setting="semi-0.2", eval_every=10, batch_size=16)
+def semi_spec(method: str, **options: Any) -> Spec:
+    return Spec(method=method, setting="semi-0.2", eval_every=10, batch_size=16, **options)
 
 
 def finish(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -483,7 +483,7 @@ def test_the_poison_would_be_seen(digits: Dataset, differ: Any) -> None:
     clean, poisoned = (Run(semi_spec("er"), digits, CPU) for _ in range(2))
     assert poisoned.known is not None
     first = np.zeros_like(poisoned.known)
-    planned = np.concatenate([r.ravel() for epochs in poisoned.plan for r in epochs])
+    planned = np.concatenate([one.rows.ravel() for epochs in poisoned.plan for one in epochs])
     first[next(r for r in planned if poisoned.known[r])] = True
     poisoned.data = poison(digits, first, within_task=True)
     assert differ(finish(clean)[0], finish(poisoned)[0]) != []
@@ -494,11 +494,38 @@ def test_a_run_labels_the_ratio_and_remembers_only_those(digits: Dataset) -> Non
     list(run.steps())
     known = run.known
     assert known is not None
-    planned = np.concatenate([r.ravel() for epochs in run.plan for r in epochs])
+    planned = np.concatenate([one.rows.ravel() for epochs in run.plan for one in epochs])
     assert run.learner.memory.seen == known[planned].sum()
     labelled = {digits.train_x[r].numpy().tobytes() for r in np.flatnonzero(known)}
     memory = run.learner.memory
     assert all(memory.x[i].numpy().tobytes() in labelled for i in range(memory.filled))
+
+
+def test_cycled_batches_repeat_the_labelled_and_remember_each_once(digits: Dataset) -> None:
+    run = Run(semi_spec("er", labelled_batches="cycled"), digits, CPU)
+    list(run.steps())
+    assert run.known is not None
+    fresh: set[int] = set()
+    for task, (one,) in zip(run.stream, run.plan, strict=True):
+        some, rest = one.rows[:, :16], one.rows[:, 16:]
+        assert run.known[some].all()
+        assert not run.known[rest].any()
+        assert len(set(rest.ravel())) == rest.size == (~run.known[task.train]).sum() // 16 * 16
+        counts = np.unique(some, return_counts=True)[1]
+        assert counts.max() - counts.min() <= 1  # round and round
+        assert one.kept is not None
+        fresh |= set(one.rows[one.kept])
+        assert one.kept.sum() == len(set(some.ravel()))
+    assert run.learner.memory.seen == len(fresh)
+
+
+def test_cycled_batches_hide_labels_as_well(digits: Dataset, differ: Any) -> None:
+    clean, poisoned = (
+        Run(semi_spec("er-dual-cba", labelled_batches="cycled"), digits, CPU) for _ in range(2)
+    )
+    assert poisoned.known is not None
+    poisoned.data = poison(digits, ~poisoned.known, within_task=True)
+    assert differ(finish(clean)[0], finish(poisoned)[0]) == []
 
 
 @pytest.mark.parametrize("method", ["er-ace", "ss-il", "icarl", "lucir", "bic"])

@@ -15,7 +15,7 @@ from dualcba.data.fetch import SOURCES
 from dualcba.data.folder import from_folder
 from dualcba.data.idx import fashion_mnist, mnist
 from dualcba.data.npz import from_npz
-from dualcba.data.stream import Task, batches, blurry, disjoint, labelled
+from dualcba.data.stream import Task, batches, blurry, cycled, disjoint, labelled
 from dualcba.data.tiny_imagenet import tiny_imagenet
 from dualcba.data.torch_dataset import from_torch
 from dualcba.data.transforms import Transform
@@ -23,7 +23,7 @@ from dualcba.errors import unknown
 
 __all__ = [
     "DATASETS", "SOURCES", "Dataset", "Task", "Transform", "batches", "blurry", "check_labels",
-    "check_samples", "data_dir", "disjoint", "from_arrays", "from_folder", "from_npz",
+    "check_samples", "cycled", "data_dir", "disjoint", "from_arrays", "from_folder", "from_npz",
     "from_torch", "labelled", "load_dataset",
 ]  # fmt: skip
 

@@ -122,3 +122,24 @@ def batches(task: Task, batch_size: int, rng: np.random.Generator) -> Indices:
         wanted = f"at most the {len(task.train)} samples of the task with classes {task.classes}"
         raise ValueError(expected("batch_size", batch_size, wanted))
     return rng.permutation(task.train)[: steps * batch_size].reshape(steps, batch_size)
+
+
+def cycled(
+    task: Task, known: NDArray[np.bool_], batch_size: int, rng: np.random.Generator
+) -> tuple[Indices, NDArray[np.bool_]]:
+    """A labelled batch beside each unlabelled one, as FixMatch is usually trained.
+
+    Gives (steps, 2·batch_size) rows, labelled ones first, and which of them come for the first
+    time. Each unlabelled sample comes once, an incomplete last batch being dropped; labelled ones
+    come round and round, shuffled once.
+    """
+    has = known[task.train]
+    some, rest = rng.permutation(task.train[has]), rng.permutation(task.train[~has])
+    steps = len(rest) // batch_size
+    if not steps or not len(some):
+        wanted = f"at most the {len(rest)} unlabelled samples of a task, and a labelled one"
+        raise ValueError(expected("batch_size of cycled batches", batch_size, wanted))
+    place = np.arange(steps * batch_size)
+    rows = np.stack([some[place % len(some)], rest[place]]).reshape(2, steps, batch_size)
+    first = np.stack([place < len(some), place >= 0]).reshape(2, steps, batch_size)
+    return np.concatenate(list(rows), 1), np.concatenate(list(first), 1)

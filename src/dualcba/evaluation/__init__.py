@@ -1,11 +1,11 @@
 """Any-time evaluation, the scores of a continual run, and what else a run can record."""
 
 from dualcba.evaluation.alignment import Alignment
-from dualcba.evaluation.evaluator import NORMS, Evaluator
+from dualcba.evaluation.evaluator import ANYTIME, NORMS, Evaluator
 from dualcba.evaluation.recorders import Predictions, Recorder, Transitions
 from dualcba.evaluation.scores import interval, summarize
 
-__all__ = ["NORMS", "RECORDERS", "Evaluator", "Recorder", "interval", "summarize"]
+__all__ = ["ANYTIME", "NORMS", "RECORDERS", "Evaluator", "Recorder", "interval", "summarize"]
 
 RECORDERS: dict[str, type[Recorder]] = {
     "predictions": Predictions,

@@ -17,6 +17,9 @@ from dualcba.evaluation.scores import Scores, summarize
 from dualcba.learner import Learner
 
 NORMS = ("bn", "ibn")
+ANYTIME = {"both": NORMS, "bn": ("bn",), "ibn": ("ibn",)}
+"""What may be scored between task ends, where twice a point is too dear."""
+
 _serial = itertools.count()
 
 
@@ -34,8 +37,10 @@ class Evaluator:
         stream: Sequence[Task],
         *,
         batch_size: int | None = None,
+        anytime: Sequence[str] = NORMS,
     ) -> None:
         self.learner = learner
+        self.anytime = tuple(anytime)
         self._key = next(_serial)  # graphs are the evaluator's own: they write into its counts
         self.tasks = len(stream)
         device = learner.device
@@ -52,6 +57,8 @@ class Evaluator:
             self._count = torch.zeros(self.tasks + 1, dtype=torch.long, device=device)
         self.points: list[tuple[int, int, str]] = []  # step, task, kind
         self.counts: dict[str, list[Tensor]] = {norm: [] for norm in NORMS}
+        with learner.engine.scope():
+            self._none = torch.full_like(self._count, -1)  # in the place of what is not scored
 
     def evaluate(self, kind: str, task: int | None = None) -> None:
         """Score now; `kind` is `"start"`, `"anytime"`, `"end"` (of a task) or `"both"`.
@@ -64,7 +71,10 @@ class Evaluator:
         # where only the tasks so far are asked for, the others are not run
         tasks = task + 1 if kind == "anytime" else self.tasks
         for norm in NORMS:
-            if norm == "ibn" and not learner.norms:
+            if kind == "anytime" and norm not in self.anytime:
+                self.counts[norm].append(self._none)
+                continue
+            if norm == "ibn" and not learner.norms and self.counts["bn"][-1] is not self._none:
                 self.counts[norm].append(self.counts["bn"][-1])
                 continue
             with learner.evaluating(norm):
@@ -83,6 +93,8 @@ class Evaluator:
     def accuracy(self, norm: str = "bn") -> float:
         """Mean over the tasks so far at the last point; waits for the device."""
         seen = max(self.points[-1][1] + 1, 1)
+        if self.counts[norm][-1] is self._none:
+            norm = self.anytime[0]
         with self.learner.engine.scope():
             last = self.counts[norm][-1][:seen].cpu().numpy()
         return float((100 * last / self.sizes[:seen]).mean())
@@ -99,13 +111,14 @@ class Evaluator:
         }
         for norm in NORMS:
             table = self._table(norm)
-            curve = np.where(np.arange(self.tasks) <= task[:, None], table, np.nan)[anytime]
+            at = anytime if norm in self.anytime else np.zeros_like(anytime)
+            curve = np.where(np.arange(self.tasks) <= task[:, None], table, np.nan)[at]
             matrix, untrained = table[end], table[kind == "start"][0]
-            scores: Scores = summarize(matrix, untrained, curve, task[anytime])
+            scores: Scores = summarize(matrix, untrained, curve, task[at])
             out["scores"][norm] = scores
             out["accuracy_matrix"][norm] = matrix.tolist()
             out["anytime"][norm] = [
-                row[: t + 1].tolist() for row, t in zip(curve, task[anytime], strict=True)
+                row[: t + 1].tolist() for row, t in zip(curve, task[at], strict=True)
             ]
         return out
 

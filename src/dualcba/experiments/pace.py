@@ -84,7 +84,7 @@ def measure(spec: Spec, data: Dataset, hardware: Hardware) -> Pace:
     warm, timed = (10, 11) if cuda else (0, 6)  # where steps are captured, that comes first
     run.stream = [dataclasses.replace(t, test=t.test[:TEST_SAMPLES]) for t in run.stream[:2]]
     lengths = (2, warm + timed) if len(run.stream) > 1 else (warm + timed,)
-    run.plan = [[p[0][:n]] for p, n in zip(run.plan, lengths, strict=False)]
+    run.plan = [[p[0].first(n)] for p, n in zip(run.plan, lengths, strict=False)]
     run.evaluator = Evaluator(run.learner, data, run.stream)
     steps = run.steps()
     for _ in range(run.total - timed):  # one step in five of those timed takes an outer step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualcba.data import Dataset, Task, batches, blurry, disjoint, labelled
+from dualcba.data import Dataset, Task, batches, blurry, cycled, disjoint, labelled
 from dualcba.data.source import read_ahead, resident
-from dualcba.evaluation import RECORDERS, Evaluator
+from dualcba.evaluation import ANYTIME, RECORDERS, Evaluator
 from dualcba.experiments.settings import learning_rate, parse_setting
 from dualcba.experiments.spec import Spec
 from dualcba.learner import Learner
@@ -43,6 +43,21 @@ class Hardware:
     precision: str = "auto"
 
 
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One pass over a task: (steps, n) rows, and which of them the memory may take, if not all."""
+
+    rows: Indices
+    kept: NDArray[np.bool_] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def first(self, steps: int) -> Pass:
+        """Its first so many steps."""
+        return Pass(self.rows[:steps], None if self.kept is None else self.kept[:steps])
+
+
 @dataclass
 class Run:
     """One run under way: iterate `steps`, then ask for the `result`."""
@@ -56,19 +71,15 @@ class Run:
         spec = self.spec
         self.setting = parse_setting(spec.setting)
         self.stream = make_stream(spec, self.data)
-        self.known = None  # which samples have a label, where not all have
-        if self.setting.kind == "semi":
-            self.known = labelled(self.data, self.setting.value, generator(spec.seed, "labels"))
-        order = generator(spec.seed, "order")
-        self.plan = [
-            [batches(task, spec.batch_size, order) for _ in range(spec.epochs)]
-            for task in self.stream
-        ]
+        self.known = make_known(spec, self.data)
+        self.plan = make_plan(spec, self.stream, self.known)
         self.learner = make_learner(spec, self.data, self.hardware)
         if self.learner.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.learner.device)
-        self.evaluator = Evaluator(self.learner, self.data, self.stream)
-        lengths = [sum(len(rows) for rows in epochs) for epochs in self.plan]
+        self.evaluator = Evaluator(
+            self.learner, self.data, self.stream, anytime=ANYTIME[spec.anytime]
+        )
+        lengths = [sum(map(len, epochs)) for epochs in self.plan]
         self.recorders = {
             name: RECORDERS[name](self.learner, self.data, self.stream, lengths)
             for name in spec.record
@@ -77,7 +88,7 @@ class Run:
     @property
     def total(self) -> int:
         """How many steps it takes."""
-        return sum(len(rows) for epochs in self.plan for rows in epochs)
+        return sum(len(one) for epochs in self.plan for one in epochs)
 
     def steps(self) -> Iterator[int]:
         """Train and evaluate; yields after each step."""
@@ -96,19 +107,19 @@ class Run:
                 with self._clock("train"):
                     learner.new_task(task.classes)
             end_is_known = given or number == len(self.stream) - 1
-            for epoch, rows in enumerate(epochs):
+            for epoch, one in enumerate(epochs):
                 with self._clock("train"), learner.engine.scope():
                     lr = learning_rate(self.spec.lr, self.setting, epoch, len(epochs))
                     learner.lr.fill_(lr)
-                for k, (x, y) in enumerate(arrive(rows)):
-                    last = epoch == len(epochs) - 1 and k == len(rows) - 1
+                for k, (x, y) in enumerate(arrive(one.rows)):
+                    last = epoch == len(epochs) - 1 and k == len(one) - 1
                     if self.recorders:
                         with self._clock("evaluate"), learner.engine.scope():
                             for recorder in self.recorders.values():
                                 recorder.before_step(x, y)
                     with self._clock("train"), learner.engine.scope():
-                        known = None if self.known is None else self.known[rows[k]]
-                        learner.learn(x, y, known, labels=labels[rows[k]], again=epoch > 0)
+                        kept = None if one.kept is None else one.kept[k]
+                        learner.learn(x, y, kept, labels=labels[one.rows[k]], again=epoch > 0)
                         if last and end_is_known:
                             learner.end_task()
                     self._evaluate(number, last)
@@ -199,6 +210,30 @@ def make_stream(spec: Spec, data: Dataset) -> list[Task]:
     if setting.kind == "blurry":
         return blurry(stream, setting.value, generator(spec.seed, "blurry"))
     return stream
+
+
+def make_known(spec: Spec, data: Dataset) -> NDArray[np.bool_] | None:
+    """Which samples have a label, where not all have."""
+    setting = parse_setting(spec.setting)
+    if setting.kind != "semi":
+        return None
+    return labelled(data, setting.value, generator(spec.seed, "labels"))
+
+
+def make_plan(
+    spec: Spec, stream: Sequence[Task], known: NDArray[np.bool_] | None
+) -> list[list[Pass]]:
+    """The passes over each task."""
+    rng = generator(spec.seed, "order")
+
+    def one(task: Task) -> Pass:
+        if known is not None and spec.labelled_batches == "cycled":
+            rows, first = cycled(task, known, spec.batch_size, rng)
+            return Pass(rows, known[rows] & first)
+        rows = batches(task, spec.batch_size, rng)
+        return Pass(rows, None if known is None else known[rows])
+
+    return [[one(task) for _ in range(spec.epochs)] for task in stream]
 
 
 def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:

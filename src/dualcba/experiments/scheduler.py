@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 
-from dualcba.data import Dataset, batches
-from dualcba.experiments.runner import Hardware, Run, make_learner, make_stream
+from dualcba.data import Dataset
+from dualcba.experiments.runner import (
+    Hardware,
+    Run,
+    make_known,
+    make_learner,
+    make_plan,
+    make_stream,
+)
 from dualcba.experiments.spec import Spec
-from dualcba.randomness import generator
 
 Load = Callable[[Spec], Dataset]
 
@@ -20,8 +26,7 @@ def check_all(specs: Sequence[Spec], load: Load, hardware: Hardware) -> None:
         first.setdefault(json.dumps(spec.to_dict() | {"seed": None}, sort_keys=True), spec)
     for spec in first.values():
         data = load(spec)
-        for task in make_stream(spec, data):
-            batches(task, spec.batch_size, generator(spec.seed, "order"))
+        make_plan(spec, make_stream(spec, data), make_known(spec, data))
         make_learner(spec, data, hardware)
 
 

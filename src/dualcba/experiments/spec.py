@@ -14,7 +14,7 @@ from typing import Any
 
 from dualcba.data import DATASETS
 from dualcba.errors import at_least, expected, unknown
-from dualcba.evaluation import RECORDERS
+from dualcba.evaluation import ANYTIME, RECORDERS
 from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_setting
 from dualcba.learner import LEVELS
 from dualcba.methods import check_options, parse_method
@@ -48,7 +48,7 @@ ADAPTOR_OPTIONS: dict[str | None, tuple[str, ...]] = {
 
 WORDS = (
     "method", "dataset", "setting", "network", "levels", "adaptor", "specific", "space", "norm",
-    "forward", "ibn_average", "boundaries",
+    "forward", "ibn_average", "boundaries", "labelled_batches", "anytime",
 )  # fmt: skip
 
 
@@ -95,6 +95,10 @@ class Spec:
     ibn_average: str = _option("IBN's average over batches: cumulative or ema", "cumulative")
     seen_only: bool = _option("answer only with classes that have been seen", False)
     boundaries: str = _option("of tasks: given, or inferred from the labels alone", "given")
+    labelled_batches: str = _option(
+        "semi-supervised: mixed as they come, or cycled, one beside each unlabelled batch", "mixed"
+    )
+    anytime: str = _option("what is scored between task ends: both, bn or ibn", "both")
     eval_every: int = _option("score every so many steps; 0 for task ends only", 5)
     options: dict[str, Any] = dataclasses.field(
         default_factory=dict, metadata={"help": "options of the method itself"}
@@ -132,6 +136,9 @@ class Spec:
                 f"the setting {self.setting!r} does not fit the method {self.method!r}, "
                 f"expected {wanted}"
             )
+        if self.labelled_batches == "cycled" and setting.kind != "semi":
+            wanted = "'mixed' where every sample has its label"
+            raise ValueError(expected("labelled_batches", self.labelled_batches, wanted))
         if self.epochs != 1 and parse_method(self.method)[0].single_pass:
             wanted = f"1: {self.method} only makes sense in a single pass"
             raise ValueError(expected("epochs", self.epochs, wanted))
@@ -160,7 +167,8 @@ class Spec:
         choices: dict[str, Collection[str]] = {
             "network": NETWORKS, "norm": NORMALIZATIONS,
             "forward": ("split", "concat"), "ibn_average": ("cumulative", "ema"),
-            "boundaries": ("given", "inferred"),
+            "boundaries": ("given", "inferred"), "anytime": ANYTIME,
+            "labelled_batches": ("mixed", "cycled"),
         }  # fmt: skip
         if kind is not None:
             choices["space"] = ("logit", "probability")
