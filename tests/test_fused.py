@@ -240,3 +240,23 @@ def test_frozen_weights_have_no_gradient_when_lowered() -> None:
         net(torch.ones(2, 3))[0].sum().backward()
     assert net.module[0].weight.grad is None
     assert net.module[2].weight.grad is not None
+
+
+def test_a_weight_in_two_places_is_lowered_in_both() -> None:
+    torch.manual_seed(0)
+    one, two = nn.Linear(4, 4), nn.Linear(4, 4)
+    two.weight = one.weight
+    net = Network(nn.Sequential(one, nn.ReLU(), two, nn.ReLU(), one, nn.Linear(4, 2)), (4,), 2)
+    x, outputs = torch.randn(3, 4), []
+    for lowered in (True, False):
+        twin = copy.deepcopy(net)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            if lowered:
+                with twin.lowered(torch.bfloat16):
+                    z, _ = twin(x)
+            else:
+                z, _ = twin(x)
+        z.sum().backward()
+        outputs.append((z, twin.module[0].weight.grad))
+    for a, b in zip(*outputs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)

@@ -95,10 +95,13 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs (n, ...) → logits (n, C) and features (n, d), in at least float32."""
-        z = functional_call(self.module, self._lowered, x) if self._lowered else self.module(x)
+        z = self._call(x) if self._lowered else self.module(x)
         h, self._features = self._features, None
         assert h is not None
         return _full(z), _full(h)
+
+    def _call(self, x: Tensor) -> Tensor:
+        return functional_call(self.module, self._lowered, x, tie_weights=False)  # type: ignore[no-any-return]
 
     @contextmanager
     def lowered(self, dtype: torch.dtype) -> Iterator[None]:
@@ -107,16 +110,16 @@ class Network(nn.Module):
         Autocast would cast each by itself; here all of them are cast at once, and so are their
         gradients on the way back.
         """
-        names = [
-            f"{name}.{own}" if name else own
+        weights = {
+            f"{name}.{own}" if name else own: p
             for name, m in self.module.named_modules()
             if type(m) in LOWERED
-            for own, _ in m.named_parameters()
-        ]
-        weights = [self.module.get_parameter(name) for name in names]
-        if weights:
-            lowered = _Cast.apply(dtype, *weights)  # type: ignore[no-untyped-call]
-            self._lowered = dict(zip(names, lowered, strict=True))
+            for own, p in m.named_parameters()
+        }
+        once = list(dict.fromkeys(weights.values()))  # a weight may stand in two places
+        cast = _Cast.apply(dtype, *once) if once else ()  # type: ignore[no-untyped-call]
+        lowered = dict(zip(once, cast, strict=True))
+        self._lowered = {name: lowered[p] for name, p in weights.items()}
         try:
             yield
         finally:
