@@ -42,9 +42,9 @@ def clocked(contender: Ours, steps: int) -> dict[str, float]:
 
     learner = contender.learner
     for owner, name, part in (
-        (learner, "_draw", "draws"), (learner, "_augmented", "augmentation"),
-        (learner, "_through", "forward"), (learner.method, "loss", "loss"),
-        (learner, "_adapt", "adaptor"), (learner, "_outer_step", "outer step"),
+        (learner.draws, "draw", "draws"), (learner.forwards, "augmented", "augmentation"),
+        (learner.forwards, "through", "forward"), (learner.method, "loss", "loss"),
+        (learner.outer, "adapt", "adaptor"), (learner.outer, "step", "outer step"),
         (torch.Tensor, "backward", "backward"), (learner.optimizer, "step", "optimiser"),
         (learner.optimizer, "zero_grad", "optimiser"), (learner.memory, "write", "memory"),
         (learner.memory, "read", "memory"), (learner.sets, "appear", "masks of classes"),

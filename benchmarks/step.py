@@ -47,11 +47,11 @@ def measure(ready: Ready, data: Dataset, steps: int) -> dict[str, float]:
     learner = ready.learner
     evaluator = Evaluator(learner, data, ready.stream)
     for _ in range(4):
-        learner._incremental_step = -1  # estimate anew, as after a step
+        learner.answers.forget()  # estimate anew, as after a step
         evaluator.evaluate("end")
 
     def evaluate(norm: str) -> None:
-        learner._incremental_step = -1
+        learner.answers.forget()
         with learner.evaluating(norm):
             evaluator._correct(len(ready.stream))
 

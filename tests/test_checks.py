@@ -105,7 +105,7 @@ class PredictDraws(Learner):
     """Each question advances a generator that training uses."""
 
     def predict(self, x):
-        self._rng["memory"].random()
+        self.draws.rng["memory"].random()
         return super().predict(x)
 
 

@@ -37,7 +37,7 @@ def test_the_gradient_of_a_lone_sample_is_right():
     learner.observe(x[:8], y[:8])
     before = MLP((5,), 4, width=6)
     before.load_state_dict(learner.network.module.state_dict())
-    rows = torch.from_numpy(copy.deepcopy(learner._rng["memory"]).choice(8, 4, replace=False))
+    rows = torch.from_numpy(copy.deepcopy(learner.draws.rng["memory"]).choice(8, 4, replace=False))
     mem_x, mem_y, _ = learner.memory.read(rows)
     learner.observe(x[8:], y[8:])
 
@@ -147,7 +147,7 @@ def test_later_epochs_are_not_read_again():
     run = Run(spec, load_dataset("digits"), Hardware("cpu"))
     sizes = []
     for _ in run.steps():
-        sizes.append(sum(len(y) for _, y in run.learner._task_data))
+        sizes.append(sum(len(y) for _, y in run.learner.tasks.data))
     assert max(sizes) == len(run.plan[0][0]) * 10
 
 

@@ -258,13 +258,13 @@ def test_two_draws_are_independent(make_learner: Make, teach: Teach) -> None:
 def outer_steps(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps, from 0, at which the adaptor learns."""
     at: list[int] = []
-    step = learner._outer_step
+    step = learner.outer.step
 
     def spy(*args: Any) -> None:
         at.append(learner.step)
         step(*args)
 
-    monkeypatch.setattr(learner, "_outer_step", spy)
+    monkeypatch.setattr(learner.outer, "step", spy)
     return at
 
 
@@ -332,7 +332,7 @@ def test_phi_moves_first_then_theta_with_the_new_phi_on_the_same_logits(
     learner = teach(make_learner(method, outer_every=1, adaptor_lr=0.1))
     events: list[str] = []
     seen: dict[str, Any] = {}
-    outer, theta = learner._outer_step, learner.optimizer.step
+    outer, theta = learner.outer.step, learner.optimizer.step
     phi = parameters(learner.adaptor)
     weights = parameters(learner.network)
     spy = Spy(learner)
@@ -347,7 +347,7 @@ def test_phi_moves_first_then_theta_with_the_new_phi_on_the_same_logits(
         events.append("theta")
         theta(*args)
 
-    monkeypatch.setattr(learner, "_outer_step", watch_outer)
+    monkeypatch.setattr(learner.outer, "step", watch_outer)
     monkeypatch.setattr(learner.optimizer, "step", watch_theta)
     learner.observe(*make_batches(3)[1][0])
     assert events == ["outer", "theta"]
@@ -371,7 +371,7 @@ def test_the_outer_step_is_adam_on_the_hypergradient(
     network = copy.deepcopy(learner.network.module)
     phi = parameters(learner.adaptor)
     record: dict[str, Any] = {}
-    import dualcba.learner as module
+    import dualcba.outer as module
 
     exact = module.hypergradient
 
@@ -407,7 +407,7 @@ def test_a_single_level_is_adam_on_the_loss_of_the_adapted_network(
         make_learner(method, levels=levels, outer_every=1, adaptor_lr=0.02), tasks=1, steps=2
     )
     learner.new_task([2, 3])
-    learner._samplewise = False  # so that each batch has a forward of its own
+    learner.forwards.samplewise = False  # so that each batch has a forward of its own
     network, adaptor = copy.deepcopy(learner.network.module), copy.deepcopy(learner.adaptor)
     assert adaptor is not None
     adaptor._shared = (learner.sets,)
@@ -708,7 +708,7 @@ def test_the_adaptor_takes_no_part_in_answers(
         p.data.fill_(torch.nan)
     monkeypatch.setattr(learner.adaptor, "forward", None)
     monkeypatch.setattr(learner.adaptor, "adapt", None)
-    learner._incremental_step = -1  # have IBN estimated anew
+    learner.answers.forget()  # have IBN estimated anew
     again = answers()
     assert torch.equal(again[0], classes)
     assert torch.equal(again[1], probabilities)

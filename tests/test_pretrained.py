@@ -156,7 +156,7 @@ def test_alone_it_has_no_outer_loop(
     assert learner.adaptor is not None
     assert learner.adaptor.specific is None
     assert learner.adaptor_optimizer is None
-    monkeypatch.setattr(learner, "_outer_step", None)
+    monkeypatch.setattr(learner.outer, "step", None)
     teach(learner, tasks=3)
     assert same(agnostic(learner), before)
     plain = teach(make_learner("er"), tasks=3)
@@ -255,8 +255,8 @@ def test_alone_and_frozen_there_is_no_outer_step(
     options = {"specific": "none", "width": 8}
     learner = make_learner(freeze_after=2, outer_every=1, adaptor_options=options)
     at: list[int] = []
-    outer = learner._outer_step
-    monkeypatch.setattr(learner, "_outer_step", lambda *a: at.append(learner.task) or outer(*a))
+    outer = learner.outer.step
+    monkeypatch.setattr(learner.outer, "step", lambda *a: at.append(learner.task) or outer(*a))
     teach(learner, tasks=3)
     assert set(at) == {1}
 

@@ -22,18 +22,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualcba.data.fetch import (
-    FACTS,
-    SOURCES,
-    Facts,
-    Remote,
-    Source,
-    check,
-    download,
-    fetch,
-    locked,
-    unpack,
-)
+from dualcba.data.archives import unpack
+from dualcba.data.disk import locked
+from dualcba.data.download import download
+from dualcba.data.fetch import check, fetch
+from dualcba.data.published import FACTS, SOURCES, Facts, Remote, Source
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 NAME = "file.bin"
@@ -108,7 +101,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(sys.modules["dualcba.data.fetch"], "WAIT", 0.01)
+    monkeypatch.setattr(sys.modules["dualcba.data.download"], "WAIT", 0.01)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     server = Server()
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -252,7 +245,7 @@ def test_a_server_that_stays_busy(server: Server, target: Path) -> None:
 
 def test_waits_double(server: Server, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(sys.modules["dualcba.data.fetch"], "WAIT", 4.0)
+    monkeypatch.setattr(sys.modules["dualcba.data.download"], "WAIT", 4.0)
     monkeypatch.setattr(time, "sleep", waits.append)
     server.plan = [("status", 503)] * 5
     download(server.remote(), target, tries=9)
@@ -541,7 +534,8 @@ def test_fetch_of_an_unknown_name(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys
-from dualcba.data.fetch import SOURCES, Remote, Source, fetch
+from dualcba.data.fetch import fetch
+from dualcba.data.published import SOURCES, Remote, Source
 address, md5, root = sys.argv[1:]
 SOURCES["toy"] = Source("toy", (Remote("toy.zip", md5, (address,)),), ("x", "y"))
 print(fetch("toy", root, show=False))
@@ -574,7 +568,7 @@ def test_two_threads_at_once(toy: Source, server: Server, tmp_path: Path) -> Non
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from dualcba.data.fetch import locked\n"
+        "import os, sys; from pathlib import Path; from dualcba.data.disk import locked\n"
         "with locked(Path(sys.argv[1])): os._exit(9)"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,11 +19,11 @@ import pytest
 import torch
 from PIL import Image
 
-from dualcba.data import data_dir, load_dataset
+from dualcba.data import data_dir, decoding, load_dataset
 from dualcba.data.dataset import statistics
-from dualcba.data.folder import channel_statistics, from_folder, in_parallel, read_image
-
-folder_module = sys.modules["dualcba.data.folder"]
+from dualcba.data.decoding import in_parallel
+from dualcba.data.folder import channel_statistics, from_folder
+from dualcba.data.images import _header, read_image
 
 
 def picture(value: int, size: tuple[int, int] = (8, 6), mode: str = "RGB") -> Image.Image:
@@ -225,7 +224,7 @@ def test_photographs_are_turned_upright(tmp_path: Path, orientation: int, suffix
     exif[0x0112] = orientation
     image.save(path, exif=exif)
     with Image.open(path) as saved:
-        height, width, _ = folder_module._header(saved)
+        height, width, _ = _header(saved)
         upright = ImageOps.exif_transpose(saved)
         assert (width, height) == upright.size
         np.testing.assert_array_equal(read_image(path).transpose(1, 2, 0), np.asarray(upright))
@@ -350,8 +349,8 @@ def test_a_class_of_one_image(root: Path) -> None:
 @pytest.fixture
 def parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks, and workers for few images."""
-    monkeypatch.setattr(folder_module, "BLOCK", 4)
-    monkeypatch.setattr(folder_module, "WORTH_IT", 1)
+    monkeypatch.setattr(decoding, "BLOCK", 4)
+    monkeypatch.setattr(decoding, "WORTH_IT", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
 
 
@@ -359,7 +358,7 @@ def test_workers_change_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> 
     fill(root, {"a": 21, "b": 22})
     alone = load_dataset(root)
     for name, value in (("BLOCK", 4), ("WORTH_IT", 1)):
-        monkeypatch.setattr(folder_module, name, value)
+        monkeypatch.setattr(decoding, name, value)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     state = torch.random.get_rng_state()
     together = load_dataset(root)
@@ -410,7 +409,7 @@ def test_progress_shows_throughput(
 
 def test_more_than_the_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(root, {"a": 4, "b": 4})
-    monkeypatch.setattr(folder_module, "_memory", lambda: 1000)
+    monkeypatch.setattr(decoding, "_memory", lambda: 1000)
     with pytest.raises(
         ValueError, match=r"8 images of 6×8 take .* give a smaller size, or a cache"
     ):
@@ -422,13 +421,13 @@ def test_more_than_the_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def count_decodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by the number of images whenever some are decoded."""
     decoded: list[int] = []
-    original = folder_module._decode
+    original = decoding._decode
 
     def decode(paths: Any, shape: Any) -> Any:
         decoded.append(len(paths))
         return original(paths, shape)
 
-    monkeypatch.setattr(folder_module, "_decode", decode)
+    monkeypatch.setattr(decoding, "_decode", decode)
     return decoded
 
 

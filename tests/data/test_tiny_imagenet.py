@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from dualcba.data import load_dataset
-from dualcba.data.fetch import FACTS, Facts, check
+from dualcba.data.fetch import check
+from dualcba.data.published import FACTS, Facts
 
 WNIDS = ["n02124075", "n01443537", "n04067472"]  # not sorted, as in the archive
 TRAIN, VAL = 5, 2
@@ -62,7 +63,7 @@ def folder(root: Path) -> Path:
 @pytest.fixture
 def decodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by the number of images whenever some are decoded."""
-    module = sys.modules["dualcba.data.folder"]
+    module = sys.modules["dualcba.data.decoding"]
     original, decoded = module._decode, list[int]()
 
     def decode(paths: Any, shape: Any) -> Any:

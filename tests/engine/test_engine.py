@@ -84,7 +84,7 @@ def learn(learner: Learner, tasks: list[list[tuple[Tensor, Tensor]]]) -> list[fl
         for x, y in batches:
             learner.observe(x, y)
     torch.cuda.synchronize()
-    return learner._losses[: learner.step].cpu().tolist()
+    return learner.losses.values[: learner.step].cpu().tolist()
 
 
 @pytest.mark.gpu
@@ -127,7 +127,7 @@ def test_cuda_equals_cpu(method: str, make_learner: Make, make_batches: Any) -> 
         for x, y in batches:
             cpu.observe(x, y)
     got = learn(gpu, tasks)
-    assert got == pytest.approx(cpu._losses[:15].tolist(), rel=1e-2)
+    assert got == pytest.approx(cpu.losses.values[:15].tolist(), rel=1e-2)
     assert torch.equal(gpu.memory.x[:-1].cpu(), cpu.memory.x[:-1])
     assert torch.equal(gpu.memory.y[:-1].cpu(), cpu.memory.y[:-1])
 
@@ -271,7 +271,7 @@ def test_a_state_moves_between_engines(method: str, make_learner: Make, make_bat
         for x, y in tasks[2]:
             learner.observe(x, y)
         torch.cuda.synchronize()
-        losses.append(learner._losses[16:24].cpu().tolist())
+        losses.append(learner.losses.values[16:24].cpu().tolist())
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
@@ -407,7 +407,7 @@ def test_batches_are_kept_until_they_are_learnt(
             junk = torch.full((64, 3, 8, 8), 255, dtype=torch.uint8, device="cuda")
             del junk
         torch.cuda.synchronize()
-        losses.append(learner._losses[24:44].cpu().tolist())
+        losses.append(learner.losses.values[24:44].cpu().tolist())
         memories.append(learner.state_dict()["tensors"]["memory.x"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert torch.equal(*memories)

@@ -51,7 +51,7 @@ def test_three_tasks_asked_in_the_middle_of_each(
                 assert learner.predict_proba(x[:5]).isfinite().all()
                 assert learner.predict(x).max() < 6
     learner.end_task()
-    assert learner._losses[: learner.step].isfinite().all()
+    assert learner.losses.values[: learner.step].isfinite().all()
     held = learner.memory.y[: learner.memory.filled]
     assert torch.isin(torch.arange(6), held).all()
 
@@ -93,7 +93,7 @@ def test_classes_may_come_unannounced(name: str, make_learner: Make, images: Dat
             learner.observe(images.train_x[rows], images.train_y[rows])
             assert learner.predict_proba(images.test_x[:4]).isfinite().all()
     learner.end_task()
-    assert learner._losses[: learner.step].isfinite().all()
+    assert learner.losses.values[: learner.step].isfinite().all()
 
 
 @pytest.mark.parametrize("name", COMPARISON)
@@ -103,11 +103,11 @@ def test_a_step_reads_nothing_on_the_host(
     """What a CUDA graph could not capture fails here too: tensors without values."""
     monkeypatch.setattr(transforms, "crop_by_window", transforms.crop_by_gather)  # as on CUDA
     learner = teach(make_learner(name, network("mlp")))
-    packet, layout = pack(learner._draw(8, False, np.ones(8, dtype=bool)))
+    packet, layout = pack(learner.draws.draw(learner.step, 8, np.ones(8, dtype=bool)))
     with FakeTensorMode(allow_non_fake_inputs=True):
         draw = unpack(torch.from_numpy(packet), layout)
         x, y = torch.zeros(8, 3, 8, 8, dtype=torch.uint8), torch.zeros(8, dtype=torch.long)
-        new, *mem = learner._forward(x, y, draw)
+        new, *mem = learner.forwards.inner(x, y, draw)
         learner.method.loss(new, mem, identity)
         if isinstance(learner.memory, Balanced):
             learner.memory._rows(draw["slots"], y)
@@ -135,4 +135,4 @@ def test_without_rehearsal_exemplars_serve_at_task_ends_only(
 ) -> None:
     learner = teach(make_learner(name, method_options={"rehearse": False}))
     assert learner.memory.filled > 0
-    assert "mem0" not in learner._draw(8, False, np.ones(8, bool))
+    assert "mem0" not in learner.draws.draw(learner.step, 8, np.ones(8, bool))

@@ -93,7 +93,7 @@ def test_steps_are_repeated_and_samples_stored_once(
     assert learner.memory.seen == 64
     stored = learner.memory.x[:64].flatten(1).unique(dim=0)
     assert len(stored) <= 64
-    assert learner._losses[:8].isfinite().all()
+    assert learner.losses.values[:8].isfinite().all()
 
 
 @pytest.mark.parametrize(("name", "shape"), [("mlp", (1, 8, 8)), ("resnet18-slim", (3, 32, 32))])
@@ -108,7 +108,7 @@ def test_one_channel_and_the_slim_resnet(name: str, shape: tuple[int, ...]) -> N
         for _ in range(2):
             x = rng.integers(0, 256, (4, *shape), dtype=np.uint8)
             learner.observe(x, rng.choice(task, 4))
-    assert learner._losses[:4].isfinite().all()
+    assert learner.losses.values[:4].isfinite().all()
     assert learner.predict(x).shape == (4,)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from dualcba.data.dataset import Dataset, from_arrays
-from dualcba.data.folder import Files, Rows, Shape, on_disk, open_cache
+from dualcba.data.decoding import Files, Rows, Shape, on_disk, open_cache
 
 MEAN, STD = (0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821)
 SHAPE: Shape = (3, 64, 64)

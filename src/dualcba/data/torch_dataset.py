@@ -14,8 +14,9 @@ from rich.progress import track
 from torch import Tensor
 
 from dualcba.data.dataset import Dataset, from_arrays
-from dualcba.data.fetch import visible
-from dualcba.data.folder import hold_out, pixels
+from dualcba.data.disk import visible
+from dualcba.data.folder import hold_out
+from dualcba.data.images import pixels
 from dualcba.data.npz import channels_first
 from dualcba.errors import expected
 

@@ -159,7 +159,7 @@ class Alignment(Recorder):
         """Together or one by one, as the learner does; rows count on from batch to batch."""
         labels = [r[1] for r in raw]
         sizes = [len(v) for v in views]
-        if self.learner.concat:
+        if self.learner.forwards.concat:
             z, h = self._outputs(torch.cat(list(views)), torch.cat(labels))
             outputs = list(zip(z.split(sizes), h.split(sizes), strict=True))
         else:
@@ -174,7 +174,7 @@ class Alignment(Recorder):
         """Logits and features at θ, batch statistics used and running ones untouched."""
         learner = self.learner
         mode = modes(learner.network) if len(x) == 1 else nullcontext()
-        with torch.enable_grad(), mode, untracked(learner.norms), learner._tell_tasks(y):
+        with torch.enable_grad(), mode, untracked(learner.norms), learner.forwards.tell_tasks(y):
             return functional_call(learner.network, dict(theta or {}), (x,))
 
     def buffer_loss(self, theta: Parameters, outer: Batch) -> Tensor:

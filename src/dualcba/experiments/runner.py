@@ -287,7 +287,7 @@ def versions(learner: Learner) -> dict[str, str]:
         "numpy": np.__version__,
         "device": device_name(learner.device),
         "engine": type(learner.engine).__name__.lower(),
-        "precision": "bf16" if learner.bf16 else "fp32",
+        "precision": "bf16" if learner.precision.bf16 else "fp32",
     }
 
 

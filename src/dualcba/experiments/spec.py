@@ -16,10 +16,10 @@ from dualcba.data import DATASETS
 from dualcba.errors import at_least, expected, unknown
 from dualcba.evaluation import ANYTIME, RECORDERS
 from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_setting
-from dualcba.learner import LEVELS
 from dualcba.methods import check_options, parse_method
 from dualcba.nets import NETWORKS
 from dualcba.norm_layers import NORMALIZATIONS
+from dualcba.outer import LEVELS
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "digits": {"buffer": 100, "tasks": 5, "batch_size": 10, "network": "mlp", "adaptor_lr": 0.01},

@@ -1,23 +1,17 @@
-"""The contract of a learner, as a suite that anyone may run on any method of their own.
+"""The checks: each takes a function from a seed to a fresh learner and feeds one a made-up stream.
 
-Each check takes a function from a seed to a fresh learner, feeds it a small made-up stream of the
-learner's own shape, and raises an `AssertionError` that says what was violated.
+What is violated becomes an `AssertionError` that says so.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,12 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dualcba.checks.states import as_bytes, difference, digest, held_bytes
+from dualcba.checks.stream import STEPS, Arrival, EndTask, Event, Material, NewTask, play
 from dualcba.errors import unknown
 from dualcba.learner import Learner
 
 MakeLearner = Callable[[int], Learner]
 
-STEPS = 6  # per task, mostly: the adaptor learns at the first and at the sixth
 LONG = 20  # where growth is looked for
 SLACK = 2048  # bytes: counters, a number per task
 SLOWER = 3.0
@@ -65,7 +60,7 @@ def check_learner(
     for name, check in CHECKS.items():
         if (only is None or name in only) and name not in skip:
             try:
-                with _global_randomness(0):
+                with global_randomness(0):
                     check(make_learner)
             except AssertionError as error:
                 raise AssertionError(f"{name}: {error}") from error
@@ -77,109 +72,8 @@ def require(condition: bool, message: str) -> None:
         raise AssertionError(message)
 
 
-# ---------------------------------------------------------------------- a stream to feed
-
-
-@dataclass(frozen=True)
-class NewTask:
-    """A task with these classes begins."""
-
-    classes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A batch of the stream arrives."""
-
-    x: NDArray[Any]
-    y: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class EndTask:
-    """The last task is over."""
-
-
-Event = NewTask | Arrival | EndTask
-
-
-class Material:
-    """Made-up data of a learner's own shape and type: each class scatters around its centre."""
-
-    def __init__(self, learner: Learner) -> None:
-        self.rng = np.random.default_rng(20240)
-        self.shape = learner.network.input_shape
-        self.classes = learner.sets.num_classes
-        self.bytes = learner.dtype == torch.uint8
-        self.batch_size = learner.batch_size
-        self.centres = self.rng.normal(size=(self.classes, *self.shape))
-
-    def batch(self, classes: Sequence[int], n: int | None = None) -> Arrival:
-        """Samples of these classes, as evenly as can be."""
-        n = n or self.batch_size
-        y = self.rng.permutation(np.resize(np.asarray(classes, dtype=np.int64), n))
-        x = self.centres[y] + 0.5 * self.rng.normal(size=(n, *self.shape))
-        if self.bytes:
-            return Arrival(np.clip(128 + 40 * x, 0, 255).astype(np.uint8), y)
-        return Arrival(x.astype(np.float32), y)
-
-    def stream(self, steps: int = STEPS, tasks: int = 2) -> list[Event]:
-        """Tasks that share out all classes; so many batches in each but the first, which has six.
-
-        The last batch of each task is smaller.
-        """
-        events: list[Event] = []
-        parts = np.array_split(np.arange(self.classes), min(tasks, self.classes))
-        for part, batches in zip(parts, [STEPS] + [steps] * (len(parts) - 1), strict=True):
-            events.append(NewTask(tuple(part.tolist())))
-            events += [self.batch(part.tolist()) for _ in range(batches - 1)]
-            events.append(self.batch(part.tolist(), max(1, self.batch_size // 2)))
-        return [*events, EndTask()]
-
-    def questions(self, n: int = 5) -> NDArray[Any]:
-        """Samples of all classes, to predict."""
-        return self.batch(range(self.classes), n).x
-
-
-def play(learner: Learner, events: Sequence[Event]) -> Learner:
-    """Let a learner live through some events."""
-    for event in events:
-        if isinstance(event, NewTask):
-            learner.new_task(event.classes)
-        elif isinstance(event, Arrival):
-            learner.observe(event.x.copy(), event.y.copy())
-        else:
-            learner.end_task()
-    return learner
-
-
-def _start(make_learner: MakeLearner, **stream: int) -> tuple[Learner, Material, list[Event]]:
-    learner = make_learner(0)
-    material = Material(learner)
-    return learner, material, material.stream(**stream)
-
-
-# ---------------------------------------------------------------------- states, compared
-
-
-def digest(state: Mapping[str, Any]) -> dict[str, bytes]:
-    """A state as bytes, leaf by leaf."""
-    leaves = {k: _bytes(v) for k, v in state["tensors"].items()}
-    return {**leaves, "meta": json.dumps(state["meta"], sort_keys=True).encode()}
-
-
-def _bytes(t: Tensor) -> bytes:
-    return t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-
-
-def _difference(a: Mapping[str, bytes], b: Mapping[str, bytes]) -> str:
-    """The names of the leaves in which two states differ; empty if none."""
-    names = sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k))
-    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
-
-
 @contextmanager
-def _global_randomness(seed: int) -> Iterator[None]:
+def global_randomness(seed: int) -> Iterator[None]:
     """Other global generators than usual; a learner must not depend on them. Restored after."""
     numbers, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(range(torch.cuda.device_count())):
@@ -193,7 +87,10 @@ def _global_randomness(seed: int) -> Iterator[None]:
             np.random.set_state(legacy)  # noqa: NPY002
 
 
-# ---------------------------------------------------------------------- the checks
+def _start(make_learner: MakeLearner, **stream: int) -> tuple[Learner, Material, list[Event]]:
+    learner = make_learner(0)
+    material = Material(learner)
+    return learner, material, material.stream(**stream)
 
 
 def check_shapes(make_learner: MakeLearner) -> None:
@@ -242,12 +139,12 @@ def check_purity(make_learner: MakeLearner) -> None:
         before, given = digest(learner.state_dict()), x.copy()
         first = learner.predict_proba(x)
         learner.predict(x)
-        changed = _difference(before, digest(learner.state_dict()))
+        changed = difference(before, digest(learner.state_dict()))
         require(not changed, f"predict changed the state after event {i}: {changed}")
         require(np.array_equal(x, given), f"predict changed the caller's x after event {i}")
         same = torch.equal(first, learner.predict_proba(x))
         require(same, f"predict_proba gave two answers to one question after event {i}")
-    changed = _difference(digest(quiet.state_dict()), digest(learner.state_dict()))
+    changed = difference(digest(quiet.state_dict()), digest(learner.state_dict()))
     require(not changed, f"a learner that predicts on the way learns otherwise: {changed}")
 
 
@@ -257,11 +154,11 @@ def check_determinism(make_learner: MakeLearner) -> None:
     ends, x = [], material.questions()
     for seed, elsewhere in ((0, 1), (0, 2), (1, 1)):
         learner = make_learner(seed)
-        with _global_randomness(elsewhere):
+        with global_randomness(elsewhere):
             play(learner, events)
             answers = learner.predict_proba(x)
-        ends.append({**digest(learner.state_dict()), "answers": _bytes(answers)})
-    changed = _difference(ends[0], ends[1])
+        ends.append({**digest(learner.state_dict()), "answers": as_bytes(answers)})
+    changed = difference(ends[0], ends[1])
     require(not changed, f"one seed gave two states: {changed}")
     learnt = [{k: v for k, v in e.items() if k.startswith(("network", "memory"))} for e in ends]
     require(learnt[0] != learnt[2], "two seeds gave the same network and memory")
@@ -281,7 +178,7 @@ def check_state(make_learner: MakeLearner) -> None:
     end, x = digest(learner.state_dict()), material.questions()
     answers = learner.predict_proba(x)
     for i, snapshot in snapshots.items():
-        changed = _difference(kept[i], digest(snapshot))
+        changed = difference(kept[i], digest(snapshot))
         require(not changed, f"learning on changed the snapshot taken before event {i}: {changed}")
         where = f"put back before event {i} of {len(events)}"
         other = make_learner(0)
@@ -292,7 +189,7 @@ def check_state(make_learner: MakeLearner) -> None:
         require(
             torch.equal(answers, other.predict_proba(x)), f"a learner {where} answers otherwise"
         )
-        changed = _difference(kept[i], digest(snapshot))
+        changed = difference(kept[i], digest(snapshot))
         require(not changed, f"a learner {where} changed the snapshot itself: {changed}")
     late = points[-1]
     learner.load_state_dict(snapshots[1])
@@ -305,7 +202,7 @@ def check_state(make_learner: MakeLearner) -> None:
 
 
 def _same(expected: Mapping[str, bytes], learner: Learner, message: str) -> None:
-    changed = _difference(expected, digest(learner.state_dict()))
+    changed = difference(expected, digest(learner.state_dict()))
     require(not changed, f"{message}: {changed}")
 
 
@@ -464,56 +361,3 @@ CHECKS: dict[str, Callable[[MakeLearner], None]] = {
     "finite": check_finite,
 }
 """Every check by name, in the order in which they run."""
-
-
-# ---------------------------------------------------------------------- what an object holds
-
-
-def held_bytes(root: object, leaving_out: Collection[object] = ()) -> int:
-    """About how much memory an object holds: tensors, arrays and the entries of containers.
-
-    >>> held_bytes({"a": torch.zeros(100), "b": [1, 2]}) - held_bytes({"a": None, "b": [1, 2]})
-    400
-    """
-    met: dict[int, object] = {id(o): o for o in leaving_out}
-    storages: dict[int, int] = {}
-    total, todo = 0, [root]
-    while todo:
-        item = todo.pop()
-        if id(item) in met:
-            continue
-        met[id(item)] = item
-        if isinstance(item, Tensor):
-            storage = item.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-            todo.append(item.grad if item.is_leaf else None)
-        else:
-            total += _own_bytes(item)
-            todo += _parts(item)
-    return total + sum(storages.values())
-
-
-def _own_bytes(item: object) -> int:
-    if isinstance(item, np.ndarray):
-        return item.nbytes
-    if isinstance(item, str | bytes | bytearray):
-        return len(item)
-    if isinstance(item, Mapping | list | tuple | set | frozenset | deque):
-        return 8 * len(item)
-    return 32 if isinstance(item, int | float | complex | np.generic) else 0
-
-
-def _parts(item: Any) -> list[Any]:
-    """What an object consists of; classes, modules and functions belong to nobody."""
-    if isinstance(item, Mapping):
-        return [*item.keys(), *item.values()]
-    if isinstance(item, list | tuple | set | frozenset | deque):
-        return list(item)
-    if isinstance(item, type | ModuleType | FunctionType | np.ndarray):
-        return []
-    if isinstance(item, partial):
-        return [item.args, item.keywords]
-    slots = [
-        getattr(item, s, None) for s in getattr(type(item), "__slots__", ()) if s != "__dict__"
-    ]
-    return [*slots, getattr(item, "__dict__", None)]

@@ -1,0 +1,88 @@
+"""A small made-up stream of a learner's own shape, to feed it in a check."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dualcba.learner import Learner
+
+STEPS = 6  # per task, mostly: the adaptor learns at the first and at the sixth
+
+
+@dataclass(frozen=True)
+class NewTask:
+    """A task with these classes begins."""
+
+    classes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A batch of the stream arrives."""
+
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class EndTask:
+    """The last task is over."""
+
+
+Event = NewTask | Arrival | EndTask
+
+
+class Material:
+    """Made-up data of a learner's own shape and type: each class scatters around its centre."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.rng = np.random.default_rng(20240)
+        self.shape = learner.network.input_shape
+        self.classes = learner.sets.num_classes
+        self.bytes = learner.dtype == torch.uint8
+        self.batch_size = learner.batch_size
+        self.centres = self.rng.normal(size=(self.classes, *self.shape))
+
+    def batch(self, classes: Sequence[int], n: int | None = None) -> Arrival:
+        """Samples of these classes, as evenly as can be."""
+        n = n or self.batch_size
+        y = self.rng.permutation(np.resize(np.asarray(classes, dtype=np.int64), n))
+        x = self.centres[y] + 0.5 * self.rng.normal(size=(n, *self.shape))
+        if self.bytes:
+            return Arrival(np.clip(128 + 40 * x, 0, 255).astype(np.uint8), y)
+        return Arrival(x.astype(np.float32), y)
+
+    def stream(self, steps: int = STEPS, tasks: int = 2) -> list[Event]:
+        """Tasks that share out all classes; so many batches in each but the first, which has six.
+
+        The last batch of each task is smaller.
+        """
+        events: list[Event] = []
+        parts = np.array_split(np.arange(self.classes), min(tasks, self.classes))
+        for part, batches in zip(parts, [STEPS] + [steps] * (len(parts) - 1), strict=True):
+            events.append(NewTask(tuple(part.tolist())))
+            events += [self.batch(part.tolist()) for _ in range(batches - 1)]
+            events.append(self.batch(part.tolist(), max(1, self.batch_size // 2)))
+        return [*events, EndTask()]
+
+    def questions(self, n: int = 5) -> NDArray[Any]:
+        """Samples of all classes, to predict."""
+        return self.batch(range(self.classes), n).x
+
+
+def play(learner: Learner, events: Sequence[Event]) -> Learner:
+    """Let a learner live through some events."""
+    for event in events:
+        if isinstance(event, NewTask):
+            learner.new_task(event.classes)
+        elif isinstance(event, Arrival):
+            learner.observe(event.x.copy(), event.y.copy())
+        else:
+            learner.end_task()
+    return learner

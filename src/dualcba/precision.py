@@ -1,0 +1,30 @@
+"""The precision of forwards: full, or bfloat16 where that is quick."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from dualcba.nets import Network
+
+PRECISIONS = ("auto", "fp32", "bf16")
+
+
+class Precision:
+    """What a network computes in: `"fp32"`, `"bf16"`, or `"auto"`, bfloat16 on CUDA alone."""
+
+    def __init__(self, name: str, device: torch.device, network: Network) -> None:
+        self.bf16 = name == "bf16" or (name == "auto" and device.type == "cuda")
+        self.device = device
+        self.network = network
+
+    def lowered(self) -> AbstractContextManager[object]:
+        """The network's weights in bfloat16, cast at once, where that is the precision."""
+        return self.network.lowered(torch.bfloat16) if self.bf16 else nullcontext()
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Entered inside captured functions only: cached casts of weights must not outlive one."""
+        if not self.bf16:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
