@@ -208,7 +208,7 @@ class Learner:
         self.views = {name: view.to(self.device) for name, view in views.items()}
         for module in (self.network, self.sets, self.memory):
             module.to(self.device)
-        if self.device.type == "cuda" and len(self.network.input_shape) == 3:
+        if len(self.network.input_shape) == 3:  # what convolutions are quick with, on a CPU too
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         parts = (self.network, self.sets, self.memory, self.transform, self.lr)
         context = Context(*parts, self.batch_size, self.precision.autocast)

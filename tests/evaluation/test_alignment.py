@@ -68,7 +68,7 @@ def test_both_sides_by_hand(method: str, scope: str, prepared: Callable[..., Any
     new, mem, outer = recorder.batches(x, y)
     got = {k: v.item() for k, v in recorder.measure(x, y).items()}
     adaptor = updated(learner, new, mem, outer)
-    network = copy.deepcopy(learner.network)
+    network = copy.deepcopy(learner.network).to(memory_format=torch.contiguous_format)
     theta = list(network.parameters())
     inside = flat([torch.full_like(p, k >= len(theta) - 2) for k, p in enumerate(theta)])
     inside = inside if scope else torch.ones_like(inside)  # the head's are the last two

@@ -52,8 +52,8 @@ def test_trains_with_crop_and_randaugment_and_no_flip(
 
     transform.augment = recorded  # type: ignore[method-assign]
     teach(learner, tasks=2, steps=5)
-    # the new batch, at all steps but the first with two draws; in the second task the outer draw
-    assert shapes == [(8, 4)] + [(24, 4)] * 4 + [(24, 4), (8, 4)] * 5
+    # the new batch, at all steps but the first with two draws; in the second task after the outer
+    assert shapes == [(8, 4)] + [(24, 4)] * 4 + [(8, 4), (24, 4)] * 5
 
 
 def test_the_network_sees_augmented_samples(
