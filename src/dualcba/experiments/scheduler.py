@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from dualcba.data import Dataset, batches
+from dualcba.data import Dataset, batches, load_dataset
 from dualcba.experiments.runner import Hardware, Run, make_learner, make_stream
 from dualcba.experiments.spec import Spec
 from dualcba.randomness import generator
 
 Load = Callable[[Spec], Dataset]
+
+
+@dataclass
+class Loader:
+    """Loads the dataset of a spec, each once; another process gets it without what it has loaded.
+
+    >>> Loader()(Spec(dataset="digits")).num_classes
+    10
+    """
+
+    data_dir: Path | None = None
+    loaded: dict[str, Dataset] = field(default_factory=dict, repr=False)
+
+    def __call__(self, spec: Spec) -> Dataset:
+        """The dataset of a spec."""
+        if spec.dataset not in self.loaded:
+            self.loaded[spec.dataset] = load_dataset(spec.dataset, self.data_dir)
+        return self.loaded[spec.dataset]
+
+    def __reduce__(self) -> tuple[type[Loader], tuple[Path | None]]:
+        return Loader, (self.data_dir,)
 
 
 def check_all(specs: Sequence[Spec], load: Load, hardware: Hardware) -> None:
