@@ -303,8 +303,8 @@ def test_the_paper_beside_ours(
     got = dualcba("reproduce", "mine", "--seeds", 1, "--out", "x")
     assert got.code == 0
     lines = {line.split()[0]: line.split() for line in got.out.splitlines() if "70.00" in line}
-    assert lines["er0"] == ["er0", "72.0", "1.0", "70.00", "(BN)", "+2.0", "10.0", *"–––"]
-    assert lines["er-dual-cba1"][5] == "-0.5"
+    assert lines["er0"] == ["er0", "BN", "72.0", "1.0", "70.00", "+2.0", "10.0", *"–––"]
+    assert lines["er-dual-cba1"][5] == "−0.5"
     assert "do not apply" not in got.out
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import typer
 
 from dualcba.commands.progress import Ways, run_with_progress
-from dualcba.commands.tables import as_data, tables, wide_console
+from dualcba.commands.tables import as_data, wide_console
+from dualcba.commands.tables import show as show_tables
 from dualcba.errors import expected
 from dualcba.experiments import Hardware, Load, Spec, check_all
 from dualcba.experiments.catalog import Experiment, donor, named
@@ -95,8 +96,7 @@ def show(chosen: Sequence[Experiment], out: Path, *, small: bool) -> None:
     results = list(read_runs(out).values())
     console = wide_console()
     for experiment in chosen:
-        for table in tables(experiment, results, small=small):
-            console.print(table)
+        show_tables(experiment, results, console, small=small)
     typer.echo(f"{_count(len(results), 'result')} in {out}")
 
 
