@@ -60,6 +60,18 @@ def test_one_table_per_column_with_the_paper_and_the_difference(rows: list[Row])
     assert second.rows[0] == ("ER", "–", "BN", "–", "–", "36.36", "–")
 
 
+def test_many_scores_stand_in_several_tables() -> None:
+    def row(count: int) -> Row:
+        cells = [Cell(f"task{k}", "bn", Measure(k, 1.0, 3), None, 9.0) for k in range(1, count + 1)]
+        return Row("ER", "CIFAR-100", "bn", (0, 1, 2), tuple(cells))
+
+    tables = blocks([row(13)])
+    assert [t.title for t in tables] == [f"CIFAR-100, part {k} of 3" for k in (1, 2, 3)]
+    assert [len(t.columns) for t in tables] == [13, 13, 9]
+    assert [c.title for c in tables[2].columns[3:5]] == ["ours", "paper"]
+    assert [t.title for t in blocks([row(4)])] == ["CIFAR-100"]
+
+
 def test_without_a_paper_there_is_no_column_for_it(rows: list[Row]) -> None:
     cells = [Cell("acc", "bn", Measure(22.0, None, 1), None, None)]
     (table,) = blocks([Row("mine", "here", "bn", (0,), tuple(cells))])

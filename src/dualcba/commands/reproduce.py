@@ -61,12 +61,13 @@ def reproduce(request: Request, load: Load, hardware: Hardware) -> None:
         request.say(_how_long(plan, load, hardware, request))
     if not request.dry_run:
         run_missing(plan, load, hardware, out, request.ways, show=request.shown)
-        for path in write_files(chosen, out):
-            request.say(str(path))
+        paths = write_files(chosen, out)
     if request.as_json:
         typer.echo(_json(chosen, plan, out))
     elif request.shown and not request.dry_run:
         show(chosen, out, small=request.scale == "small")
+        for line in map(str, paths) if len(chosen) == 1 else _briefly(paths, out):
+            request.say(line)
 
 
 def run_missing(
@@ -98,6 +99,11 @@ def show(chosen: Sequence[Experiment], out: Path, *, small: bool) -> None:
     for experiment in chosen:
         show_tables(experiment, results, console, small=small)
     typer.echo(f"{_count(len(results), 'result')} in {out}")
+
+
+def _briefly(paths: Sequence[Path], out: Path) -> list[str]:
+    page = f"for all in one page: dualcba report {out}"
+    return [f"{_count(len(paths), 'file')} of tables and figures in {out / 'tables'}", page]
 
 
 def _json(chosen: Sequence[Experiment], plan: Plan, out: Path) -> str:

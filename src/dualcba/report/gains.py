@@ -124,7 +124,17 @@ def paired_t(gaps: Sequence[float]) -> tuple[float | None, float | None, float |
     return mean, half, float(ttest_rel(gaps, np.zeros(len(gaps))).pvalue)
 
 
-def in_one_line(found: Iterable[Gain]) -> str:
+def means(found: Iterable[Gain]) -> tuple[int, float, float, float] | None:
+    """How many pairs have all parts; the mean over them of the whole, IBN's part, the adaptors'."""
+    parts = [(g.whole.mean, g.ibn.mean, g.adaptors.mean) for g in found]
+    known = [part for part in parts if None not in part]
+    if not known:
+        return None
+    whole, ibn, adaptors = np.mean(np.array(known, float), axis=0).tolist()
+    return len(known), whole, ibn, adaptors
+
+
+def in_one_line(found: Sequence[Gain]) -> str:
     """The means over all pairs: what Dual-CBA gains, and how much of it is IBN's.
 
     >>> gap = [Gap(3, x, 1.0, 0.01) for x in (9.0, 4.0, 5.0, 3.0)]
@@ -133,16 +143,16 @@ def in_one_line(found: Iterable[Gain]) -> str:
     >>> in_one_line([])
     ''
     """
-    pairs = [g for g in found if None not in (g.whole.mean, g.ibn.mean, g.adaptors.mean)]
-    if not pairs:
+    told = means(found)
+    if told is None:
         return ""
-    whole, ibn, adaptors = (
-        f"{np.mean([getattr(g, part).mean for g in pairs]):+.1f}".replace("-", "−")
-        for part in ("whole", "ibn", "adaptors")
-    )
-    who, than = (pairs[0].dual, pairs[0].base) if len(pairs) == 1 else ("Dual-CBA", "its base")
-    over = "" if len(pairs) == 1 else f", mean of {len(pairs)} pairs"
+    pairs = told[0]
+    whole, ibn, adaptors = (f"{x:+.1f}".replace("-", "−") for x in told[1:])
+    one = len(found) == 1
+    who, than = (found[0].dual, found[0].base) if one else ("Dual-CBA", "its base")
+    over = "" if one else f", mean of {pairs} pairs"
+    title = named(found[0].score).title
     return (
-        f"{who} (IBN) over {than} (BN){over}: {whole} {named(pairs[0].score).title}, of it {ibn} "
-        f"by IBN alone, {adaptors} by the adaptors."
+        f"{who} (IBN) over {than} (BN){over}: {whole} {title}, of it {ibn} by IBN alone, "
+        f"{adaptors} by the adaptors."
     )

@@ -21,7 +21,7 @@ from dualcba.report.comparison import (
     serve,
     within_tolerance,
 )
-from dualcba.report.gains import gains, in_one_line
+from dualcba.report.gains import gains, in_one_line, means
 from dualcba.report.names import NORMS, SCORES, slug
 from dualcba.report.runs import Collection, collections, command
 from dualcba.report.style import Plot
@@ -77,7 +77,11 @@ def report_sections(results: list[Result]) -> tuple[list[Fact], list[Section]]:
     groups = collections(results)
     rest = collections([r for r in results if id(r) not in shown])
     paper = [row for e, s in served for row in rows(s, e.scores)]
-    facts = [*_agreement(paper), *_whose(small), *(f for group in rest for f in _facts(group))]
+    facts = [
+        *_agreement(paper),
+        *_whose([*served, *small]),
+        *(f for group in rest for f in _facts(group)),
+    ]
     sections = []
     for title, text, found in (
         ("Beside the paper", _tolerance(), served),
@@ -102,14 +106,14 @@ def small_experiments(results: list[Result]) -> list[tuple[Experiment, list[Serv
     return found
 
 
-def _whose(small: list[tuple[Experiment, list[Served]]]) -> list[Fact]:
+def _whose(shown: list[tuple[Experiment, list[Served]]]) -> list[Fact]:
     """What Dual-CBA gains in the main table, and how much of it is IBN's."""
-    found = [g for e, served in small if e.name == "main" for g in gains(served)]
-    means = [g.whole.mean for g in found if g.whole.mean is not None]
-    if not means:
+    told = means([g for e, served in shown if e.name == "main" for g in gains(served)])
+    if told is None:
         return []
-    mean = number(sum(means) / len(means), sign=True)
-    return [Fact("Dual-CBA (IBN) over base (BN), ACC", mean, in_one_line(found))]
+    whole, ibn, adaptors = (number(x, sign=True) for x in told[1:])
+    detail = f"mean of {told[0]} pairs: {ibn} by IBN alone, {adaptors} by the adaptors"
+    return [Fact("Main table: Dual-CBA (IBN) over its base (BN)", f"{whole} ACC", detail)]
 
 
 def _tolerance() -> str:

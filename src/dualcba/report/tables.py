@@ -16,6 +16,9 @@ from dualcba.report.names import MISSING, NORMS, score
 WIDE = 3
 """With more scores than this a table shows ours and the paper's alone; the CSV has everything."""
 
+PAGE = 5
+"""So many scores stand beside each other then."""
+
 
 class Strong(str):
     """A cell that is to stand out."""
@@ -65,8 +68,21 @@ def spread(m: Measure | Gap | None, digits: int = 1, *, sign: bool = False) -> s
 
 def blocks(found: Sequence[Row], note: str = "") -> list[Table]:
     """One table per column of the experiment, with the paper's values where there are any."""
-    names = list(dict.fromkeys(row.column for row in found))
-    return [_block(name, [r for r in found if r.column == name], note) for name in names]
+    tables = []
+    for name in dict.fromkeys(row.column for row in found):
+        here = [r for r in found if r.column == name]
+        wide = len(here[0].cells) > WIDE
+        parts = _parts(here) if wide else [here]
+        for number, part in enumerate(parts, 1):
+            of = f", part {number} of {len(parts)}" if len(parts) > 1 else ""
+            tables.append(_block(name + of, part, note, wide=wide))
+    return tables
+
+
+def _parts(found: list[Row]) -> list[list[Row]]:
+    """The same rows by a few scores at a time, as many as a page is wide."""
+    starts = range(0, len(found[0].cells), PAGE)
+    return [[dataclasses.replace(r, cells=r.cells[k : k + PAGE]) for r in found] for k in starts]
 
 
 def with_gains(served: Sequence[Served], scores: Sequence[str]) -> tuple[list[Table], list[Gain]]:
@@ -83,12 +99,11 @@ def with_gains(served: Sequence[Served], scores: Sequence[str]) -> tuple[list[Ta
     return tables, found
 
 
-def _block(title: str, rows: list[Row], note: str) -> Table:
+def _block(title: str, rows: list[Row], note: str, *, wide: bool) -> Table:
     scores = [c.score for c in rows[0].cells]
     paper = any(c.paper is not None for row in rows for c in row.cells)
     columns = [Column("method", number=False), Column("seeds")]
     columns += [Column("norm", number=False)] if paper else []
-    wide = len(scores) > WIDE
     for name in scores:
         parts = ["ours"] if (wide and paper) or score(name).cost else ["BN", "IBN"]
         parts += ["paper"] * paper + ["Δ"] * (paper and not wide)
