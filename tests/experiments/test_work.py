@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dualcba.experiments import Hardware, Loader, Spec
+from dualcba.experiments.scheduler import few_threads
 from dualcba.experiments.store import read_results
 from dualcba.experiments.work import News, cores, how_many, work, work_in_processes
 
@@ -66,6 +68,21 @@ def test_an_end_in_the_middle_ends_the_processes(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob(".draft-*"))
 
 
+def test_small_networks_take_one_thread_while_they_run(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        source = work(specs("er"), Loader(), CPU, tmp_path)
+        next(source)
+        assert torch.get_num_threads() == 1
+        source.close()
+        assert torch.get_num_threads() == 2
+        with few_threads(specs("er", network="resnet18-slim")):
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_how_many() -> None:
     assert how_many(None, 3, CPU) == 1  # a process takes seconds to begin
     assert how_many(None, 1000, CPU) == cores()
@@ -74,11 +91,8 @@ def test_how_many() -> None:
 
 
 def test_a_gpu_takes_runs_side_by_side_instead(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    from dualcba.experiments import work as module
-
-    monkeypatch.setattr(module, "resolve_device", lambda _: torch.device("cuda"))
+    cuda = torch.device("cuda")
+    monkeypatch.setattr("dualcba.experiments.work.resolve_device", lambda _: cuda)
     assert how_many(None, 1000, Hardware()) == 1
     with pytest.raises(ValueError, match="jobs is 2, expected 1 on a GPU, where --abreast"):
         how_many(2, 1000, Hardware())

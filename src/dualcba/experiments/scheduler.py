@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import torch
 
 from dualcba.data import Dataset, batches, load_dataset
 from dualcba.experiments.runner import Hardware, Run, make_learner, make_stream
@@ -34,6 +37,17 @@ class Loader:
 
     def __reduce__(self) -> tuple[type[Loader], tuple[Path | None]]:
         return Loader, (self.data_dir,)
+
+
+@contextmanager
+def few_threads(specs: Iterable[Spec]) -> Iterator[None]:
+    """One thread of torch while all networks are small: several would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if all(spec.network == "mlp" for spec in specs) else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def check_all(specs: Sequence[Spec], load: Load, hardware: Hardware) -> None:

@@ -20,7 +20,7 @@ import torch
 from dualcba.engine import resolve_device
 from dualcba.errors import expected
 from dualcba.experiments.runner import Hardware
-from dualcba.experiments.scheduler import Load, run_all
+from dualcba.experiments.scheduler import Load, few_threads, run_all
 from dualcba.experiments.spec import Spec
 from dualcba.experiments.store import write_result
 
@@ -52,16 +52,17 @@ def work(
     every: int = EVERY,
 ) -> Generator[News, None, None]:
     """Run specs in this process, `abreast` of them in turn; with 0, no news before the result."""
-    for run, done in run_all(specs, load, hardware, abreast=abreast):
-        step = run.learner.step
-        if done:
-            result = run.result()
-            write_result(out, run.spec, result, run.files())
-            yield News(run.spec, run.total, run.total, run.evaluator.accuracy(), result)
-        elif every and step == 1:
-            yield News(run.spec, step, run.total)
-        elif every and step % every == 0:
-            yield News(run.spec, step, run.total, run.evaluator.accuracy())
+    with few_threads(specs):
+        for run, done in run_all(specs, load, hardware, abreast=abreast):
+            step = run.learner.step
+            if done:
+                result = run.result()
+                write_result(out, run.spec, result, run.files())
+                yield News(run.spec, run.total, run.total, run.evaluator.accuracy(), result)
+            elif every and step == 1:
+                yield News(run.spec, step, run.total)
+            elif every and step % every == 0:
+                yield News(run.spec, step, run.total, run.evaluator.accuracy())
 
 
 # ---------------------------------------------------------------------- in several processes
@@ -92,7 +93,8 @@ def work_in_processes(
 ) -> Generator[News, None, None]:
     """The same in several processes, each with one run at a time; `load` must be picklable.
 
-    What a run gives does not depend on who else runs. If it ends early, so do the processes.
+    What a run gives does not depend on who else runs. A large network shares the cores out by
+    threads, whose number may change the last bits. If this ends early, so do the processes.
     """
     threads = max(1, min(torch.get_num_threads(), cores() // jobs))
     waiting = list(specs)
