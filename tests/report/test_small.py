@@ -1,4 +1,4 @@
-"""A folder that `reproduce --scale small` made: its experiments are shown, the paper's values not."""
+"""A folder that `reproduce --scale small` made: its experiments stand in the report."""
 
 from __future__ import annotations
 
