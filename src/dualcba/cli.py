@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from enum import StrEnum
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -13,17 +12,17 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from dualcba.commands.progress import run_with_progress
+from dualcba.commands.progress import Ways, run_with_progress
 from dualcba.commands.reproduce import Request
 from dualcba.commands.reproduce import reproduce as reproduce_all
-from dualcba.data import DATASETS, load_dataset
+from dualcba.data import DATASETS
 from dualcba.data import data_dir as find_data
 from dualcba.data.fetch import check, fetch
 from dualcba.errors import expected
 from dualcba.experiments import (
     SETTINGS,
     Hardware,
-    Load,
+    Loader,
     Spec,
     check_all,
     check_free,
@@ -85,6 +84,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda[:n]")]
 Engine = Annotated[str, typer.Option(help="auto, eager or captured")]
 Precision = Annotated[str, typer.Option(help="auto, fp32 or bf16")]
 Abreast = Annotated[int, typer.Option(help="runs side by side on a GPU", min=1)]
+Jobs = Annotated[int | None, typer.Option(help="processes on a CPU; by default its cores", min=1)]
 
 
 @data_app.command("fetch")
@@ -161,6 +161,7 @@ def run(
     device: Device = "auto",
     engine: Engine = "auto",
     precision: Precision = "auto",
+    jobs: Jobs = None,
     abreast: Abreast = 1,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -179,18 +180,12 @@ def run(
     specs = make_specs(options)
     check_free(out, specs)
     hardware = Hardware(device, engine, precision)
-    load = _loader(data_dir)
+    load = Loader(data_dir)
     check_all(specs, load, hardware)
     write_plan(out, specs)
     show = not quiet and not as_json
-    results = run_with_progress(specs, load, hardware, out, abreast, show=show)
+    results = run_with_progress(specs, load, hardware, out, Ways(jobs, abreast), show=show)
     _tell(results, out, quiet=quiet, as_json=as_json)
-
-
-def _loader(data_dir: Path | None) -> Load:
-    """Loads the dataset of a spec, each once."""
-    load = cache(lambda name: load_dataset(name, data_dir))
-    return lambda spec: load(spec.dataset)
 
 
 def _tell(results: list[dict[str, Any]], out: Path, *, quiet: bool, as_json: bool) -> None:
@@ -208,6 +203,7 @@ def resume(
     device: Device = "auto",
     engine: Engine = "auto",
     precision: Precision = "auto",
+    jobs: Jobs = None,
     abreast: Abreast = 1,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -215,13 +211,13 @@ def resume(
     """Go on with what an interrupted `dualcba run` left: its runs that have no result."""
     specs, there = read_plan(out), read_results(out)
     missing = [spec for spec in specs if not _results_of([spec], there)]
-    hardware, load = Hardware(device, engine, precision), _loader(data_dir)
+    hardware, load = Hardware(device, engine, precision), Loader(data_dir)
     check_all(missing, load, hardware)
     show = not quiet and not as_json
     if show:
         typer.echo(f"{len(specs) - len(missing)} of {len(specs)} runs are there")
     if missing:
-        run_with_progress(missing, load, hardware, out, abreast, show=show)
+        run_with_progress(missing, load, hardware, out, Ways(jobs, abreast), show=show)
     _tell(_results_of(specs, read_results(out)), out, quiet=quiet, as_json=as_json)
 
 
@@ -242,6 +238,7 @@ def reproduce(
     dataset: Annotated[str | None, typer.Option(help="cifar10, cifar100 or tiny-imagenet")] = None,
     scale: Annotated[str, typer.Option(help="paper; or small: digits, for a CPU")] = "paper",
     out: Annotated[Path | None, typer.Option(help="folder for the results")] = None,
+    jobs: Jobs = None,
     abreast: Abreast = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what is needed")] = False,
     data_dir: DataDir = None,
@@ -256,8 +253,9 @@ def reproduce(
     Results lie in runs/reproduce, or runs/reproduce-small, and are never computed twice.
     """
     folder = out or Path("runs/reproduce" if scale == "paper" else f"runs/reproduce-{scale}")
-    request = Request(name, seeds, dataset, scale, folder, abreast, dry_run, quiet, as_json)
-    reproduce_all(request, _loader(data_dir), Hardware(device, engine, precision))
+    ways = Ways(jobs, abreast)
+    request = Request(name, seeds, dataset, scale, folder, ways, dry_run, quiet, as_json)
+    reproduce_all(request, Loader(data_dir), Hardware(device, engine, precision))
 
 
 @app.command()

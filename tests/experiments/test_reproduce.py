@@ -303,8 +303,8 @@ def test_the_paper_beside_ours(
     got = dualcba("reproduce", "mine", "--seeds", 1, "--out", "x")
     assert got.code == 0
     lines = {line.split()[0]: line.split() for line in got.out.splitlines() if "70.00" in line}
-    assert lines["er0"] == ["er0", "72.0", "1.0", "70.00", "(BN)", "+2.0", "10.0", *"–––"]
-    assert lines["er-dual-cba1"][5] == "-0.5"
+    assert lines["er0"] == ["er0", "BN", "72.0", "1.0", "70.00", "+2.0", "10.0", *"–––"]
+    assert lines["er-dual-cba1"][5] == "−0.5"
     assert "do not apply" not in got.out
 
 
@@ -332,21 +332,25 @@ def test_out_is_a_file(tiny: Experiment, dualcba: Run, tmp_path: Path) -> None:
 
 
 def test_interrupted_and_continued(tmp_path: Path) -> None:
-    """What was complete is kept, and the next call goes on from there."""
+    """What was complete is kept, no process is left, and the next call goes on from there."""
     code = "from dualcba.cli import main; main()"
     args = ["reproduce", "architecture", "--scale", "small", "--seeds", "20", "--device", "cpu",
             "--out", str(tmp_path / "x")]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *args, "--quiet"], env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, "-c", code, *args, "--jobs", "2", "--quiet"], env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 90
     while not list(tmp_path.glob("x/*/result.json")) and time.monotonic() < give_up:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does: to all of them
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
+    while _alive(process.pid) and time.monotonic() < give_up:
+        time.sleep(0.05)
+    assert not _alive(process.pid)
+    assert not list(tmp_path.rglob(".draft-*"))
     assert err.decode().strip() == "dualcba: interrupted; the runs that were complete are kept"
     there = len(list(tmp_path.glob("x/*/result.json")))
     assert there >= 1
@@ -355,3 +359,11 @@ def test_interrupted_and_continued(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert done.stdout.startswith(f"160 runs needed, {there} already there\n")
+
+
+def _alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

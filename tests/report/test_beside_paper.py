@@ -1,28 +1,24 @@
-"""Ours beside the paper's, and paired tests over seeds, on values worked out by hand."""
+"""Ours beside the paper's, on values worked out by hand."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_rel
 
 from dualcba.evaluation import interval
-from dualcba.experiments.catalog import Entry, Experiment
+from dualcba.experiments.catalog import Experiment
+from dualcba.experiments.catalog import score as value
 from dualcba.report.comparison import (
     Cell,
     Measure,
-    Served,
     Share,
     compare,
     measure,
-    paired_t,
-    paired_tests,
     serve,
-    value,
     within_tolerance,
 )
 
@@ -35,11 +31,6 @@ def made(method: str, seed: int, bn: float | None, ibn: float | None = None) -> 
         "scores": {"bn": {"acc": bn}, "ibn": {"acc": ibn if ibn is not None else bn}},
         "accuracy_matrix": {"bn": [[90.0, 1.0], [60.0, 80.0]]},
     }  # fmt: skip
-
-
-def served(method: str, values: list[float | None], **spec: Any) -> Served:
-    entry = Entry(method, "here", {"method": method, **spec}, "bn", {})
-    return Served(entry, tuple(made(method, k, v) for k, v in enumerate(values)))
 
 
 def test_each_entry_has_its_row_and_our_mean_under_both_norms(
@@ -109,51 +100,18 @@ def test_one_unmeasured_seed_leaves_no_mean() -> None:
     assert measure([made("er", 0, 40.0)], "bn", "acc") == Measure(40.0, None, 1)
 
 
-def test_paired_t_is_scipys() -> None:
-    a, b = [30.1, 31.0, 29.5], [24.0, 24.9, 24.1]
-    gaps = [x - y for x, y in zip(a, b, strict=True)]
-    mean, half, p = paired_t(gaps)
-    assert p == pytest.approx(ttest_rel(a, b).pvalue)
-    assert (mean, half) == interval(gaps)
-
-
-def test_a_dual_cba_is_tested_against_its_base_on_common_seeds() -> None:
-    base, dual = served("er", [20.0, 22.0, 21.0]), served("er-dual-cba", [25.0, 26.0])
-    other = served("derpp", [1.0, 2.0])
-    tests = paired_tests([base, dual, other])
-    assert [(t.base, t.dual, t.norm, t.seeds) for t in tests] == [
-        ("er", "er-dual-cba", "bn", 2),
-        ("er", "er-dual-cba", "ibn", 2),
-    ]
-    assert tests[0].difference == pytest.approx(4.5)
-
-
-def test_under_one_norm_at_a_time() -> None:
-    base, dual = served("er", [20.0, 22.0]), served("er-dual-cba", [25.0, 26.0])
-    for r in dual.results:
-        r["scores"]["ibn"]["acc"] += 10
-    bn, ibn = paired_tests([base, dual])
-    assert (bn.difference, ibn.difference) == (pytest.approx(4.5), pytest.approx(14.5))
-
-
-def test_one_seed_has_neither_interval_nor_p() -> None:
-    test = paired_tests([served("er", [20.0]), served("er-dual-cba", [25.0])])[0]
-    assert (test.difference, test.half, test.p) == (5.0, None, None)
-
-
-def test_no_common_seed_has_no_difference() -> None:
-    test = paired_tests([served("er", [None]), served("er-dual-cba", [25.0])])[0]
-    assert (test.seeds, test.difference, test.p) == (0, None, None)
-
-
-def test_runs_that_differ_in_more_than_the_adaptor_are_not_paired() -> None:
-    dual = served("er-dual-cba", [25.0, 26.0], buffer=200)
-    assert paired_tests([served("er", [20.0, 21.0], buffer=100), dual]) == []
-    elsewhere = replace(dual, entry=replace(dual.entry, column="there"))
-    assert paired_tests([served("er", [20.0, 21.0], buffer=200), elsewhere]) == []
-
-
-def test_a_spec_that_stands_twice_is_tested_once() -> None:
-    base, dual = served("er", [20.0, 22.0]), served("er-dual-cba", [25.0, 26.0])
-    again = replace(base, entry=replace(base.entry, row="ER + IBN", norm="ibn"))
-    assert len(paired_tests([base, again, dual])) == 2
+def test_costs_are_known_and_nobody_is_blamed_for_them(
+    experiment: Callable[..., Experiment], results: list[Result]
+) -> None:
+    entry = experiment().entries[0]
+    paper = {"parameters": 11.174, "gpu_memory": 1072.0, "seconds_per_task": 1e9}
+    entries = (dataclasses.replace(entry, paper=paper),)
+    (row,) = compare(experiment(scores=tuple(paper), entries=entries), results)
+    parameters, memory, seconds = row.cells
+    assert parameters.ours == Measure(pytest.approx(0.08, abs=0.08), pytest.approx(0.0), 2)
+    assert memory.ours is None  # there is no GPU
+    trained = [r["seconds"]["train"] / 5 for r in results if r["method"] == "er"]
+    assert seconds.ours is not None
+    assert seconds.ours.mean == pytest.approx(np.mean(trained))
+    assert seconds.difference is not None
+    assert within_tolerance([row]) == Share(0, 0)

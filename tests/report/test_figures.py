@@ -195,3 +195,13 @@ def test_a_hundred_classes_in_ten_tasks() -> None:
     ]
     assert len(draw("stability", group, "s")[0][0].figure.axes) == 10
     assert len(draw("predictions", group, "p")[0]) == 2
+
+
+def test_a_run_that_stands_under_two_norms_is_one_line(served: tuple[Served, ...]) -> None:
+    er, dual = served[:2]
+    without = replace(dual, entry=replace(dual.entry, row="ER-Dual-CBA without IBN", norm="bn"))
+    (plot,), _ = draw("anytime", [er, without, dual], "name")
+    assert "ER-Dual-CBA without IBN" not in plot.alt
+    assert plot.alt.count("ER-Dual-CBA") == 1
+    (plot,), _ = draw("stability", [er, without, dual], "name")
+    assert plot.alt.count("ER-Dual-CBA") == 1

@@ -130,6 +130,7 @@ def test_experiments_with_runs_stand_beside_the_paper(
     absent = experiment(name="absent", title="Not run", entries=experiment().entries[2:])
     catalogue = {e.name: e for e in (experiment(), figure, absent)}
     monkeypatch.setattr(sections, "experiments", lambda: catalogue)
+    monkeypatch.setattr(sections, "small_experiments", lambda results: [])
     text = Page(make_page(results, "runs")).text
     assert "Small & simple" in text
     assert re.search(r"of 3values within", text)
@@ -150,7 +151,9 @@ def test_an_experiment_writes_its_tables(
     tmp_path: Path, results: list[Result], experiment: Callable[..., Experiment]
 ) -> None:
     paths = render(experiment(), results, tmp_path / "out")
-    assert sorted(p.name for p in paths) == ["small.csv", "small.md", "small.tex"]
+    assert sorted(p.name for p in paths) == [
+        "small-gains.csv", "small.csv", "small.md", "small.tex"
+    ]  # fmt: skip
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in paths)
     text = (tmp_path / "out" / "small.md").read_text()
     assert text.startswith("# Small & simple\n")

@@ -11,7 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from dualcba.experiments.catalog import Experiment
-from dualcba.report.comparison import Cell, Measure, Paired, Row, compare
+from dualcba.report.comparison import Cell, Measure, Row, compare, serve
+from dualcba.report.gains import Gain, Gap
 from dualcba.report.tables import (
     Column,
     Strong,
@@ -20,9 +21,11 @@ from dualcba.report.tables import (
     blocks,
     comma_separated,
     escape_latex,
+    gain_table,
+    gains_comma_separated,
     latex,
     markdown,
-    paired_table,
+    with_gains,
 )
 
 NASTY = 'a & b_1 | <script>alert("x")</script> 50 % #1 {z} ~ ^ \\ $'
@@ -55,6 +58,18 @@ def test_one_table_per_column_with_the_paper_and_the_difference(rows: list[Row])
     assert isinstance(first.rows[1][-1], Strong)
     assert not isinstance(first.rows[0][-1], Strong)
     assert second.rows[0] == ("ER", "–", "BN", "–", "–", "36.36", "–")
+
+
+def test_many_scores_stand_in_several_tables() -> None:
+    def row(count: int) -> Row:
+        cells = [Cell(f"task{k}", "bn", Measure(k, 1.0, 3), None, 9.0) for k in range(1, count + 1)]
+        return Row("ER", "CIFAR-100", "bn", (0, 1, 2), tuple(cells))
+
+    tables = blocks([row(13)])
+    assert [t.title for t in tables] == [f"CIFAR-100, part {k} of 3" for k in (1, 2, 3)]
+    assert [len(t.columns) for t in tables] == [13, 13, 9]
+    assert [c.title for c in tables[2].columns[3:5]] == ["ours", "paper"]
+    assert [t.title for t in blocks([row(4)])] == ["CIFAR-100"]
 
 
 def test_without_a_paper_there_is_no_column_for_it(rows: list[Row]) -> None:
@@ -119,16 +134,45 @@ def test_html_says_what_each_heading_heads(rows: list[Row]) -> None:
     assert tree.find(".//caption/span").text == "CIFAR-100, M = 2000"  # type: ignore[union-attr]
 
 
-def test_paired_tests_as_a_table() -> None:
-    tests = [
-        Paired("ER", "ER-Dual-CBA", "here", "acc", "bn", 3, 5.0, 2.0, 0.0004),
-        Paired("ER", "ER-Dual-CBA", "here", "acc", "ibn", 1, -5.0, None, None),
-    ]
-    table = paired_table(tests)
-    assert table.rows[0][-2:] == ("5.0 ± \u20072.0", "< 0.001")
-    assert isinstance(table.rows[0][-1], Strong)
-    assert table.rows[1][-2:] == ("−5.0", "–")
-    assert "where" not in [c.title for c in table.columns]
+@pytest.fixture
+def gain() -> Gain:
+    gaps = Gap(3, 9.0, 2.0, 0.0004), Gap(3, 4.0, 12.0, 0.3), Gap(1, -5.0, None, None)
+    return Gain("ER", "ER-Dual-CBA", "here", "acc", *gaps, gaps[0])
+
+
+def test_gains_as_a_table(gain: Gain) -> None:
+    table = gain_table([gain], "here")
+    assert table.title == "Gain in ACC, here"
+    (row,) = table.rows
+    assert row == ("ER-Dual-CBA over ER", "1", "+9.0 ± \u20072.0", "< 0.001", "+4.0 ± 12.0",
+                   "−5.0", "–", "+9.0 ± \u20072.0", "< 0.001")  # fmt: skip
+    assert isinstance(row[3], Strong)
+    assert not isinstance(row[6], Strong)
+    assert gains_comma_separated([gain]).splitlines()[1] == (
+        "ER-Dual-CBA,ER,here,acc,1,9.0,2.0,0.0004,4.0,12.0,0.3,-5.0,,,9.0,2.0,0.0004"
+    )
+
+
+def test_gains_stand_below_the_scores_of_their_column(
+    experiment: Callable[..., Experiment], results: list[dict[str, Any]]
+) -> None:
+    tables, found = with_gains(serve(experiment(), results), ["acc", "fm"])
+    assert [t.title for t in tables] == [
+        "Digits, M = 100", "Gain in ACC, Digits, M = 100", "Digits, M = 50"
+    ]  # fmt: skip
+    assert [(g.dual, g.base) for g in found] == [("ER-Dual-CBA", "ER")]
+    assert sum(bool(t.note) for t in tables) == 1
+
+
+def test_a_cost_has_no_norm_and_its_digits(rows: list[Row]) -> None:
+    same = Measure(0.0816, 0.0, 3)
+    cells = (Cell("parameters", "ibn", same, same, 11.179),)
+    (table,) = blocks([Row("ER", "here", "ibn", (0, 1, 2), cells)])
+    assert [(c.group, c.title) for c in table.columns[3:]] == [
+        ("parameters, M ↓", "ours"), ("parameters, M ↓", "paper"), ("parameters, M ↓", "Δ")
+    ]  # fmt: skip
+    assert table.rows[0][3:] == ("0.082 ± \u20070.000", "11.179", "−11.097")
+    assert not isinstance(table.rows[0][-1], Strong)
 
 
 def test_real_runs_fill_a_table(

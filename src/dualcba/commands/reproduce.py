@@ -11,14 +11,16 @@ from typing import Any
 
 import typer
 
-from dualcba.commands.progress import run_with_progress
-from dualcba.commands.tables import as_data, tables, wide_console
+from dualcba.commands.progress import Ways, run_with_progress
+from dualcba.commands.tables import as_data, wide_console
+from dualcba.commands.tables import show as show_tables
 from dualcba.errors import expected
 from dualcba.experiments import Hardware, Load, Spec, check_all
 from dualcba.experiments.catalog import Experiment, donor, named
 from dualcba.experiments.pace import estimate, in_words
 from dualcba.experiments.reproduce import Plan, Wanted, choose, make_plan, rounds, to_spec
 from dualcba.experiments.store import check_folder, read_runs
+from dualcba.experiments.work import how_many
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Request:
     dataset: str | None
     scale: str
     out: Path
-    abreast: int
+    ways: Ways
     dry_run: bool
     quiet: bool
     as_json: bool
@@ -56,19 +58,20 @@ def reproduce(request: Request, load: Load, hardware: Hardware) -> None:
     plan = make_plan(chosen, request.seeds, read_runs(out))
     request.say(f"{_count(len(plan.needed), 'run')} needed, {plan.there} already there")
     if plan.missing and request.shown:
-        request.say(_how_long(plan, load, hardware, out, dry_run=request.dry_run))
+        request.say(_how_long(plan, load, hardware, request))
     if not request.dry_run:
-        run_missing(plan, load, hardware, out, request.abreast, show=request.shown)
-        for path in write_files(chosen, out):
-            request.say(str(path))
+        run_missing(plan, load, hardware, out, request.ways, show=request.shown)
+        paths = write_files(chosen, out)
     if request.as_json:
         typer.echo(_json(chosen, plan, out))
     elif request.shown and not request.dry_run:
         show(chosen, out, small=request.scale == "small")
+        for line in map(str, paths) if len(chosen) == 1 else _briefly(paths, out):
+            request.say(line)
 
 
 def run_missing(
-    plan: Plan, load: Load, hardware: Hardware, out: Path, abreast: int, *, show: bool
+    plan: Plan, load: Load, hardware: Hardware, out: Path, ways: Ways, *, show: bool
 ) -> None:
     """Run what is missing; what takes a part from another run comes after it."""
     if plan.missing:
@@ -77,7 +80,7 @@ def run_missing(
     for part in rounds(plan.missing):
         runs = read_runs(out)
         specs = [to_spec(one, out, runs) for one in part]
-        run_with_progress(specs, load, hardware, out, abreast, show=show)
+        run_with_progress(specs, load, hardware, out, ways, show=show)
 
 
 def write_files(chosen: Sequence[Experiment], out: Path) -> list[Path]:
@@ -94,9 +97,13 @@ def show(chosen: Sequence[Experiment], out: Path, *, small: bool) -> None:
     results = list(read_runs(out).values())
     console = wide_console()
     for experiment in chosen:
-        for table in tables(experiment, results, small=small):
-            console.print(table)
+        show_tables(experiment, results, console, small=small)
     typer.echo(f"{_count(len(results), 'result')} in {out}")
+
+
+def _briefly(paths: Sequence[Path], out: Path) -> list[str]:
+    page = f"for all in one page: dualcba report {out}"
+    return [f"{_count(len(paths), 'file')} of tables and figures in {out / 'tables'}", page]
 
 
 def _json(chosen: Sequence[Experiment], plan: Plan, out: Path) -> str:
@@ -106,22 +113,24 @@ def _json(chosen: Sequence[Experiment], plan: Plan, out: Path) -> str:
     return json.dumps({"runs": counts, "experiments": entries})
 
 
-def _how_long(plan: Plan, load: Load, hardware: Hardware, out: Path, *, dry_run: bool) -> str:
+def _how_long(plan: Plan, load: Load, hardware: Hardware, request: Request) -> str:
     """One line on the time that the rest takes; a dry run does without data."""
     specs = [_alone(one) for one in plan.missing]
     try:
-        told = estimate(specs, list(read_runs(out).values()), load, hardware)
+        told = estimate(specs, list(read_runs(request.out).values()), load, hardware)
     except OSError as error:
-        if not dry_run:
+        if not request.dry_run:
             raise
         return f"{_count(len(specs), 'run')} to do; how long they take is not known: {error}"
     sources = [f"{_count(told.finished, 'run')} from finished ones of the same kind"] * (
         told.finished > 0
     )
     sources += [f"{_count(told.timed, 'run')} from a few timed steps"] * (told.timed > 0)
-    length = in_words(told.seconds)
+    ways = request.ways
+    jobs = how_many(ways.jobs, len(specs), hardware, abreast=ways.abreast)
+    length, number = in_words(told.seconds / jobs), "one" if jobs == 1 else str(jobs)
     return (
-        f"{_count(len(specs), 'run')} to do, about {length} here one at a time "
+        f"{_count(len(specs), 'run')} to do, about {length} here {number} at a time "
         f"({', '.join(sources)})"
     )
 

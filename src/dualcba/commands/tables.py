@@ -2,133 +2,191 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+import itertools
+import math
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from dualcba.evaluation import NORMS, interval
-from dualcba.experiments.catalog import Entry, Experiment, score, serving
-
-Result = dict[str, Any]
-Served = tuple[Entry, list[Result]]
-TITLES = {"acc": "ACC ↑", "fm": "FM ↓", "acc_auc": "AUC ↑", "acc_auc_last": "AUC, last ↑"}
-COSTS = ("parameters", "gpu_memory", "seconds_per_task")
-"""Scores that are the same under every normalisation."""
+from dualcba.evaluation import NORMS
+from dualcba.experiments.catalog import Experiment
+from dualcba.report.comparison import Cell, Measure, Result, Row, Served, known, rows, serve
+from dualcba.report.gains import Gain, Gap, gains, in_one_line
+from dualcba.report.names import MISSING, score
+from dualcba.report.tables import number, p_value
 
 WIDE = 3
 """With more scores than these, a row has a line for each normalisation instead of a column."""
 
 CAPTION = "mean ± 95 % interval over {seeds} seed(s)"
-BESIDE = "; Δ is ours minus the paper's, under the normalisation in brackets"
+BESIDE = "; Δ is ours minus the paper's, under the normalisation that is named"
 SMALL = "; handwritten digits: the paper's values do not apply"
+GAIN = "gain over the base, seed by seed; p of a paired t test"
 
 
 def wide_console() -> Console:
     """Standard output; where it is no terminal, lines are as long as they need be."""
     console = Console()
-    return console if console.is_terminal else Console(width=220)
+    given = console.is_terminal or os.environ.get("COLUMNS")
+    return console if given else Console(width=220)
 
 
-def measured(results: Sequence[Result], norm: str, name: str) -> tuple[float, float | None] | None:
-    """Mean and half-width over seeds; None unless all results have the score."""
-    values = [score(result, norm, name) for result in results]
-    known = [v for v in values if v is not None]
-    return interval(known) if known and len(known) == len(values) else None
-
-
-def tables(experiment: Experiment, results: Sequence[Result], *, small: bool) -> Iterator[Group]:
+def show(
+    experiment: Experiment, results: Sequence[Result], console: Console, *, small: bool
+) -> None:
     """One table per column of the experiment, with the rows that have results."""
-    served: dict[str, list[Served]] = {}
-    for entry in experiment.entries:
-        if found := serving(entry.spec, results):
-            served.setdefault(entry.column, []).append((entry, found))
-    layout = _long if len(experiment.scores) > WIDE else _wide
-    for column, rows in served.items():
-        compared = any(entry.paper for entry, _ in rows)
-        seeds = "/".join(map(str, sorted({len(found) for _, found in rows})))
-        caption = CAPTION.format(seeds=seeds) + (BESIDE if compared else "")
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    found: list[Gain] = []
+    served = [s for s in serve(experiment, results) if s.results]
+    for column in dict.fromkeys(s.entry.column for s in served):
+        part = [s for s in served if s.entry.column == column]
+        console.print(Text(f"{experiment.title}, {column}", style="bold"))
+        for table in _fitting(known(rows(part, experiment.scores)), console):
+            console.print(table)
+        here = [g for g in gains(part) if g.adaptors.seeds] if "acc" in experiment.scores else []
+        if here:
+            console.print(gain_table(here))
+        found += here
+        console.print(Text(_caption(part, here, small=small) + "\n", style="dim"))
+    if found:
+        console.print(Text(f"{experiment.title}. {in_one_line(found)}\n"))
+
+
+def _caption(served: list[Served], found: list[Gain], *, small: bool) -> str:
+    seeds = "/".join(map(str, sorted({len(s.results) for s in served})))
+    beside = BESIDE if any(s.entry.paper for s in served) else ""
+    return CAPTION.format(seeds=seeds) + beside + (f"; {GAIN}" * bool(found)) + SMALL * small
+
+
+# ---------------------------------------------------------------------- scores
+
+Layout = Callable[[Sequence[Row], Sequence[str]], Table]
+
+
+def _fitting(found: Sequence[Row], console: Console) -> list[Table]:
+    """The widest way to lay out a table for which there is room."""
+    scores = [cell.score for cell in found[0].cells]
+    n = len(scores)
+    sizes = [math.ceil(n / parts) for parts in range(1, n + 1)]
+    layouts: list[Layout] = [_wide, _long] if n <= WIDE else [_long]
+    for layout, size in itertools.product(layouts, sizes):
+        tables = [layout(found, scores[k : k + size]) for k in range(0, n, size)]
+        if all(_width(table, console) <= console.width for table in tables):
+            break
+    return tables
+
+
+def _width(table: RenderableType, console: Console) -> int:
+    room = console.options.update(width=1000)
+    return Measurement.get(console, room, table).minimum
+
+
+def _table(title: str = "") -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(title, min_width=16)
+    return table
+
+
+def _compared(found: Sequence[Row]) -> bool:
+    return any(c.paper is not None for row in found for c in row.cells)
+
+
+def _cells(row: Row, scores: Sequence[str]) -> list[Cell]:
+    return [cell for cell in row.cells if cell.score in scores]
+
+
+def _wide(found: Sequence[Row], scores: Sequence[str]) -> Table:
+    table, compared = _table(), _compared(found)
+    if compared:
         table.add_column("", no_wrap=True)
-        layout(table, experiment.scores, rows, compared)
-        title = Text(f"{experiment.title}, {column}", style="bold")
-        yield Group(title, table, Text(caption + (SMALL if small else "") + "\n", style="dim"))
-
-
-def _wide(table: Table, scores: Sequence[str], rows: list[Served], compared: bool) -> None:
     for name in scores:
-        ours = ["ours"] if name in COSTS else [norm.upper() for norm in NORMS]
+        ours = ["ours"] if score(name).cost else [norm.upper() for norm in NORMS]
         for part in [*ours, *(["paper", "Δ"] if compared else [])]:
-            table.add_column(f"{_title(name)}\n{part}", justify="right", no_wrap=True)
-    for entry, found in rows:
-        texts: list[str] = []
-        for name in scores:
-            norms = NORMS[:1] if name in COSTS else NORMS
-            texts += [_text(measured(found, norm, name), name) for norm in norms]
-            texts += [_paper(entry, name), _difference(entry, found, name)] if compared else []
-        table.add_row(entry.row, *texts)
+            table.add_column(f"{score(name).arrowed}\n{part}", justify="right", no_wrap=True)
+    for row in found:
+        texts = [row.norm.upper()] if compared else []
+        for cell in _cells(row, scores):
+            measured = [cell.ours] if score(cell.score).cost else [cell.bn, cell.ibn]
+            texts += [_spread(m, cell.score) for m in measured]
+            texts += [_paper(cell), _difference(cell)] if compared else []
+        table.add_row(row.row, *texts)
+    return table
 
 
-def _long(table: Table, scores: Sequence[str], rows: list[Served], compared: bool) -> None:
+def _long(found: Sequence[Row], scores: Sequence[str]) -> Table:
+    table, compared = _table(), _compared(found)
     table.add_column("", no_wrap=True)
     for name in scores:
-        table.add_column(_title(name), justify="right", no_wrap=True)
-    for entry, found in rows:
-        for norm in NORMS:
-            texts = [_text(measured(found, norm, name), name) for name in scores]
-            table.add_row(entry.row if norm == NORMS[0] else "", norm.upper(), *texts)
+        table.add_column(score(name).arrowed, justify="right", no_wrap=True)
+    for row in found:
+        cells = _cells(row, scores)
+        lines = [("BN", [_spread(c.bn, c.score) for c in cells])]
+        lines += [("IBN", [_spread(c.ibn, c.score) for c in cells])]
+        if all(score(name).cost for name in scores):
+            lines = [("ours", lines[0][1])]
         if compared:
-            given = [_number(entry.paper.get(name)) for name in scores]
-            table.add_row("", f"paper ({entry.norm.upper()})", *given)
-            table.add_row("", "Δ", *(_difference(entry, found, name) for name in scores))
+            lines += [(f"paper, {row.norm.upper()}", [_paper(c) for c in cells])]
+            lines += [("Δ", [_difference(c) for c in cells])]
+        for k, (name, texts) in enumerate(lines):
+            table.add_row("" if k else row.row, name, *texts)
+    return table
 
 
-def _title(name: str) -> str:
-    return TITLES.get(name, name.replace("task", "task ").replace("_", " "))
+def _spread(m: Measure | Gap | None, name: str, *, sign: bool = False) -> str:
+    if m is None:
+        return MISSING
+    digits = score(name).digits
+    mean = number(m.mean, digits, sign=sign)
+    return mean if m.half is None else f"{mean}±{m.half:.{digits}f}"
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+def _paper(cell: Cell) -> str:
+    return number(cell.paper, score(cell.score).digits if score(cell.score).cost else 2)
 
 
-def _text(pair: tuple[float, float | None] | None, name: str) -> str:
-    if pair is None:
-        return "–"
-    mean, half = pair
-    places = 3 if name in COSTS else 1
-    return f"{mean:.{places}f}" if half is None else f"{mean:.{places}f}±{half:.{places}f}"
+def _difference(cell: Cell) -> str:
+    return number(cell.difference, score(cell.score).digits, sign=True)
 
 
-def _paper(entry: Entry, name: str) -> str:
-    value = entry.paper.get(name)
-    if value is None or name in COSTS:
-        return "–" if value is None else f"{value:g}"
-    return f"{value:.2f} ({entry.norm.upper()})"
+# ---------------------------------------------------------------------- gains
 
 
-def _difference(entry: Entry, found: Sequence[Result], name: str) -> str:
-    ours, paper = measured(found, entry.norm, name), entry.paper.get(name)
-    places = 3 if name in COSTS else 1
-    return "–" if ours is None or paper is None else f"{ours[0] - paper:+.{places}f}"
+def gain_table(found: Sequence[Gain]) -> Table:
+    """What each Dual-CBA gains over its base method, with p, and how much of that IBN gives."""
+    name = found[0].score
+    table = _table(f"gain in {score(name).title}")
+    for title in ("IBN over\nbase, BN", "\np", "of it\nIBN's", "IBN over\nbase, IBN", "\np"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for g in found:
+        whole, ibn, own = (_spread(part, name, sign=True) for part in (g.whole, g.ibn, g.adaptors))
+        table.add_row(
+            f"{g.dual} over {g.base}", whole, p_value(g.whole.p), ibn, own, p_value(g.adaptors.p)
+        )
+    return table
+
+
+# ---------------------------------------------------------------------- for scripts
 
 
 def as_data(experiment: Experiment, results: Sequence[Result]) -> list[dict[str, Any]]:
     """The same for `--json`: each entry with its means and half-widths."""
-    rows = []
-    for entry in experiment.entries:
-        found = serving(entry.spec, results)
-        ours = {n: {s: measured(found, n, s) for s in experiment.scores} for n in NORMS}
-        rows.append(
-            {
-                "row": entry.row,
-                "column": entry.column,
-                "norm": entry.norm,
-                "paper": entry.paper,
-                "seeds": [result["seed"] for result in found],
-                "ours": ours,
-            }
-        )
-    return rows
+    served = serve(experiment, results)
+    found = {(g.dual, g.column): g for g in gains(served)} if "acc" in experiment.scores else {}
+    out = []
+    for one, row in zip(served, rows(served, experiment.scores), strict=True):
+        ours: dict[str, dict[str, Any]] = {norm: {} for norm in NORMS}
+        for cell in row.cells:
+            for norm, m in (("bn", cell.bn), ("ibn", cell.ibn)):
+                ours[norm][cell.score] = None if m is None else (m.mean, m.half)
+        head = {"row": row.row, "column": row.column, "norm": row.norm, "paper": one.entry.paper}
+        data = head | {"seeds": list(row.seeds), "ours": ours}
+        if gain := found.get((row.row, row.column)):
+            data["gain"] = dataclasses.asdict(gain)
+        out.append(data)
+    return out

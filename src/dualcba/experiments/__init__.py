@@ -2,7 +2,7 @@
 
 from dualcba.experiments.catalog import Entry, Experiment, experiments, matches
 from dualcba.experiments.runner import Hardware, Run, make_learner
-from dualcba.experiments.scheduler import Load, check_all, run_all
+from dualcba.experiments.scheduler import Load, Loader, check_all, run_all
 from dualcba.experiments.settings import SETTINGS
 from dualcba.experiments.spec import Spec, fields, make_specs, read_toml
 from dualcba.experiments.store import (
@@ -19,6 +19,7 @@ __all__ = [
     "Experiment",
     "Hardware",
     "Load",
+    "Loader",
     "Run",
     "Spec",
     "check_all",

@@ -187,14 +187,16 @@ def score(result: dict[str, Any], norm: str, name: str) -> float | None:
     >>> score({"accuracy_matrix": {"bn": [[90.0, 0.0], [60.0, 80.0]]}}, "bn", "task2")
     80.0
     """
-    if name.startswith("task"):
-        last, number = result["accuracy_matrix"][norm][-1], int(name.removeprefix("task"))
-        return last[number - 1] if number <= len(last) else None
+    matrix = result.get("accuracy_matrix", {}).get(norm) or [[]]
+    number = name.removeprefix("task")
+    if number != name and number.isdigit():
+        known = 0 < int(number) <= len(matrix[-1])
+        return float(matrix[-1][int(number) - 1]) if known else None
     if name == "seconds_per_task":
-        tasks = len(result["accuracy_matrix"][norm])
-        return float(result["seconds"]["train"]) / tasks
+        seconds = result.get("seconds", {}).get("train")
+        return None if seconds is None or not matrix[-1] else float(seconds) / len(matrix)
     if name in ("parameters", "gpu_memory"):
         cost = result.get("cost", {}).get(name)
         return None if cost is None else cost / 1e6
-    value = result["scores"][norm].get(name)
+    value = result.get("scores", {}).get(norm, {}).get(name)
     return None if value is None else float(value)

@@ -12,7 +12,7 @@ from dualcba.data import Dataset
 from dualcba.engine import resolve_device
 from dualcba.evaluation import Evaluator
 from dualcba.experiments.runner import Hardware, Run, device_name
-from dualcba.experiments.scheduler import Load
+from dualcba.experiments.scheduler import Load, few_threads
 from dualcba.experiments.settings import parse_setting
 from dualcba.experiments.spec import Spec
 
@@ -59,7 +59,8 @@ def estimate(
             alike = [pace for other, pace in paces.items() if other[:2] == family[:2]]
             spent = time.perf_counter() - begun > BUDGET
             borrow = bool(alike) and spent
-            paces[family] = _mean(alike) if borrow else measure(spec, load(spec), hardware)
+            with few_threads([spec]):
+                paces[family] = _mean(alike) if borrow else measure(spec, load(spec), hardware)
         total += _seconds(spec, load(spec), paces[family])
     return Estimate(total, finished, len(specs) - finished)
 

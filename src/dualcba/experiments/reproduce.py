@@ -26,6 +26,7 @@ TASKS = {"cifar10": 5, "cifar100": 10, "tiny-imagenet": 10}
 SHARE = 0.25
 SMALL_EPOCHS = 5
 SMALL = "small "
+SMALL_NOTE = "Here on handwritten digits: the paper's values do not apply."
 AGNOSTIC = "agnostic.safetensors"
 
 
@@ -70,7 +71,9 @@ def scaled(experiment: Experiment) -> Experiment:
 
     The paper's values do not apply there and are left out.
     """
-    return dataclasses.replace(experiment, entries=tuple(map(_small_entry, experiment.entries)))
+    entries = tuple(map(_small_entry, experiment.entries))
+    note = f"{experiment.note} {SMALL_NOTE}".strip()
+    return dataclasses.replace(experiment, entries=entries, note=note)
 
 
 def _small_entry(entry: Entry) -> Entry:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from dualcba.data import Dataset
+import torch
+
+from dualcba.data import Dataset, load_dataset
 from dualcba.experiments.runner import (
     Hardware,
     Run,
@@ -17,6 +22,38 @@ from dualcba.experiments.runner import (
 from dualcba.experiments.spec import Spec
 
 Load = Callable[[Spec], Dataset]
+
+
+@dataclass
+class Loader:
+    """Loads the dataset of a spec, each once; another process gets it without what it has loaded.
+
+    >>> Loader()(Spec(dataset="digits")).num_classes
+    10
+    """
+
+    data_dir: Path | None = None
+    loaded: dict[str, Dataset] = field(default_factory=dict, repr=False)
+
+    def __call__(self, spec: Spec) -> Dataset:
+        """The dataset of a spec."""
+        if spec.dataset not in self.loaded:
+            self.loaded[spec.dataset] = load_dataset(spec.dataset, self.data_dir)
+        return self.loaded[spec.dataset]
+
+    def __reduce__(self) -> tuple[type[Loader], tuple[Path | None]]:
+        return Loader, (self.data_dir,)
+
+
+@contextmanager
+def few_threads(specs: Iterable[Spec]) -> Iterator[None]:
+    """One thread of torch while all networks are small: several would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if all(spec.network == "mlp" for spec in specs) else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def check_all(specs: Sequence[Spec], load: Load, hardware: Hardware) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from itertools import cycle
@@ -114,9 +115,17 @@ def draw(
     return ends
 
 
+def once(served: Sequence[Served]) -> list[Served]:
+    """Entries that differ only in their norm as one, by the shortest of their names."""
+    groups: dict[str, list[Served]] = {}
+    for s in served:
+        groups.setdefault(json.dumps(s.entry.spec, sort_keys=True), []).append(s)
+    return [min(group, key=lambda s: len(s.entry.row)) for group in groups.values()]
+
+
 def anytime(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], list[str]]:
     """Mean accuracy over the tasks so far, at any time, under BN and IBN; a figure per family."""
-    usable = [s for s in served if s.results and all(map(has_curve, s.results))]
+    usable = [s for s in once(served) if s.results and all(map(has_curve, s.results))]
     if not usable:
         return [], ["Any-time curves: left out, no run was scored between task ends."]
     with styled():
@@ -156,7 +165,7 @@ def stability(
     served: Sequence[Served], name: str, title: str, norm: str = "ibn"
 ) -> tuple[list[Plot], list[str]]:
     """One panel per task: its accuracy from when it begins; dips are the stability gap."""
-    usable = [s for s in served if s.results and all(map(has_curve, s.results))]
+    usable = [s for s in once(served) if s.results and all(map(has_curve, s.results))]
     if not usable:
         return [], ["Stability gap: left out, no run was scored between task ends."]
     with styled():

@@ -38,11 +38,17 @@ def method_title(name: str) -> str:
 
 @dataclass(frozen=True)
 class Score:
-    """A score's title, whether more is better, and its definition."""
+    """A score's title, whether more is better, its definition; what is a cost has no norm."""
 
     title: str
     up: bool
     meaning: str
+    cost: bool = False
+
+    @property
+    def digits(self) -> int:
+        """Behind the point, where it is shown."""
+        return 3 if self.cost else 1
 
     @property
     def arrowed(self) -> str:
@@ -86,6 +92,13 @@ SCORES = {
         True,
         "forward transfer: mean accuracy on a task just before it is learnt, above the untrained "
         "network's",
+    ),
+    "parameters": Score(
+        "parameters, M", False, "millions of parameters that train, the adaptor's among them", True
+    ),
+    "gpu_memory": Score("GPU memory, MB", False, "the most that was allocated at once", True),
+    "seconds_per_task": Score(
+        "s per task", False, "seconds of training per task on the host's clock", True
     ),
 }
 

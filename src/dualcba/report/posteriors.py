@@ -34,6 +34,9 @@ from dualcba.report.style import (
 
 Floats = NDArray[np.float64]
 Drawn = tuple[list[Plot], list[str]]
+SMOOTH = 40
+"""With as many points as this a curve is smoothed."""
+
 CLASSES = 20
 """With more classes than this confusion is shown between tasks."""
 
@@ -236,8 +239,9 @@ def _transitions(s: Served, name: str, title: str) -> Plot:
                 ax.plot(x, mean, color=colour, linewidth=1.8)
             ax.axvline(zero, color=MUTED, linewidth=0.8, linestyle=(0, (3, 3)), zorder=0)
             ticks.append((zero, f"{moment['task']}"))
-        title_ = "test samples of old tasks" if samples == "old" else "test samples of the new task"
-        ax.set_title(title_, fontweight="normal", fontsize=10.5)
+        whose = "of old tasks" if samples == "old" else "of the new task"
+        text = f"{s.entry.row}: test samples {whose}"
+        ax.set_title(text, fontweight="normal", fontsize=10.5)
         ax.set(ylim=(0, 1.02), ylabel="posterior mass")
         grid(ax)
         ax.margins(x=0.01)
@@ -269,26 +273,30 @@ def _alignment(s: Served, name: str, title: str) -> Plot:
     points = min(len(r["step"]) for r in recordings)
     steps = np.array(recordings[0]["step"][:points], float)
     ends = []
+    if not any(x is not None for r in recordings for x in r["with"]):
+        parts["without"] = "no adaptor", GREY
     for part, (label, colour) in parts.items():
         mean = np.mean([np.array(r[part][:points], float) for r in recordings], axis=0)
         measured = np.isfinite(mean)  # null where there was nothing to measure
         step, mean = steps[measured], mean[measured]
         if not len(step):
             continue
-        smooth = running_mean(mean, max(1, points // 40))
-        if part != "bound" and points > 40:
+        smooth = running_mean(mean, points // SMOOTH)
+        if part != "bound" and points >= SMOOTH:
             ax.plot(step, mean, color=colour, alpha=0.25, linewidth=0.8)
         ax.plot(step, smooth, color=colour, linestyle="--" if part == "bound" else "-")
         ends.append((float(smooth[-1]), label, colour))
     ax.axhline(0, color=MUTED, linewidth=0.8, zorder=0)
+    ax.set_title(s.entry.row, fontsize=10.5)
     ax.set(xlabel="step", ylabel=r"$\langle G^{\mathrm{buf}}, G^{\mathrm{trn}}\rangle$")
     grid(ax)
     ax.margins(x=0)
     label_ends(ax, ends)
+    beside = ", beside the bound of Theorem 1" if "bound" in (e[1] for e in ends) else ""
+    smoothed = ", smoothed; raw values pale" if points >= SMOOTH else ""
     caption = (
-        f"Alignment of the gradients on training data and on the memory, {s.entry.row}, {title}, "
-        f"beside the bound of Theorem 1; mean over {len(recordings)} seed(s), smoothed; raw values "
-        "pale."
+        f"Alignment of the gradients on training data and on the memory, {s.entry.row}, {title}"
+        f"{beside}; mean over {len(recordings)} seed(s){smoothed}."
     )
     return Plot(name, caption, f"Gradient alignment over steps of {s.entry.row}", figure)
 

@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dualcba.experiments.catalog import Experiment, experiments
+from dualcba.experiments.reproduce import scaled
 from dualcba.report import figures
 from dualcba.report.bars import cost, score_bars, seconds
 from dualcba.report.comparison import (
     TOLERANCE,
-    Measure,
-    Paired,
     Result,
     Row,
     Served,
-    paired_tests,
     rows,
     serve,
     within_tolerance,
 )
+from dualcba.report.gains import gains, in_one_line, means
 from dualcba.report.names import NORMS, SCORES, slug
 from dualcba.report.runs import Collection, collections, command
 from dualcba.report.style import Plot
-from dualcba.report.tables import Column, Table, blocks, number, paired_table, spread
+from dualcba.report.tables import (
+    GAIN_NOTE,
+    Column,
+    Table,
+    blocks,
+    gain_table,
+    number,
+    p_value,
+    spread,
+    with_gains,
+)
 
 Item = str | Table | Plot | dict[str, str] | tuple[str, ...]
 """A paragraph, a table, a figure, terms with their meaning, or a fold: its title, then texts."""
 
 FACTS = 12
-SHOWN = ("acc", "fm", "acc_auc", "min_acc", "wc_acc", "bwt")
-PAIRED_NOTE = (
-    "Gain in ACC on common seeds, Dual-CBA minus its base method under the same normalisation; "
-    "paired t test, p below 0.05 stands out. A dash: fewer than two common seeds."
+SMALL_NOTE = (
+    "As dualcba reproduce --scale small makes them: handwritten digits, in as many tasks as the "
+    "paper’s datasets. They show the form of each table; the paper’s values do not apply and are "
+    "not shown."
 )
+SHOWN = ("acc", "fm", "acc_auc", "min_acc", "wc_acc", "bwt")
 
 
 @dataclass
@@ -61,15 +72,48 @@ def report_sections(results: list[Result]) -> tuple[list[Fact], list[Section]]:
     """The facts that open a report, and its sections."""
     served = [(e, serve(e, results)) for e in experiments().values()]
     served = [(e, s) for e, s in served if any(x.results for x in s)]
+    small = small_experiments(results)
+    shown = {id(r) for _, s in small for x in s for r in x.results}
     groups = collections(results)
+    rest = collections([r for r in results if id(r) not in shown])
     paper = [row for e, s in served for row in rows(s, e.scores)]
-    facts = [*_agreement(paper), *(fact for group in groups for fact in _facts(group))][:FACTS]
+    facts = [
+        *_agreement(paper),
+        *_whose([*served, *small]),
+        *(f for group in rest for f in _facts(group)),
+    ]
     sections = []
-    if served:
-        parts = [_experiment(e, s) for e, s in served]
-        sections.append(Section("Beside the paper", [_tolerance()], parts))
-    sections += [_collection(group) for group in groups]
-    return facts, [*sections, _provenance(groups, results)]
+    for title, text, found in (
+        ("Beside the paper", _tolerance(), served),
+        ("The paper’s experiments at small scale", SMALL_NOTE, small),
+    ):
+        parts = [_experiment(e, s) for e, s in found]
+        sections += [Section(title, [text], parts)] if parts else []
+    sections += [_collection(group) for group in rest]
+    return facts[:FACTS], [*sections, _provenance(groups, results)]
+
+
+def small_experiments(results: list[Result]) -> list[tuple[Experiment, list[Served]]]:
+    """The paper's experiments on digits of which at least one column is complete."""
+    digits = [r for r in results if r["dataset"] == "digits"]
+    found = []
+    for experiment in experiments().values() if digits else ():
+        experiment = scaled(experiment)
+        served = serve(experiment, digits)
+        lacking = {s.entry.column for s in served if not s.results}
+        served = [s for s in served if s.entry.column not in lacking]
+        found += [(experiment, served)] if served else []
+    return found
+
+
+def _whose(shown: list[tuple[Experiment, list[Served]]]) -> list[Fact]:
+    """What Dual-CBA gains in the main table, and how much of it is IBN's."""
+    told = means([g for e, served in shown if e.name == "main" for g in gains(served)])
+    if told is None:
+        return []
+    whole, ibn, adaptors = (number(x, sign=True) for x in told[1:])
+    detail = f"mean of {told[0]} pairs: {ibn} by IBN alone, {adaptors} by the adaptors"
+    return [Fact("Main table: Dual-CBA (IBN) over its base (BN)", f"{whole} ACC", detail)]
 
 
 def _tolerance() -> str:
@@ -96,23 +140,14 @@ def _facts(group: Collection) -> list[Fact]:
     ]
     if ranked:
         best, row = max(ranked, key=lambda pair: pair[0].mean)
-        out.append(Fact(f"Highest ACC, {group.title}", _plain(best), f"{row.row}, IBN"))
-    for test in _gains(group.served):
-        value = number(test.difference, sign=True)
-        value += "" if test.half is None else f" ± {number(test.half)}"
-        p = "" if test.p is None else ", p < 0.001" if test.p < 0.001 else f", p = {test.p:.3f}"
-        detail = f"{test.dual} over {test.base}, ACC, IBN{p}"
+        highest = spread(best).replace("\u2007", "")
+        out.append(Fact(f"Highest ACC, {group.title}", highest, f"{row.row}, IBN"))
+    for gain in [g for g in gains(group.served) if g.adaptors.seeds][:3]:
+        value = spread(gain.adaptors, sign=True).replace("\u2007", "")
+        p = f", p {p_value(gain.adaptors.p)}" if gain.adaptors.p is not None else ""
+        detail = f"{gain.dual} over {gain.base}, ACC, both under IBN{p}"
         out.append(Fact(f"Gain, {group.title}", value, detail))
     return out
-
-
-def _plain(m: Measure) -> str:
-    return spread(m).replace("\u2007", "")
-
-
-def _gains(served: Sequence[Served]) -> list[Paired]:
-    tests = [t for t in paired_tests(served) if t.norm == "ibn" and t.difference is not None]
-    return tests[:3]
 
 
 def _experiment(experiment: Experiment, served: list[Served]) -> Section:
@@ -121,14 +156,13 @@ def _experiment(experiment: Experiment, served: list[Served]) -> Section:
     items: list[Item] = [experiment.note] if experiment.note else []
     section = Section(experiment.title, items)
     if experiment.scores:
-        found = rows(served, experiment.scores)
-        section.items += blocks(found)
-        share = within_tolerance(found)
+        tables, found = with_gains(served, experiment.scores)
+        section.items += tables
+        section.items += [in_one_line(found)] if found else []
+        share = within_tolerance(rows(served, experiment.scores))
         if share.cells:
             section.items.append(f"{share.within} of {share.cells} values within the tolerance.")
         section.items += _paper_bars(experiment, served)
-        tests = [t for t in paired_tests(served) if t.seeds] if "acc" in experiment.scores else []
-        section.items += [_paired(tests)] if tests else []
     if experiment.figure:
         plots, remarks = figures.draw(experiment.figure, served, experiment.name)
         section.items += plots
@@ -150,11 +184,6 @@ def _paper_bars(experiment: Experiment, served: list[Served]) -> list[Plot]:
 def _bars(served: Sequence[Served], name: str, title: str) -> Plot:
     methods = [str(s.entry.spec.get("method", "")) for s in served]
     return score_bars(rows(served, ["acc"]), methods, name, title)
-
-
-def _paired(tests: Iterable[Paired]) -> Table:
-    table = paired_table(tests)
-    return Table(table.title, table.columns, table.rows, PAIRED_NOTE)
 
 
 def _collection(group: Collection) -> Section:
@@ -185,8 +214,10 @@ def _scores(group: Collection, name: str) -> Section:
         cut = [Row(r.row, r.column, r.norm, r.seeds, r.cells[part]) for r in found]
         section.items += [Table(f"{group.title}: {title}", t.columns, t.rows) for t in blocks(cut)]
     section.items.append(_bars(group.served, name, group.title))
-    tests = paired_tests(group.served)
-    section.items += [_paired(tests)] if tests else []
+    pairs = [g for g in gains(group.served) if g.adaptors.seeds]
+    if pairs:
+        table = dataclasses.replace(gain_table(pairs, group.title), note=GAIN_NOTE)
+        section.items += [table, in_one_line(pairs)]
     return section
 
 

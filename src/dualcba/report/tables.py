@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
 
-from dualcba.report.comparison import Cell, Measure, Paired, Row
+from dualcba.report.comparison import Cell, Measure, Row, Served, known, rows
+from dualcba.report.gains import Gain, Gap, gains
 from dualcba.report.names import MISSING, NORMS, score
 
 WIDE = 3
 """With more scores than this a table shows ours and the paper's alone; the CSV has everything."""
+
+PAGE = 5
+"""So many scores stand beside each other then."""
 
 
 class Strong(str):
@@ -49,32 +54,59 @@ def number(x: float | None, digits: int = 1, *, sign: bool = False) -> str:
     return f"{x:{'+' if sign else ''}.{digits}f}".replace("-", "−")
 
 
-def spread(m: Measure | None) -> str:
+def spread(m: Measure | Gap | None, digits: int = 1, *, sign: bool = False) -> str:
     """Mean ± half-width; figure spaces keep the numbers of a column below each other.
 
     >>> spread(Measure(26.25, 4.04, 3)), spread(Measure(26.25, None, 1)), spread(None)
     ('26.2 ± \\u20074.0', '26.2', '–')
     """
+    mean = number(None if m is None else m.mean, digits, sign=sign)
     if m is None or m.half is None:
-        return number(None if m is None else m.mean)
-    return f"{number(m.mean)} ± {m.half:4.1f}".replace("  ", " \u2007")
+        return mean
+    return f"{mean} ± {m.half:{digits + 3}.{digits}f}".replace("  ", " \u2007")
 
 
-def blocks(rows: Sequence[Row], note: str = "") -> list[Table]:
+def blocks(found: Sequence[Row], note: str = "") -> list[Table]:
     """One table per column of the experiment, with the paper's values where there are any."""
-    names = list(dict.fromkeys(row.column for row in rows))
-    return [_block(name, [r for r in rows if r.column == name], note) for name in names]
+    tables = []
+    for name in dict.fromkeys(row.column for row in found):
+        here = [r for r in found if r.column == name]
+        wide = len(here[0].cells) > WIDE
+        parts = _parts(here) if wide else [here]
+        for number, part in enumerate(parts, 1):
+            of = f", part {number} of {len(parts)}" if len(parts) > 1 else ""
+            tables.append(_block(name + of, part, note, wide=wide))
+    return tables
 
 
-def _block(title: str, rows: list[Row], note: str) -> Table:
+def _parts(found: list[Row]) -> list[list[Row]]:
+    """The same rows by a few scores at a time, as many as a page is wide."""
+    starts = range(0, len(found[0].cells), PAGE)
+    return [[dataclasses.replace(r, cells=r.cells[k : k + PAGE]) for r in found] for k in starts]
+
+
+def with_gains(served: Sequence[Served], scores: Sequence[str]) -> tuple[list[Table], list[Gain]]:
+    """For each column a table of scores, and below it what Dual-CBA gains there; all gains."""
+    tables, found = [], []
+    for column in dict.fromkeys(s.entry.column for s in served):
+        part = [s for s in served if s.entry.column == column]
+        here = [g for g in gains(part) if g.adaptors.seeds] if "acc" in scores else []
+        tables += blocks(known(rows(part, scores)))
+        tables += [gain_table(here, column)] if here else []
+        found += here
+    if found:
+        tables[-1] = dataclasses.replace(tables[-1], note=GAIN_NOTE)
+    return tables, found
+
+
+def _block(title: str, rows: list[Row], note: str, *, wide: bool) -> Table:
     scores = [c.score for c in rows[0].cells]
     paper = any(c.paper is not None for row in rows for c in row.cells)
     columns = [Column("method", number=False), Column("seeds")]
     columns += [Column("norm", number=False)] if paper else []
-    wide = len(scores) > WIDE
     for name in scores:
-        parts = ["ours", "paper"] if wide and paper else ["BN", "IBN"]
-        parts += ["paper", "Δ"] if paper and not wide else []
+        parts = ["ours"] if (wide and paper) or score(name).cost else ["BN", "IBN"]
+        parts += ["paper"] * paper + ["Δ"] * (paper and not wide)
         columns += [Column(part, score(name).arrowed) for part in parts]
     lines = []
     for row in rows:
@@ -86,31 +118,65 @@ def _block(title: str, rows: list[Row], note: str) -> Table:
 
 
 def _texts(cell: Cell, paper: bool, wide: bool) -> list[str]:
-    if not paper:
-        return [spread(cell.bn), spread(cell.ibn)]
-    gap = number(cell.difference, sign=True)
-    gap = Strong(gap) if cell.within is False else gap
-    if wide:
-        ours = spread(cell.ours)
-        return [Strong(ours) if cell.within is False else ours, number(cell.paper, 2)]
-    return [spread(cell.bn), spread(cell.ibn), number(cell.paper, 2), gap]
+    what = score(cell.score)
+    far = Strong if cell.within is False else str
+    if wide and paper:
+        return [far(spread(cell.ours, what.digits)), number(cell.paper, 2)]
+    ours = [cell.ours] if what.cost else [cell.bn, cell.ibn]
+    texts = [spread(m, what.digits) for m in ours]
+    gap = number(cell.difference, what.digits, sign=True)
+    given = number(cell.paper, what.digits if what.cost else 2)
+    return [*texts, given, far(gap)] if paper else texts
 
 
-def paired_table(tests: Iterable[Paired]) -> Table:
-    """Each Dual-CBA against its base method: difference, interval and p; p < 0.05 stands out."""
-    tests = list(tests)
-    several = len({t.column for t in tests}) > 1
-    words = ("Dual-CBA", "against", *(("where",) if several else ()), "norm")
-    columns = (*(Column(w, number=False) for w in words), *map(Column, ("seeds", "gain", "p")))
+GAIN_NOTE = (
+    "Gain on common seeds. Over the base under BN, as the paper compares them; of that, the part "
+    "that IBN gives the base alone; and over the base under IBN, which is what the adaptors give. "
+    "p: paired t test, below 0.05 stands out."
+)
+
+
+def gain_table(found: Sequence[Gain], where: str) -> Table:
+    """Each Dual-CBA against its base method: gains with intervals, and p."""
+    whole, adaptors = "IBN, over base BN", "IBN, over base IBN"
+    columns = (
+        Column("Dual-CBA over base", number=False), Column("seeds"),
+        Column("gain", whole), Column("p", whole), Column("gain", "of it IBN’s"),
+        Column("gain", adaptors), Column("p", adaptors),
+        Column("gain", "both BN"), Column("p", "both BN"),
+    )  # fmt: skip
     lines = []
-    for t in tests:
-        gain = None if t.difference is None else Measure(t.difference, t.half, t.seeds)
-        p = MISSING if t.p is None else "< 0.001" if t.p < 0.001 else number(t.p, 3)
-        p = Strong(p) if t.p is not None and t.p < 0.05 else p
-        where = (t.column,) if several else ()
-        tail = (NORMS[t.norm], str(t.seeds or MISSING), spread(gain), p)
-        lines.append((t.dual, t.base, *where, *tail))
-    return Table("Dual-CBA against its base method", columns, tuple(lines))
+    for g in found:
+        parts = [*_gap(g.whole), spread(g.ibn, sign=True), *_gap(g.adaptors), *_gap(g.bn)]
+        lines.append((f"{g.dual} over {g.base}", str(g.adaptors.seeds or MISSING), *parts))
+    return Table(f"Gain in {score(found[0].score).title}, {where}", columns, tuple(lines))
+
+
+def _gap(gap: Gap) -> list[str]:
+    return [spread(gap, sign=True), p_value(gap.p)]
+
+
+def p_value(p: float | None) -> str:
+    """A p as it is printed; one below 0.05 stands out.
+
+    >>> p_value(0.0004), p_value(0.2), p_value(None), isinstance(p_value(0.01), Strong)
+    ('< 0.001', '0.200', '–', True)
+    """
+    text = MISSING if p is None else "< 0.001" if p < 0.001 else number(p, 3)
+    return Strong(text) if p is not None and p < 0.05 else text
+
+
+def gains_comma_separated(found: Iterable[Gain]) -> str:
+    """One line per Dual-CBA and base, numbers in full; an empty field where there is none."""
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    parts = ("whole", "ibn", "adaptors", "bn")
+    heads = [f"{part}_{number}" for part in parts for number in ("mean", "half", "p")]
+    writer.writerow(["dual", "base", "column", "score", "seeds", *heads])
+    for g in found:
+        numbers = [x for part in parts for x in dataclasses.astuple(getattr(g, part))[1:]]
+        writer.writerow([g.dual, g.base, g.column, g.score, g.adaptors.seeds, *numbers])
+    return out.getvalue()
 
 
 def comma_separated(rows: Iterable[Row]) -> str:

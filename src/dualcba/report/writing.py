@@ -7,8 +7,15 @@ from pathlib import Path
 from dualcba.experiments.catalog import Experiment
 from dualcba.files import whole
 from dualcba.report import figures, style
-from dualcba.report.comparison import Result, Row, rows, serve
-from dualcba.report.tables import blocks, comma_separated, latex, markdown
+from dualcba.report.comparison import Result, Served, rows, serve
+from dualcba.report.gains import in_one_line
+from dualcba.report.tables import (
+    comma_separated,
+    gains_comma_separated,
+    latex,
+    markdown,
+    with_gains,
+)
 
 
 def render(experiment: Experiment, results: list[Result], out: Path) -> list[Path]:
@@ -28,18 +35,22 @@ def render(experiment: Experiment, results: list[Result], out: Path) -> list[Pat
         for plot in plots:
             for format in ("svg", "png"):
                 contents[f"{plot.name}.{format}"] = style.render(plot, format)
-    contents |= _texts(experiment, rows(served, experiment.scores), remarks)
+    contents |= _texts(experiment, served, remarks)
     return [_write(out / name, content) for name, content in contents.items()]
 
 
-def _texts(experiment: Experiment, found: list[Row], remarks: list[str]) -> dict[str, bytes]:
-    tables = blocks(found) if experiment.scores else []
+def _texts(experiment: Experiment, served: list[Served], remarks: list[str]) -> dict[str, bytes]:
+    name, scores = experiment.name, experiment.scores
+    tables, gains = with_gains(served, scores) if scores else ([], [])
     head = [f"# {experiment.title}\n", *([f"{experiment.note}\n"] if experiment.note else [])]
-    notes = [f"{line}\n" for line in remarks]
-    texts = {"md": "\n".join([*head, *map(markdown, tables), *notes])}
+    notes = [f"{line}\n" for line in (in_one_line(gains), *remarks) if line]
+    texts = {f"{name}.md": "\n".join([*head, *map(markdown, tables), *notes])}
     if tables:
-        texts |= {"csv": comma_separated(found), "tex": "\n".join(map(latex, tables))}
-    return {f"{experiment.name}.{end}": text.encode() for end, text in texts.items()}
+        texts[f"{name}.csv"] = comma_separated(rows(served, scores))
+        texts[f"{name}.tex"] = "\n".join(map(latex, tables))
+    if gains:
+        texts[f"{name}-gains.csv"] = gains_comma_separated(gains)
+    return {path: text.encode() for path, text in texts.items()}
 
 
 def _write(path: Path, content: bytes) -> Path:

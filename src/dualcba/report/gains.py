@@ -1,0 +1,158 @@
+"""Dual-CBA above its base method, seed by seed, and how much of that IBN gives alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dualcba.evaluation import interval
+from dualcba.experiments.catalog import Entry
+from dualcba.experiments.catalog import score as value
+from dualcba.report.comparison import Served
+from dualcba.report.names import score as named
+from dualcba.report.names import split_method
+
+SAME = (
+    "dataset", "setting", "buffer", "tasks", "class_order", "epochs", "network", "batch_size",
+    "lr", "norm", "forward", "seen_only", "boundaries",
+)  # fmt: skip
+"""What a method and its Dual-CBA must share to be compared."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Differences over common seeds: mean, half-width of the 95 % interval, p of the t test."""
+
+    seeds: int
+    mean: float | None
+    half: float | None
+    p: float | None
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A Dual-CBA against its base method: as the paper compares them, and the parts of that."""
+
+    base: str
+    dual: str
+    column: str
+    score: str
+    whole: Gap
+    """Dual-CBA under IBN minus its base under BN."""
+
+    ibn: Gap
+    """The base under IBN minus the base under BN: what IBN gives alone."""
+
+    adaptors: Gap
+    """Dual-CBA minus its base, both under IBN: what the adaptors give."""
+
+    bn: Gap
+    """Dual-CBA minus its base, both under BN."""
+
+
+def gains(served: Sequence[Served], score: str = "acc") -> list[Gain]:
+    """Every Dual-CBA against its base method of the same column, each pair once."""
+    found, done = [], set()
+    for dual in served:
+        base_name, kind = split_method(dual.entry.spec.get("method", ""))
+        for base in served if kind == "dual-cba" else ():
+            key = dual.entry.column, _text(base.entry), _text(dual.entry)
+            same = base.entry.column == dual.entry.column and _alike(base.entry, dual.entry)
+            if base.entry.spec.get("method") == base_name and same and key not in done:
+                done.add(key)
+                found.append(_gain(base, dual, score))
+    return found
+
+
+def _alike(one: Entry, two: Entry) -> bool:
+    options = [e.spec.get("options") or {} for e in (one, two)]
+    same = all(one.spec.get(name) == two.spec.get(name) for name in SAME)
+    return same and options[0] == options[1]
+
+
+def _text(entry: Entry) -> str:
+    return json.dumps(entry.spec, sort_keys=True)
+
+
+def _gain(base: Served, dual: Served, score: str) -> Gain:
+    def gap(more: Served, less: Served, norms: tuple[str, str]) -> Gap:
+        return _gap(_by_seed(more, norms[0], score), _by_seed(less, norms[1], score))
+
+    return Gain(
+        base.entry.row,
+        dual.entry.row,
+        dual.entry.column,
+        score,
+        whole=gap(dual, base, ("ibn", "bn")),
+        ibn=gap(base, base, ("ibn", "bn")),
+        adaptors=gap(dual, base, ("ibn", "ibn")),
+        bn=gap(dual, base, ("bn", "bn")),
+    )
+
+
+def _by_seed(served: Served, norm: str, score: str) -> dict[int, float]:
+    values = {r["seed"]: value(r, norm, score) for r in served.results}
+    return {seed: v for seed, v in values.items() if v is not None}
+
+
+def _gap(more: dict[int, float], less: dict[int, float]) -> Gap:
+    common = sorted(more.keys() & less.keys())
+    differences = [more[seed] - less[seed] for seed in common]
+    return Gap(len(common), *paired_t(differences))
+
+
+def paired_t(gaps: Sequence[float]) -> tuple[float | None, float | None, float | None]:
+    """Mean, half-width of the 95 % interval and two-sided p of differences seed by seed.
+
+    One seed has no spread, and so neither interval nor p; nor has p what does not vary at all.
+
+    >>> [round(x, 3) for x in paired_t([1.0, 2.0, 3.0])]
+    [2.0, 2.484, 0.074]
+    >>> paired_t([1.0]), paired_t([])
+    ((1.0, None, None), (None, None, None))
+    """
+    if not gaps:
+        return None, None, None
+    mean, half = interval(list(gaps))
+    if half is None or np.ptp(gaps) < 1e-9:
+        return mean, half, None
+    from scipy.stats import ttest_rel
+
+    return mean, half, float(ttest_rel(gaps, np.zeros(len(gaps))).pvalue)
+
+
+def means(found: Iterable[Gain]) -> tuple[int, float, float, float] | None:
+    """How many pairs have all parts; the mean over them of the whole, IBN's part, the adaptors'."""
+    parts = [(g.whole.mean, g.ibn.mean, g.adaptors.mean) for g in found]
+    known = [part for part in parts if None not in part]
+    if not known:
+        return None
+    whole, ibn, adaptors = np.mean(np.array(known, float), axis=0).tolist()
+    return len(known), whole, ibn, adaptors
+
+
+def in_one_line(found: Sequence[Gain]) -> str:
+    """The means over all pairs: what Dual-CBA gains, and how much of it is IBN's.
+
+    >>> gap = [Gap(3, x, 1.0, 0.01) for x in (9.0, 4.0, 5.0, 3.0)]
+    >>> in_one_line([Gain("ER", "ER-Dual-CBA", "here", "acc", *gap)])
+    'ER-Dual-CBA (IBN) over ER (BN): +9.0 ACC, of it +4.0 by IBN alone, +5.0 by the adaptors.'
+    >>> in_one_line([])
+    ''
+    """
+    told = means(found)
+    if told is None:
+        return ""
+    pairs = told[0]
+    whole, ibn, adaptors = (f"{x:+.1f}".replace("-", "−") for x in told[1:])
+    one = len(found) == 1
+    who, than = (found[0].dual, found[0].base) if one else ("Dual-CBA", "its base")
+    over = "" if one else f", mean of {pairs} pairs"
+    title = named(found[0].score).title
+    return (
+        f"{who} (IBN) over {than} (BN){over}: {whole} {title}, of it {ibn} by IBN alone, "
+        f"{adaptors} by the adaptors."
+    )

@@ -1,0 +1,80 @@
+"""Dual-CBA above its base method, seed by seed, on values worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from scipy.stats import ttest_rel
+
+from dualcba.evaluation import interval
+from dualcba.experiments.catalog import Entry
+from dualcba.report.comparison import Served
+from dualcba.report.gains import Gain, gains, in_one_line, paired_t
+
+
+def served(method: str, bn: list[float | None], by: float = 0.0, **spec: Any) -> Served:
+    """Results with ACC under BN; under IBN it is higher by so much."""
+    results = tuple(
+        {
+            "method": method, "seed": k, "spec": {"method": method},
+            "scores": {"bn": {"acc": v}, "ibn": {"acc": None if v is None else v + by}},
+        }
+        for k, v in enumerate(bn)
+    )  # fmt: skip
+    return Served(Entry(method, "here", {"method": method, **spec}, "bn", {}), results)
+
+
+def test_paired_t_is_scipys() -> None:
+    a, b = [30.1, 31.0, 29.5], [24.0, 24.9, 24.1]
+    gaps = [x - y for x, y in zip(a, b, strict=True)]
+    mean, half, p = paired_t(gaps)
+    assert p == pytest.approx(ttest_rel(a, b).pvalue)
+    assert (mean, half) == interval(gaps)
+
+
+def test_the_whole_is_what_ibn_gives_and_what_the_adaptors_give() -> None:
+    base, dual = served("er", [20.0, 22.0, 21.0], by=3), served("er-dual-cba", [25.0, 26.0], by=1)
+    (gain,) = gains([base, dual, served("derpp", [1.0, 2.0])])
+    assert (gain.base, gain.dual, gain.adaptors.seeds) == ("er", "er-dual-cba", 2)
+    assert gain.bn.mean == pytest.approx(4.5)
+    assert gain.whole.mean == pytest.approx(5.5)
+    assert gain.ibn.mean == pytest.approx(3.0)
+    assert gain.adaptors.mean == pytest.approx(2.5)
+    assert gain.adaptors.p == pytest.approx(ttest_rel([26.0, 27.0], [23.0, 25.0]).pvalue)
+    assert gain.whole.p == pytest.approx(ttest_rel([26.0, 27.0], [20.0, 22.0]).pvalue)
+
+
+def test_one_seed_has_neither_interval_nor_p() -> None:
+    (gain,) = gains([served("er", [20.0]), served("er-dual-cba", [25.0])])
+    assert (gain.bn.mean, gain.bn.half, gain.bn.p) == (5.0, None, None)
+
+
+def test_no_common_seed_has_no_difference() -> None:
+    (gain,) = gains([served("er", [None]), served("er-dual-cba", [25.0])])
+    assert (gain.bn.seeds, gain.bn.mean, gain.bn.p) == (0, None, None)
+    assert in_one_line([gain]) == ""
+
+
+def test_runs_that_differ_in_more_than_the_adaptor_are_not_paired() -> None:
+    dual = served("er-dual-cba", [25.0, 26.0], buffer=200)
+    assert gains([served("er", [20.0, 21.0], buffer=100), dual]) == []
+    elsewhere = replace(dual, entry=replace(dual.entry, column="there"))
+    assert gains([served("er", [20.0, 21.0], buffer=200), elsewhere]) == []
+
+
+def test_a_spec_that_stands_twice_is_tested_once() -> None:
+    base, dual = served("er", [20.0, 22.0]), served("er-dual-cba", [25.0, 26.0])
+    again = replace(base, entry=replace(base.entry, row="ER + IBN", norm="ibn"))
+    assert len(gains([base, again, dual])) == 1
+
+
+def test_in_one_line_the_means_over_pairs() -> None:
+    er = gains([served("er", [20.0, 22.0], by=3), served("er-dual-cba", [25.0, 26.0], by=1)])
+    der = gains([served("derpp", [30.0, 31.0]), served("derpp-dual-cba", [29.0, 29.5])])
+    both: list[Gain] = [*er, *der]
+    assert in_one_line(both) == (
+        "Dual-CBA (IBN) over its base (BN), mean of 2 pairs: +2.1 ACC, of it +1.5 by IBN alone, "
+        "+0.6 by the adaptors."
+    )

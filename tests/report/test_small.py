@@ -1,0 +1,71 @@
+"""A folder that `reproduce --scale small` made: its experiments stand in the report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dualcba.experiments import Spec
+from dualcba.experiments.catalog import Experiment, experiments
+from dualcba.experiments.reproduce import scaled
+from dualcba.report.html import make_page
+from dualcba.report.sections import report_sections, small_experiments
+
+Result = dict[str, Any]
+
+
+def made(experiment: Experiment) -> list[Result]:
+    """A result for each entry and two seeds."""
+    out = []
+    for k, entry in enumerate(experiment.entries):
+        for seed in (0, 1):
+            spec = Spec(**entry.spec, seed=seed)
+            head = {n: getattr(spec, n) for n in ("method", "dataset", "setting", "buffer", "seed")}
+            scores = {"acc": 50.0 + k + seed * (k + 1), "fm": 9.0, "acc_auc": None}
+            matrix = [[scores["acc"]] * int(spec.tasks)] * int(spec.tasks)
+            out.append(
+                {
+                    **head, "status": "complete", "spec": spec.to_dict(),
+                    "scores": {"bn": scores, "ibn": scores}, "seconds": {"train": 1.0},
+                    "accuracy_matrix": {"bn": matrix, "ibn": matrix},
+                }
+            )  # fmt: skip
+    return out
+
+
+@pytest.fixture(scope="module")
+def main() -> Experiment:
+    return scaled(experiments()["main"])
+
+
+def test_the_experiments_are_found_and_shown_once(main: Experiment) -> None:
+    results = made(main)
+    names = [e.name for e, _ in small_experiments(results)]
+    assert {"main", "computation"} <= set(names)
+    facts, sections = report_sections(results)
+    assert [s.title for s in sections] == [
+        "The paper’s experiments at small scale", "How each number was made"
+    ]  # fmt: skip
+    assert facts[0].name.startswith("Main table")
+    assert "mean of 24 pairs" in facts[0].detail
+
+
+def test_the_page_says_that_the_papers_values_do_not_apply(main: Experiment) -> None:
+    page = make_page(made(main), "small")
+    assert "the paper’s values do not apply" in page
+    assert "ER-Dual-CBA over ER" in page
+    assert "21.66" not in page
+
+
+def test_a_column_that_is_not_complete_is_not_an_experiment(main: Experiment) -> None:
+    first = main.entries[0].column
+    kept = [e for e in main.entries if (e.row, e.column) != ("RAR", first)]
+    results = [r for e in kept for r in made(Experiment(**{**vars(main), "entries": (e,)}))]
+    ((_, served),) = [(e, s) for e, s in small_experiments(results) if e.name == "main"]
+    assert first not in {s.entry.column for s in served}
+    assert len({s.entry.column for s in served}) == 5
+
+
+def test_runs_on_digits_of_ones_own_are_no_experiment(results: list[Result]) -> None:
+    assert small_experiments(results) == []
