@@ -236,6 +236,9 @@ def reproduce(
     name: Annotated[str, typer.Argument(help="of `dualcba list experiments`, or all")],
     seeds: Annotated[int, typer.Option(help="how many seeds, from 0 on")] = 3,
     dataset: Annotated[str | None, typer.Option(help="cifar10, cifar100 or tiny-imagenet")] = None,
+    column: Annotated[
+        str | None, typer.Option(help="only columns with this text, such as 'M = 2000'")
+    ] = None,
     scale: Annotated[str, typer.Option(help="paper; or small: digits, for a CPU")] = "paper",
     out: Annotated[Path | None, typer.Option(help="folder for the results")] = None,
     jobs: Jobs = None,
@@ -254,7 +257,7 @@ def reproduce(
     """
     folder = out or Path("runs/reproduce" if scale == "paper" else f"runs/reproduce-{scale}")
     ways = Ways(jobs, abreast)
-    request = Request(name, seeds, dataset, scale, folder, ways, dry_run, quiet, as_json)
+    request = Request(name, seeds, dataset, column, scale, folder, ways, dry_run, quiet, as_json)
     reproduce_all(request, Loader(data_dir), Hardware(device, engine, precision))
 
 

@@ -18,7 +18,15 @@ from dualcba.errors import expected
 from dualcba.experiments import Hardware, Load, Spec, check_all
 from dualcba.experiments.catalog import Experiment, donor, named
 from dualcba.experiments.pace import estimate, in_words
-from dualcba.experiments.reproduce import Plan, Wanted, choose, make_plan, rounds, to_spec
+from dualcba.experiments.reproduce import (
+    Plan,
+    Wanted,
+    choose,
+    make_plan,
+    needs,
+    rounds,
+    to_spec,
+)
 from dualcba.experiments.store import check_folder, read_runs
 from dualcba.experiments.work import how_many
 
@@ -30,6 +38,7 @@ class Request:
     name: str
     seeds: int
     dataset: str | None
+    column: str | None
     scale: str
     out: Path
     ways: Ways
@@ -52,7 +61,7 @@ def reproduce(request: Request, load: Load, hardware: Hardware) -> None:
     """Say what is needed and how long it takes, run what is missing, show and write all."""
     if request.seeds < 1:
         raise ValueError(expected("seeds", request.seeds, "a whole number of at least 1"))
-    chosen = choose(named(request.name), request.dataset, request.scale)
+    chosen = choose(named(request.name), request.dataset, request.scale, request.column)
     out = request.out
     check_folder(out)
     plan = make_plan(chosen, request.seeds, read_runs(out))
@@ -60,6 +69,7 @@ def reproduce(request: Request, load: Load, hardware: Hardware) -> None:
     if plan.missing and request.shown:
         request.say(_how_long(plan, load, hardware, request))
     if not request.dry_run:
+        plan = _with_data(plan, load, request)
         run_missing(plan, load, hardware, out, request.ways, show=request.shown)
         paths = write_files(chosen, out)
     if request.as_json:
@@ -68,6 +78,22 @@ def reproduce(request: Request, load: Load, hardware: Hardware) -> None:
         show(chosen, out, small=request.scale == "small")
         for line in map(str, paths) if len(chosen) == 1 else _briefly(paths, out):
             request.say(line)
+
+
+def _with_data(plan: Plan, load: Load, request: Request) -> Plan:
+    """What can be run with the datasets that are there; the rest is named, and left out."""
+    absent: dict[str, OSError] = {}
+    for name in sorted({name for one in plan.missing for name in needs(one)}):
+        try:
+            load(Spec(dataset=name))
+        except FileNotFoundError as error:
+            absent[name] = error
+    left = [one for one in plan.missing if not needs(one) & set(absent)]
+    if absent and not left and not plan.there:
+        raise next(iter(absent.values()))
+    for name, why in absent.items():
+        request.say(f"without what needs {name}: {why}")
+    return Plan(plan.needed, left)
 
 
 def run_missing(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,23 +46,33 @@ class Plan:
 # ---------------------------------------------------------------------- which experiments
 
 
-def only(experiment: Experiment, dataset: str | None) -> Experiment:
-    """The part of an experiment that is about one dataset."""
-    if dataset is None:
-        return experiment
-    entries = tuple(e for e in experiment.entries if e.spec["dataset"] == dataset)
-    return dataclasses.replace(experiment, entries=entries)
+def only(experiments: Iterable[Experiment], keep: Callable[[Entry], bool]) -> list[Experiment]:
+    """The entries that are kept, and the experiments that have any."""
+    parts = [
+        dataclasses.replace(one, entries=tuple(filter(keep, one.entries))) for one in experiments
+    ]
+    return [part for part in parts if part.entries]
 
 
-def choose(experiments: Sequence[Experiment], dataset: str | None, scale: str) -> list[Experiment]:
-    """The experiments of one dataset, or of all, at a scale; raises where nothing is left."""
+def choose(
+    experiments: Sequence[Experiment], dataset: str | None, scale: str, column: str | None = None
+) -> list[Experiment]:
+    """The experiments of one dataset, or of columns with some text, at a scale.
+
+    Raises where nothing is left.
+    """
     one_of(SCALES, scale=scale)
     if dataset is not None and dataset not in CLASSES:
         raise ValueError(unknown("dataset", dataset, CLASSES))
-    chosen = [e for e in (only(one, dataset) for one in experiments) if e.entries]
-    if not chosen:
-        names = ", ".join(e.name for e in experiments)
+    text = (column or "").lower()
+    of_dataset = only(experiments, lambda e: dataset in (None, e.spec["dataset"]))
+    chosen = only(of_dataset, lambda e: text in e.column.lower())
+    names = ", ".join(e.name for e in experiments)
+    if not of_dataset:
         raise ValueError(f"{names} has nothing on {dataset}, expected another --dataset")
+    if not chosen:
+        known = dict.fromkeys(e.column for one in of_dataset for e in one.entries)
+        raise ValueError(unknown(f"column of {names}", column or "", known))
     return [scaled(e) if scale == "small" else e for e in chosen]
 
 
@@ -161,6 +171,16 @@ def donor_of(one: Wanted) -> Wanted:
     name = donor(one) or ""
     spec = {"dataset": name.removeprefix(SMALL), "method": "er-dual-cba", "eval_every": 0}
     return (small(spec) if name.startswith(SMALL) else spec) | {"seed": one["seed"]}
+
+
+def needs(one: Wanted) -> set[str]:
+    """The datasets of a run, that of a part taken from elsewhere included.
+
+    >>> sorted(needs({"dataset": "cifar10", "adaptor": "from cifar100", "seed": 0}))
+    ['cifar10', 'cifar100']
+    """
+    donors = {donor_of(one)["dataset"]} if donor(one) else set()
+    return {one["dataset"], *donors}
 
 
 def rounds(missing: Sequence[Wanted]) -> list[list[Wanted]]:
