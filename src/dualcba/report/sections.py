@@ -144,7 +144,8 @@ def _facts(group: Collection) -> list[Fact]:
         out.append(Fact(f"Highest ACC, {group.title}", highest, f"{row.row}, IBN"))
     for gain in [g for g in gains(group.served) if g.adaptors.seeds][:3]:
         value = spread(gain.adaptors, sign=True).replace("\u2007", "")
-        p = f", p {p_value(gain.adaptors.p)}" if gain.adaptors.p is not None else ""
+        p = "" if gain.adaptors.p is None else f", p = {p_value(gain.adaptors.p)}"
+        p = p.replace("= <", "<")
         detail = f"{gain.dual} over {gain.base}, ACC, both under IBN{p}"
         out.append(Fact(f"Gain, {group.title}", value, detail))
     return out
