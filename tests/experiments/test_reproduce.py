@@ -367,3 +367,31 @@ def _alive(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_some_columns_only() -> None:
+    main = [experiments()["main"]]
+    (one,) = choose(main, None, "paper", "m = 5000")
+    assert {e.column for e in one.entries} == {"CIFAR-100, M = 5000", "Tiny-ImageNet, M = 5000"}
+    (one,) = choose(main, "cifar100", "paper", "5000")
+    assert {e.column for e in one.entries} == {"CIFAR-100, M = 5000"}
+    with pytest.raises(ValueError, match=r"unknown column of main 'M = 7' \(known: CIFAR-10, M"):
+        choose(main, None, "paper", "M = 7")
+
+
+def test_what_needs_absent_data_is_left_out(dualcba: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row on digits, one on a dataset that is not there: the first is run, the second named."""
+    spec = {"method": "er", "tasks": [1, 1], "eval_every": 0}
+    rows = [("here", spec | {"dataset": "digits"}), ("gone", spec | {"dataset": "mnist"})]
+    entries = tuple(Entry(row, "column", given, "bn", {}) for row, given in rows)
+    mixed = Experiment("mixed", "Mixed", "table", None, ("acc",), entries, "")
+    monkeypatch.setattr(catalog, "experiments", lambda: {"mixed": mixed})
+    got = dualcba("reproduce", "mixed", "--seeds", 1, "--out", "x")
+    assert got.code == 0
+    assert "without what needs mnist: " in got.out
+    assert "here" in got.out
+    only_gone = dataclasses.replace(mixed, entries=entries[1:])
+    monkeypatch.setattr(catalog, "experiments", lambda: {"mixed": only_gone})
+    got = dualcba("reproduce", "mixed", "--seeds", 1, "--out", "y")
+    assert got.code == 2
+    assert "is missing" in got.err

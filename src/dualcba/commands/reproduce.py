@@ -66,11 +66,11 @@ def reproduce(request: Request, load: Load, hardware: Hardware) -> None:
     check_folder(out)
     plan = make_plan(chosen, request.seeds, read_runs(out))
     request.say(f"{_count(len(plan.needed), 'run')} needed, {plan.there} already there")
-    if plan.missing and request.shown:
-        request.say(_how_long(plan, load, hardware, request))
+    able = plan if request.dry_run else _with_data(plan, load, request)
+    if able.missing and request.shown:
+        request.say(_how_long(able, load, hardware, request))
     if not request.dry_run:
-        plan = _with_data(plan, load, request)
-        run_missing(plan, load, hardware, out, request.ways, show=request.shown)
+        run_missing(able, load, hardware, out, request.ways, show=request.shown)
         paths = write_files(chosen, out)
     if request.as_json:
         typer.echo(_json(chosen, plan, out))
