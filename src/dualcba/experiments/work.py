@@ -148,9 +148,11 @@ def _workers(jobs: int, given: tuple[Any, ...]) -> Iterator[list[Connection]]:
             processes.append(process)
     try:
         yield lines
-    finally:
+    except BaseException:
         for one in processes:
             one.terminate()
+        raise
+    finally:  # those that were told the end go by themselves
         for one in processes:
             one.join()
 
@@ -180,3 +182,4 @@ def _worker(line: Connection, load: Load, hardware: Hardware, out: Path, threads
             except Exception as error:
                 error.add_note(traceback.format_exc())
                 line.send(error)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is left that could be half done
