@@ -41,6 +41,11 @@ def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
     assert not multiprocessing.active_children()
 
 
+def test_processes_end_in_silence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    list(work_in_processes(specs("er"), Loader(), CPU, tmp_path, 2))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_what_stops_a_run_is_raised_here(tmp_path: Path) -> None:
     wrong = specs("er", tasks=11)
     with pytest.raises(ValueError, match="11") as caught:
