@@ -310,8 +310,9 @@ def test_interrupted_in_the_middle(tmp_path: Path) -> None:
     code = "import sys; sys.argv = sys.argv[1:]; from dualcba.cli import main; main()"
     args = ["dualcba", "run", "--method", "er", "--seeds", "40", "--out", str(tmp_path / "x")]
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *args], stderr=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+        [sys.executable, "-c", code, *args], stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in a shell's &
+    )  # fmt: skip
     give_up = time.monotonic() + 60
     while not list(tmp_path.glob("x/*/result.json")) and time.monotonic() < give_up:
         time.sleep(0.05)

@@ -340,6 +340,7 @@ def test_interrupted_and_continued(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", code, *args, "--jobs", "2", "--quiet"], env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in a shell's &
     )  # fmt: skip
     give_up = time.monotonic() + 90
     while not list(tmp_path.glob("x/*/result.json")) and time.monotonic() < give_up:
