@@ -375,11 +375,9 @@ def test_a_corrupt_plan_is_one_line(content: str, word: str, dualcba: Run, tmp_p
 
 
 def test_the_report_of_a_folder(dualcba: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    import dualcba.report as report
-
     def write_report(out: Path) -> Path:
         return out / "report.html"
 
-    monkeypatch.setattr(report, "write_report", write_report, raising=False)
+    monkeypatch.setattr("dualcba.cli.write_report", write_report)
     got = dualcba("report", "runs/x")
     assert (got.code, got.out) == (0, "runs/x/report.html\n")

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -213,20 +214,23 @@ def test_a_cumulative_average_goes_on_over_parts() -> None:
 # ---------------------------------------------------------------- weights cast at once
 
 
+def taught(net: Network, x: Tensor, lowered: bool) -> tuple[Any, Tensor]:
+    """A copy with gradients, and its logits; weights lowered at once or by autocast."""
+    twin = copy.deepcopy(net)
+    at_once = twin.lowered(torch.bfloat16) if lowered else nullcontext()
+    with torch.autocast("cpu", dtype=torch.bfloat16), at_once:
+        z, _ = twin(x)
+    z.sum().backward()
+    return twin, z
+
+
 def test_lowered_weights_give_what_autocast_gives() -> None:
     torch.manual_seed(0)
     net = Network(ResNet18(3, 5, width=8), (3, 8, 8), 5)
     x = torch.randn(4, 3, 8, 8)
     grads = []
     for lowered in (True, False):
-        twin = copy.deepcopy(net)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            if lowered:
-                with twin.lowered(torch.bfloat16):
-                    z, _ = twin(x)
-            else:
-                z, _ = twin(x)
-        z.sum().backward()
+        twin, z = taught(net, x, lowered)
         grads.append([z.detach(), *(p.grad for p in twin.parameters())])
         assert all(p.dtype == torch.float32 for p in twin.parameters())
     for a, b in zip(*grads, strict=True):
@@ -249,14 +253,7 @@ def test_a_weight_in_two_places_is_lowered_in_both() -> None:
     net = Network(nn.Sequential(one, nn.ReLU(), two, nn.ReLU(), one, nn.Linear(4, 2)), (4,), 2)
     x, outputs = torch.randn(3, 4), []
     for lowered in (True, False):
-        twin = copy.deepcopy(net)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            if lowered:
-                with twin.lowered(torch.bfloat16):
-                    z, _ = twin(x)
-            else:
-                z, _ = twin(x)
-        z.sum().backward()
+        twin, z = taught(net, x, lowered)
         outputs.append((z, twin.module[0].weight.grad))
     for a, b in zip(*outputs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)

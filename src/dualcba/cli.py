@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from enum import StrEnum
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -36,7 +35,7 @@ from dualcba.experiments import (
     write_plan,
 )
 from dualcba.methods import method_names
-from dualcba.report import summary
+from dualcba.report import summary, write_report
 
 app = typer.Typer(
     add_completion=False,
@@ -264,7 +263,7 @@ def reproduce(
 @app.command()
 def report(out: Annotated[Path, typer.Argument(help="a folder of results")]) -> None:
     """Write one HTML file on the results in a folder, with tables and figures."""
-    typer.echo(import_module("dualcba.report").write_report(out))
+    typer.echo(write_report(out))
 
 
 def _numbers(text: str) -> int | list[int] | str:

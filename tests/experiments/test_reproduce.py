@@ -311,15 +311,13 @@ def test_the_paper_beside_ours(
 def test_each_experiment_is_handed_to_the_report(
     tiny: Experiment, dualcba: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import dualcba.report as report
-
     seen: list[Any] = []
 
     def render(one: Experiment, results: list[dict[str, Any]], out: Path) -> list[Path]:
         seen.append((one.name, [e.spec["dataset"] for e in one.entries], len(results)))
         return [out / f"{one.name}.csv"]
 
-    monkeypatch.setattr(report, "render", render, raising=False)
+    monkeypatch.setattr("dualcba.commands.reproduce.render", render)
     got = dualcba("reproduce", "mine", "--seeds", 1, *QUICK)
     assert seen == [("mine", ["digits", "digits"], 2)]
     assert "x/tables/mine.csv" in got.out.splitlines()

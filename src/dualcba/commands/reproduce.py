@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from dualcba.experiments.reproduce import (
 )
 from dualcba.experiments.store import check_folder, read_runs
 from dualcba.experiments.work import how_many
+from dualcba.report import render
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,6 @@ def run_missing(
 
 def write_files(chosen: Sequence[Experiment], out: Path) -> list[Path]:
     """What the report makes of each experiment: tables and figures as files."""
-    render = getattr(import_module("dualcba.report"), "render", None)
-    if render is None:
-        return []
     results = list(read_runs(out).values())
     return [path for one in chosen for path in render(one, results, out / "tables")]
 

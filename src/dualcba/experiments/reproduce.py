@@ -12,6 +12,7 @@ from typing import Any
 
 from dualcba.errors import one_of, unknown
 from dualcba.experiments.catalog import Entry, Experiment, complete, donor, matches
+from dualcba.experiments.runner import AGNOSTIC
 from dualcba.experiments.spec import Spec
 
 Wanted = dict[str, Any]
@@ -27,7 +28,6 @@ SHARE = 0.25
 SMALL_EPOCHS = 5
 SMALL = "small "
 SMALL_NOTE = "Here on handwritten digits: the paper's values do not apply."
-AGNOSTIC = "agnostic.safetensors"
 
 
 @dataclass(frozen=True)
