@@ -1,7 +1,8 @@
 """Time a learner's step and its evaluation on this machine, on made-up images.
 
 usage: python -m benchmarks.step [--methods er,er-dual-cba] [--network resnet18] [--device auto]
-           [--seeds-abreast 8] [--whole] [--randaugment] [--profile] [--json FILE --commit HASH]
+           [--seeds-abreast 8] [--whole made-up] [--randaugment] [--profile]
+           [--json FILE --commit HASH]
 
 Prints one row per method and engine: median milliseconds per step, microseconds per evaluated
 image, and seconds until the first step and until all is captured. Ratios are to the first row.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from benchmarks.learners import Ready, synthetic
 from benchmarks.profiling import profiled, roofline, show
 from dualcba.bench.command import command, machine, versions
 from dualcba.bench.timing import seconds
-from dualcba.data import Dataset
+from dualcba.data import Dataset, load_dataset
 from dualcba.data.randaugment import RandAugment
 from dualcba.engine import make_engine, resolve_device
 from dualcba.evaluation import Evaluator
@@ -108,7 +110,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--seeds-abreast", type=int, nargs="+", default=[], metavar="K")
     parser.add_argument(
-        "--whole", action="store_true", help=f"whole runs of {WHOLE}, 1 and 8 seeds"
+        "--whole", metavar="DATA", help=f"whole runs of {WHOLE} on made-up images or a dataset"
     )
     parser.add_argument("--randaugment", action="store_true", help="images per second")
     parser.add_argument("--profile", action="store_true", help="kernels and roofline of a step")
@@ -150,8 +152,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.whole and device.type != "cuda":
         print("skipped without CUDA: --whole")
     elif args.whole:
-        full, spec = synthetic(train=50_000, test=10_000), _spec(WHOLE, args)
-        cases = [(every, k) for every in (0, 5) for k in (1, 8)]
+        made_up = args.whole == "made-up"
+        full = synthetic(train=50_000, test=10_000) if made_up else load_dataset(args.whole)
+        spec = replace(_spec(WHOLE, args), anytime="ibn")
+        cases = [(0, 1), (5, 1), (5, 8)]
+        out["whole_data"] = args.whole
         out["whole"] = [whole_run(spec, hardware, full, every=e, seeds=k) for e, k in cases]
         print_rows("whole runs", out["whole"])
     return out

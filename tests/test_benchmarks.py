@@ -55,8 +55,8 @@ def test_step_writes_what_it_measured_and_says_what_it_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "step.json"
-    words = ["--methods", "er", "--network", "mlp", "--device", "cpu", "--steps", "1", "--whole"]
-    words += ["--commit", "abc"]
+    words = ["--methods", "er", "--network", "mlp", "--device", "cpu", "--steps", "1"]
+    words += ["--whole", "made-up", "--commit", "abc"]
     monkeypatch.setattr(sys, "argv", ["step", *words, "--json", str(out)])
     step.main()
     assert "skipped without CUDA: --whole" in capsys.readouterr().out

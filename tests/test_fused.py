@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualcba import Learner
-from dualcba.fused import applies, conv_norm
+from dualcba.fused import applies, conv_norm, folds
 from dualcba.nets import Network, ResNet18
 from dualcba.norm_layers import convert_normalization
 from dualcba.normalization import batch_norms, grouped
@@ -145,6 +145,28 @@ def test_gradients_are_as_exact_as_without_the_kernels(monkeypatch: Any) -> None
     with_kernels = error(net, exact, x, True, monkeypatch)
     without = error(net, exact, x, False, monkeypatch)
     assert with_kernels < 1.5 * without
+
+
+@pytest.mark.gpu
+def test_scores_are_as_exact_with_the_normalisation_in_the_weights(monkeypatch: Any) -> None:
+    torch.manual_seed(0)
+    net = Network(ResNet18(3, 10, width=32), (3, 32, 32), 10).to("cuda", memory_format=LAST)
+    for _ in range(20):
+        net(3 + torch.randn(64, 3, 32, 32, device="cuda"))  # running statistics worth the name
+    net.eval()
+    x = (3 + torch.randn(64, 3, 32, 32, device="cuda")).to(memory_format=LAST)
+    assert folds(net.module.conv1.to(torch.bfloat16), net.module.bn1, x) is False  # grad enabled
+    net.module.conv1.float()
+    errors = []
+    with torch.no_grad():
+        exact = copy.deepcopy(net).double()(x.double())[0]
+        for folded in (True, False):
+            if not folded:
+                monkeypatch.setattr("dualcba.fused.folds", lambda conv, norm, x: False)
+            with net.lowered(torch.bfloat16), torch.autocast("cuda", dtype=torch.bfloat16):
+                errors.append(float((net(x)[0] - exact).norm() / exact.norm()))
+    assert errors[0] != errors[1]  # both ways were taken
+    assert errors[0] < 1.5 * errors[1]
 
 
 # ---------------------------------------------------------------- batches that pass together

@@ -35,6 +35,8 @@ def conv_norm(
     >>> conv_norm(conv, norm, torch.randn(4, 3, 6, 6)).shape
     torch.Size([4, 8, 4, 4])
     """
+    if relu and isinstance(norm, _BatchNorm) and folds(conv, norm, x):
+        return _folded(conv, norm, x, residual)
     out = conv(x)
     if isinstance(norm, _BatchNorm) and applies(norm, out):
         if norm.training:
@@ -60,6 +62,22 @@ def applies(norm: _BatchNorm, x: Tensor) -> bool:
         and x.is_contiguous(memory_format=torch.channels_last)
         and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
         and kernels() is not None
+    )
+
+
+def folds(conv: nn.Module, norm: _BatchNorm, x: Tensor) -> bool:
+    """Whether the normalisation can go into the convolution's weights: evaluation in bfloat16."""
+    return (
+        not norm.training
+        and not torch.is_grad_enabled()
+        and type(conv) is nn.Conv2d
+        and conv.bias is None
+        and conv.padding_mode == "zeros"
+        and not isinstance(conv.padding, str)
+        and not conv._forward_hooks
+        and not conv._forward_pre_hooks
+        and conv.weight.dtype is torch.bfloat16
+        and applies(norm, x)
     )
 
 
@@ -90,6 +108,19 @@ def _evaluate(norm: _BatchNorm, x: Tensor, residual: Tensor | None, relu: bool) 
     return library.affine(  # type: ignore[no-any-return]
         x, residual, norm.weight, norm.bias, *stats, norm.eps, relu=relu
     )
+
+
+def _folded(conv: Any, norm: _BatchNorm, x: Tensor, residual: Tensor | None) -> Tensor:
+    """One convolution whose bias, shortcut and ReLU cuDNN adds on the way out."""
+    library = kernels()
+    assert library is not None
+    stats = (norm.running_mean, norm.running_var)
+    weight, bias = library.fold(conv.weight, norm.weight, norm.bias, *stats, norm.eps)
+    x = x.to(weight.dtype)  # memory format preserved; autocast knows nothing of these calls
+    how = (conv.stride, conv.padding, conv.dilation, conv.groups)
+    if residual is None:
+        return torch.cudnn_convolution_relu(x, weight, bias, *how)
+    return torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, *how)
 
 
 class _NormReLU(torch.autograd.Function):

@@ -20,6 +20,9 @@ SPLITS = 64
 PROGRAMS = 512
 """About so many programs keep a large GPU busy."""
 
+FOLDED = 1024
+"""So many weights of a channel are folded at a time."""
+
 ROWS, CHANNELS, WARPS = 128, 64, 4
 """What a program takes at a time; constant, so that few variants must be compiled."""
 
@@ -192,6 +195,21 @@ def affine_kernel(
     tl.store(x + at, v.to(x.dtype.element_ty), mask=there)
 
 
+@triton.jit
+def fold_kernel(
+    weight, gamma, beta, running_mean, running_var, folded, shift, K, eps, BK: tl.constexpr,
+):  # fmt: skip
+    """The weights of one output channel times γ/σ, and β − γμ/σ."""
+    o, block = tl.program_id(0), tl.program_id(1)
+    scale = tl.load(gamma + o) / tl.sqrt(tl.load(running_var + o) + eps)
+    k = block * BK + tl.arange(0, BK)
+    w = tl.load(weight + o * K + k, mask=k < K, other=0.0).to(tl.float32) * scale
+    tl.store(folded + o * K + k, w.to(folded.dtype.element_ty), mask=k < K)
+    if block == 0:
+        moved = tl.load(beta + o) - tl.load(running_mean + o) * scale
+        tl.store(shift + o, moved.to(shift.dtype.element_ty))
+
+
 class Plan:
     """How the rows and channels of one activation are cut into programs."""
 
@@ -266,3 +284,26 @@ def affine(
         R, C, eps, BR=ROWS, BC=CHANNELS, RESIDUAL=residual is not None, RELU=relu, num_warps=WARPS,
     )  # fmt: skip
     return x
+
+
+def fold(
+    weight: Tensor, gamma: Tensor, beta: Tensor,
+    running_mean: Tensor, running_var: Tensor, eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """A convolution's weights with its normalisation by running statistics in them, and a bias."""
+    folded, shift = torch.empty_like(weight), weight.new_empty(len(weight))
+    K = weight.numel() // len(weight)
+    fold_kernel[(len(weight), triton.cdiv(K, FOLDED))](
+        weight,
+        gamma,
+        beta,
+        running_mean,
+        running_var,
+        folded,
+        shift,
+        K,
+        eps,
+        BK=FOLDED,
+        num_warps=4,
+    )
+    return folded, shift
