@@ -88,10 +88,8 @@ class Collected:
         named = [g for file in self.prefer for g in found if g.file == file]
         for other in found[1:] if not named else ():
             if _accuracies(other) != _accuracies(found[0]):
-                files, what = f"{found[0].file} and {other.file}", spec["method"]
-                raise ValueError(
-                    f"{files} disagree on {what}, expected one of them to be preferred"
-                )
+                what = f"{found[0].file} and {other.file} disagree on {spec['method']}"
+                raise ValueError(f"{what}, expected one of them in the prefer marker")
         return (named or found)[0].results if found else ()
 
     def serve(self, experiment: str, column: str, changed: Fields | None = None) -> list[Served]:

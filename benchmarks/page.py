@@ -4,9 +4,10 @@ usage: python -m benchmarks.page [--check]
 
 What stands between a marker and `<!-- end -->` is replaced:
 
-    <!-- table EXPERIMENT "COLUMN" [field=value …] -->   an experiment's column, as the catalogue
-                                                         has it but for the fields given
-    <!-- gains EXPERIMENT "COLUMN" [field=value …] -->   Dual-CBA against its base and against CBA
+    <!-- table EXPERIMENT ["COLUMN"] [field=value …] --> an experiment's column, or all that have
+                                                         runs; in the catalogue's specs the fields
+                                                         given are changed
+    <!-- gains EXPERIMENT ["COLUMN"] [field=value …] --> Dual-CBA against its base and against CBA
     <!-- gained EXPERIMENT "COLUMN" PART -->             one part of that, within a line
     <!-- variants FILE SCORE … -->                       every row of a file
     <!-- agreement -->                                   how many cells agree with the paper
@@ -26,13 +27,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.collected import Collected, Fields, Group, read
-from benchmarks.page_parts import agreement, gained, gains, table, variants
+from benchmarks.page_parts import agreement, columns, each, gained, gains, table, variants
 from dualcba.errors import unknown
+from dualcba.experiments.spec import fields
 
 ROOT = Path(__file__).parent.parent
 PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "results"
 MARKER = re.compile(r"<!-- (.*?) -->")
 END = "<!-- end -->"
+WORDS = {
+    "table": (1, 2), "gains": (1, 2), "gained": (3,), "variants": range(1, 9), "agreement": (0,),
+}  # fmt: skip
+"""How many words a marker may have."""
 
 
 def words(marker: str) -> tuple[str, list[str], dict[str, Any]]:
@@ -52,16 +58,23 @@ def words(marker: str) -> tuple[str, list[str], dict[str, Any]]:
 def filled(marker: str, found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> str:
     """What belongs behind a marker."""
     name, about, changed = words(marker)
-    if name == "agreement":
-        return f"\n\n{agreement(found, readings)}\n\n"
-    if name == "variants":
-        return f"\n\n{variants(found, about[0], about[1:])}\n\n"
+    if name not in WORDS:
+        raise ValueError(unknown("marker", name, WORDS))
+    if len(about) not in WORDS[name]:
+        raise ValueError(f"the marker {marker!r} has {len(about)} words, expected another number")
+    for field in changed:
+        if field not in fields():
+            raise ValueError(unknown("field", field, fields()))
     if name == "gained":
-        return gained(found, *about, changed=changed)
-    known = {"table": table, "gains": gains}
-    if name not in known:
-        raise ValueError(unknown("marker", name, [*known, "gained", "variants", "agreement"]))
-    return f"\n\n{known[name](found, *about, changed=changed)}\n\n"
+        return gained(found, about[0], about[1], about[2], changed)
+    if name == "agreement":
+        text = agreement(found, readings)
+    elif name == "variants":
+        text = variants(found, about[0], about[1:])
+    else:
+        make = table if name == "table" else gains
+        text = each(make, found, about[0], about[1] if about[1:] else "", changed)
+    return f"\n\n{text}\n\n"
 
 
 def rewrite(text: str, groups: Sequence[Group]) -> str:
@@ -70,7 +83,12 @@ def rewrite(text: str, groups: Sequence[Group]) -> str:
     prefer = [file for m in markers if m.startswith("prefer ") for file in m.split()[1:]]
     found = Collected(groups, prefer)
     tables = [words(m)[1:] for m in markers if m.startswith("table ")]
-    readings = [(about[0], about[1], changed) for about, changed in tables if changed]
+    readings = [
+        (about[0], column, changed)
+        for about, changed in tables
+        for column in about[1:] or columns(about[0])
+        if changed
+    ]
     out, at = "", 0
     for match in MARKER.finditer(text):
         marker = match.group(1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks.collected import Collected, Fields, named
@@ -38,10 +39,10 @@ GAINS = {
 # ---------------------------------------------------------------------- tables
 
 
-def markdown(heads: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
-    titles = list(heads)
-    body = [titles, ["---"] * len(titles), *map(list, lines)]
-    return "\n".join(("| " + " | ".join(line) + " |").replace("|  |", "| |") for line in body)
+def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    body = ["| " + " | ".join(line) + " |" for line in (heads, *lines)]
+    body.insert(1, "|---" * len(heads) + "|")
+    return "\n".join(body).replace("|  |", "| |")
 
 
 def spread(m: Measure | None, digits: int = 1) -> str:
@@ -63,11 +64,29 @@ def sources(served: Sequence[Served]) -> str:
     return f"From {', '.join(files)}." + (f" Seeds where not {SEEDS}: {seeds}." if seeds else "")
 
 
+def columns(experiment: str) -> list[str]:
+    return list(dict.fromkeys(e.column for e in named(experiment).entries))
+
+
+def each(
+    make: Callable[[Collected, str, str, Fields], str],
+    found: Collected,
+    experiment: str,
+    column: str,
+    changed: Fields,
+) -> str:
+    """What is made of one column of an experiment, or below its title of each that has runs."""
+    if column:
+        return make(found, experiment, column, changed) or NOTHING
+    parts = {one: make(found, experiment, one, changed) for one in columns(experiment)}
+    return "\n\n".join(f"**{one}**\n\n{part}" for one, part in parts.items() if part) or NOTHING
+
+
 def table(found: Collected, experiment: str, column: str, changed: Fields) -> str:
     """Scores under both norms beside the paper's; many scores below each other."""
     served = found.serve(experiment, column, changed)
     if not served:
-        return NOTHING
+        return ""
     lines = known(rows(served, named(experiment).scores))
     shown = tall(lines) if len(lines[0].cells) > WIDE else wide(lines)
     return f"{shown}\n\n{sources(served)}"
@@ -110,13 +129,14 @@ def differences(spec: Fields) -> dict[str, Any]:
     usual = complete({name: spec[name] for name in USUAL})
     left = ("eval_every", "record")
     changed = {k: v for k, v in spec.items() if k not in left and v != usual.get(k)}
-    return changed | changed.pop("options", {})
+    options: dict[str, Any] = changed.pop("options", None) or {}
+    return changed | options
 
 
 def variants(found: Collected, file: str, scores: Sequence[str]) -> str:
     """Each row of a file by what is not usual in it, beside the main table's value."""
     main = {tuple(complete(e.spec)[name] for name in USUAL): e for e in named("main").entries}
-    order = [e.spec["method"] for e in main.values()]
+    order = {e.spec["method"]: k for k, e in enumerate(main.values())}
     served = []
     for group in found.of(file):
         title, spec = method_title(group.spec["method"]), dict(group.spec)
@@ -125,7 +145,7 @@ def variants(found: Collected, file: str, scores: Sequence[str]) -> str:
         paper = entry.paper if entry else {}
         shown = Entry(", ".join([title, *changed]), "", spec, "bn", paper)
         served.append(Served(shown, group.results))
-    served.sort(key=lambda s: (order.index(s.entry.spec["method"]), s.entry.row))
+    served.sort(key=lambda s: (order.get(s.entry.spec["method"], len(order)), s.entry.row))
     return f"{wide(known(rows(served, scores or ['acc', 'fm'])))}\n\n{sources(served)}"
 
 
@@ -165,7 +185,7 @@ def gains(found: Collected, experiment: str, column: str, changed: Fields) -> st
     """The gains of each method with their p."""
     pairs = paired(found.serve(experiment, column, changed))
     if not pairs:
-        return NOTHING
+        return ""
     body = []
     for row, parts in pairs.items():
         tests = ["" if g.p is None else f" (p {p_value(g.p)})" for g in parts.values()]
@@ -179,62 +199,57 @@ def gained(found: Collected, experiment: str, column: str, part: str, changed: F
     if part not in GAINS:
         raise ValueError(unknown("gain", part, GAINS))
     pairs = paired(found.serve(experiment, column, changed))
-    return "; ".join(f"{row} {signed(gaps[part])}" for row, gaps in pairs.items()) or NOTHING
+    return "; ".join(f"{row}: {signed(gaps[part])}" for row, gaps in pairs.items()) or NOTHING
 
 
 # ---------------------------------------------------------------------- agreement
 
 
-def percent(share: Share) -> str:
-    return f"{share.within} of {share.cells}"
-
-
 def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> str:
     """How many cells lie near the paper's ACC, by table; which do not; what has not been run."""
-    usual: list[tuple[str, str, Fields]] = [
-        (name, column, {})
-        for name, one in experiments().items()
-        for column in dict.fromkeys(e.column for e in one.entries if e.paper.get("acc"))
-    ]
-    lines, far, missing, total, distinct = [], [], [], Share(0, 0), {}
+    usual: list[tuple[str, str, Fields]] = [(n, c, {}) for n in experiments() for c in columns(n)]
+    lines, far, counted, distinct = [], [], [], {}
+    missing: dict[str, list[str]] = {}
     for name, column, changed in [*usual, *readings]:
-        served = found.serve(name, column, changed)
-        cells = [r for r in rows(served, ["acc"]) if r.cells[0].paper is not None]
+        asked = [e for e in named(name).entries if e.column == column and e.paper.get("acc")]
+        served = [s for s in found.serve(name, column, changed) if s.entry.paper.get("acc")]
+        cells = rows(served, ["acc"])
         where = ", ".join([column, *(f"{k} = {v}" for k, v in changed.items())])
-        if not cells:
-            missing.append(f"{name} {where}")
-            continue
-        share = within_tolerance(cells)
-        given = [e for e in named(name).entries if e.column == column and e.paper.get("acc")]
-        lines.append([name, where, percent(share), str(len(given))])
-        far += [[name, where, *_far(row)] for row in cells if not row.cells[0].within]
-        if not changed:
-            total = Share(total.within + share.within, total.cells + share.cells)
-            for s, row in zip([s for s in served if s.entry.paper.get("acc")], cells, strict=True):
-                key = s.results[0]["file"], str(s.results[0]["spec"]), s.entry.norm
-                distinct[key, row.cells[0].paper] = bool(row.cells[0].within)
-    if total.percent is None:
+        if asked and not cells and not changed:
+            missing.setdefault(name, []).append(column)
+        if cells:
+            lines.append([name, where, told(within_tolerance(cells)), str(len(asked))])
+        far += [[name, where, *outside(row)] for row in cells if row.cells[0].within is False]
+        for s, row in zip(served, cells, strict=True) if not changed else ():
+            counted.append(row)
+            run = s.results[0]["file"], json.dumps(s.results[0]["spec"]), s.entry.norm
+            distinct[run, row.cells[0].paper] = row
+    if not lines:
         return NOTHING
-    once = Share(sum(distinct.values()), len(distinct))
+    lines.append(["**all**", "", f"**{told(within_tolerance(counted), percent=True)}**", ""])
     heads = ["experiment", "column", "cells that agree", "cells of the paper"]
-    lines.append(["**all**", "", f"**{percent(total)}, {total.percent:.0f} %**", ""])
-    text = f"Cells within max({TOLERANCE} points, the interval) of the paper's ACC"
-    text += ", of those that have been run:"
-    parts = [text, markdown(heads, lines), _once(once)]
+    parts = [
+        f"Cells within max({TOLERANCE} points, the interval) of the paper's ACC, of those that "
+        "have been run:",
+        markdown(heads, lines),
+        "Some runs stand in several tables beside the same value. Counted once: "
+        f"{told(within_tolerance(distinct.values()), percent=True)}.\nAnother reading of a setting "
+        "has the field in its line and is not in the total.",
+    ]
     if far:
-        out = ["experiment", "column", "row", "ours", "paper", "difference"]
-        parts += ["The cells that do not agree:", markdown(out, far)]
-    return "\n\n".join([*parts, f"Not run yet: {'; '.join(missing)}."] if missing else parts)
+        heads = ["experiment", "column", "row", "ours", "paper", "difference"]
+        parts += ["The cells that do not agree:", markdown(heads, far)]
+    if missing:
+        lists = [f"- {name}: {'; '.join(where)}" for name, where in missing.items()]
+        parts += ["Not run yet:", "\n".join(lists)]
+    return "\n\n".join(parts)
 
 
-def _far(row: Row) -> list[str]:
+def told(share: Share, *, percent: bool = False) -> str:
+    text = f"{share.within} of {share.cells}"
+    return f"{text}, {share.percent or 0.0:.0f} %" if percent else text
+
+
+def outside(row: Row) -> list[str]:
     cell = row.cells[0]
     return [row.row, spread(cell.ours), number(cell.paper, 2), number(cell.difference, sign=True)]
-
-
-def _once(share: Share) -> str:
-    return (
-        f"Some runs stand in several tables beside the same value; counted once, {percent(share)} "
-        f"agree ({share.percent:.0f} %). Another reading of a setting (a field in the second "
-        "column) is not in the total."
-    )
