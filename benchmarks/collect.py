@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +75,19 @@ def main() -> None:
     groups: dict[str, list[dict[str, Any]]] = {}
     folders = sorted({args.runs, *args.runs.glob("*/")})
     results = [result for folder in folders for result in read_results(folder)]
+    if not results:
+        sys.exit(f"error: {args.runs} holds no complete run, expected a folder of runs")
     for result in results:
         groups.setdefault(json.dumps(plain(result), sort_keys=True), []).append(result)
+    try:
+        rows = [row(group) for group in groups.values()]
+    except ValueError as error:
+        sys.exit(f"error: {error}")
     content = {
         "command": args.command,
         "commit": args.commit,
         "versions": results[0]["versions"],
-        "rows": [row(group) for group in groups.values()],
+        "rows": rows,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(content, indent=1) + "\n")
