@@ -12,7 +12,8 @@ What stands between a marker and `<!-- end -->` is replaced:
     <!-- variants FILE SCORE … -->                       every row of a file
     <!-- agreement -->                                   how many cells agree with the paper
 
-`<!-- prefer FILE … -->` names the files that come first where several have the same runs.
+Where several files have the same run, the one with most seeds is taken; of those that have as many,
+the first that `<!-- prefer FILE … -->` names.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def paired(served: Sequence[Served]) -> dict[str, dict[str, Gap]]:
         if kind != "dual-cba" or base is None or (key := (base.entry, dual.entry.spec)) in seen:
             continue
         seen.append(key)
-        found[base.entry.row] = {
+        found[(dual if base.entry.row in found else base).entry.row] = {
             "whole": gap(dual, base, first),
             "ibn": gap(base, base, first),
             "adaptors": gap(dual, base, both),
@@ -177,8 +177,14 @@ def paired(served: Sequence[Served]) -> dict[str, dict[str, Gap]]:
 
 
 def signed(one: Gap) -> str:
+    """A difference; how many seeds both have is said where it is not the usual number.
+
+    >>> signed(Gap(3, 1.26, 0.4, 0.01)), signed(Gap(1, -1.26, None, None))
+    ('+1.3 ± 0.4', '−1.3 (1 seed)')
+    """
     half = "" if one.half is None else f" ± {one.half:.1f}"
-    return number(one.mean, sign=True) + half
+    seeds = {0: "", 1: " (1 seed)", SEEDS: ""}.get(one.seeds, f" ({one.seeds} seeds)")
+    return number(one.mean, sign=True) + half + seeds
 
 
 def gains(found: Collected, experiment: str, column: str, changed: Fields) -> str:
@@ -208,7 +214,8 @@ def gained(found: Collected, experiment: str, column: str, part: str, changed: F
 def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> str:
     """How many cells lie near the paper's ACC, by table; which do not; what has not been run."""
     usual: list[tuple[str, str, Fields]] = [(n, c, {}) for n in experiments() for c in columns(n)]
-    lines, far, counted, distinct = [], [], [], {}
+    lines, far, counted = [], [], []
+    distinct: dict[tuple[str, str, float | None], Row] = {}
     missing: dict[str, list[str]] = {}
     for name, column, changed in [*usual, *readings]:
         asked = [e for e in named(name).entries if e.column == column and e.paper.get("acc")]
@@ -222,8 +229,9 @@ def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> 
         far += [[name, where, *outside(row)] for row in cells if row.cells[0].within is False]
         for s, row in zip(served, cells, strict=True) if not changed else ():
             counted.append(row)
-            run = s.results[0]["file"], json.dumps(s.results[0]["spec"]), s.entry.norm
-            distinct[run, row.cells[0].paper] = row
+            spec = complete(s.entry.spec) | {"eval_every": 0, "record": []}
+            run = json.dumps(spec), s.entry.norm, row.cells[0].paper
+            distinct.setdefault(run, row)
     if not lines:
         return NOTHING
     lines.append(["**all**", "", f"**{told(within_tolerance(counted), percent=True)}**", ""])
