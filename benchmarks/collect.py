@@ -3,13 +3,16 @@
 usage: python -m benchmarks.collect RUNS OUT --command "dualcba run …" --commit HASH
 
 Each row is a group of runs that differ only by seed: mean, half-width of the 95 % interval, the
-seeds, every run's own scores, and accuracy of each task at the end.
+seeds, every run's own scores, and its accuracy of each task at the end. Recordings and any-time
+curves are left out. A class-agnostic part that came from another dataset's run of the
+same seed is `from` that dataset, as in the catalogue.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +20,46 @@ from dualcba.evaluation import NORMS, interval
 from dualcba.experiments import read_results
 
 
-def key(result: dict[str, Any]) -> str:
-    return json.dumps({k: v for k, v in result["spec"].items() if k != "seed"}, sort_keys=True)
+def plain(result: dict[str, Any]) -> dict[str, Any]:
+    """The spec without the seed, in the adaptor's file too."""
+    spec = {k: v for k, v in result["spec"].items() if k != "seed"}
+    source, _, seed = Path(str(spec.get("adaptor"))).stem.rpartition("-s")
+    if source and seed == str(result["seed"]):
+        spec["adaptor"] = f"from {source}"
+    return spec
+
+
+def measured(values: list[float | None]) -> dict[str, Any] | None:
+    known = [v for v in values if v is not None]
+    if not known or len(known) < len(values):
+        return None
+    mean, half = interval(known)
+    rounded = None if half is None else round(half, 3)
+    return {"mean": round(mean, 3), "half": rounded, "values": [round(v, 3) for v in known]}
 
 
 def row(group: list[dict[str, Any]]) -> dict[str, Any]:
-    spec = {k: v for k, v in group[0]["spec"].items() if k != "seed"}
-    scores: dict[str, Any] = {}
-    for norm in NORMS:
-        scores[norm] = {}
-        for name in group[0]["scores"][norm]:
-            values = [r["scores"][norm][name] for r in group]
-            if any(v is None for v in values):
-                scores[norm][name] = None
-                continue
-            mean, half = interval(values)
-            rounded = None if half is None else round(half, 3)
-            scores[norm][name] = {
-                "mean": round(mean, 3), "half": rounded, "values": [round(v, 3) for v in values],
-            }  # fmt: skip
+    group = sorted(group, key=lambda r: r["seed"])
+    seeds = [r["seed"] for r in group]
+    spec = plain(group[0])
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"{spec['method']} has seeds {seeds}, expected each once")
+    scores = {
+        norm: {
+            name: measured([r["scores"][norm].get(name) for r in group])
+            for name in group[0]["scores"][norm]
+        }
+        for norm in NORMS
+    }
+    tasks = {
+        norm: [[round(v, 3) for v in r["accuracy_matrix"][norm][-1]] for r in group]
+        for norm in NORMS
+    }
     return {
         "method": spec["method"],
-        "seeds": [r["seed"] for r in group],
+        "seeds": seeds,
         "scores": scores,
+        "tasks": tasks,
         "seconds": [round(r["seconds"]["total"], 2) for r in group],
         "spec": spec,
     }
@@ -55,13 +75,19 @@ def main() -> None:
     groups: dict[str, list[dict[str, Any]]] = {}
     folders = sorted({args.runs, *args.runs.glob("*/")})
     results = [result for folder in folders for result in read_results(folder)]
+    if not results:
+        sys.exit(f"error: {args.runs} holds no complete run, expected a folder of runs")
     for result in results:
-        groups.setdefault(key(result), []).append(result)
+        groups.setdefault(json.dumps(plain(result), sort_keys=True), []).append(result)
+    try:
+        rows = [row(group) for group in groups.values()]
+    except ValueError as error:
+        sys.exit(f"error: {error}")
     content = {
         "command": args.command,
         "commit": args.commit,
         "versions": results[0]["versions"],
-        "rows": [row(group) for group in groups.values()],
+        "rows": rows,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(content, indent=1) + "\n")

@@ -60,14 +60,15 @@ def gains(served: Sequence[Served], score: str = "acc") -> list[Gain]:
         base_name, kind = split_method(dual.entry.spec.get("method", ""))
         for base in served if kind == "dual-cba" else ():
             key = dual.entry.column, _text(base.entry), _text(dual.entry)
-            same = base.entry.column == dual.entry.column and _alike(base.entry, dual.entry)
+            same = base.entry.column == dual.entry.column and alike(base.entry, dual.entry)
             if base.entry.spec.get("method") == base_name and same and key not in done:
                 done.add(key)
                 found.append(_gain(base, dual, score))
     return found
 
 
-def _alike(one: Entry, two: Entry) -> bool:
+def alike(one: Entry, two: Entry) -> bool:
+    """Whether two entries are of the same setting, so that their methods can be compared."""
     options = [e.spec.get("options") or {} for e in (one, two)]
     same = all(one.spec.get(name) == two.spec.get(name) for name in SAME)
     return same and options[0] == options[1]
@@ -78,19 +79,21 @@ def _text(entry: Entry) -> str:
 
 
 def _gain(base: Served, dual: Served, score: str) -> Gain:
-    def gap(more: Served, less: Served, norms: tuple[str, str]) -> Gap:
-        return _gap(_by_seed(more, norms[0], score), _by_seed(less, norms[1], score))
-
     return Gain(
         base.entry.row,
         dual.entry.row,
         dual.entry.column,
         score,
-        whole=gap(dual, base, ("ibn", "bn")),
-        ibn=gap(base, base, ("ibn", "bn")),
-        adaptors=gap(dual, base, ("ibn", "ibn")),
-        bn=gap(dual, base, ("bn", "bn")),
+        whole=gap(dual, base, ("ibn", "bn"), score),
+        ibn=gap(base, base, ("ibn", "bn"), score),
+        adaptors=gap(dual, base, ("ibn", "ibn"), score),
+        bn=gap(dual, base, ("bn", "bn"), score),
     )
+
+
+def gap(more: Served, less: Served, norms: tuple[str, str], score: str = "acc") -> Gap:
+    """One minus the other, each under its own norm, over the seeds that both have."""
+    return _gap(_by_seed(more, norms[0], score), _by_seed(less, norms[1], score))
 
 
 def _by_seed(served: Served, norm: str, score: str) -> dict[int, float]:

@@ -1,0 +1,122 @@
+"""Write the tables of `docs/results.md` from `results/`; the prose stays.
+
+usage: python -m benchmarks.page [--check]
+
+What stands between a marker and `<!-- end -->` is replaced:
+
+    <!-- table EXPERIMENT ["COLUMN"] [field=value …] --> an experiment's column, or all that have
+                                                         runs; in the catalogue's specs the fields
+                                                         given are changed
+    <!-- gains EXPERIMENT ["COLUMN"] [field=value …] --> Dual-CBA against its base and against CBA
+    <!-- gained EXPERIMENT "COLUMN" PART -->             one part of that, within a line
+    <!-- variants FILE SCORE … -->                       every row of a file
+    <!-- agreement -->                                   how many cells agree with the paper
+
+Where several files have the same run, the one with most seeds is taken; of those that have as many,
+the first that `<!-- prefer FILE … -->` names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.collected import Collected, Fields, Group, read
+from benchmarks.page_parts import agreement, columns, each, gained, gains, table, variants
+from dualcba.errors import unknown
+from dualcba.experiments.spec import fields
+
+ROOT = Path(__file__).parent.parent
+PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "results"
+MARKER = re.compile(r"<!-- (.*?) -->")
+END = "<!-- end -->"
+WORDS = {
+    "table": (1, 2), "gains": (1, 2), "gained": (3,), "variants": range(1, 9), "agreement": (0,),
+}  # fmt: skip
+"""How many words a marker may have."""
+
+
+def words(marker: str) -> tuple[str, list[str], dict[str, Any]]:
+    """A marker's name, what it is about, and the fields that it changes.
+
+    >>> words('table semi "CIFAR-10, M = 200" labelled_batches=cycled')
+    ('table', ['semi', 'CIFAR-10, M = 200'], {'labelled_batches': 'cycled'})
+    """
+    name, *rest = shlex.split(marker)
+    pairs = [word.split("=", 1) for word in rest if re.match(r"\w+=", word)]
+    return name, [word for word in rest if not re.match(r"\w+=", word)], {
+        field: json.loads(value) if re.fullmatch(r"[\d.]+|true|false", value) else value
+        for field, value in pairs
+    }  # fmt: skip
+
+
+def filled(marker: str, found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> str:
+    """What belongs behind a marker."""
+    name, about, changed = words(marker)
+    if name not in WORDS:
+        raise ValueError(unknown("marker", name, WORDS))
+    if len(about) not in WORDS[name]:
+        raise ValueError(f"the marker {marker!r} has {len(about)} words, expected another number")
+    for field in changed:
+        if field not in fields():
+            raise ValueError(unknown("field", field, fields()))
+    if name == "gained":
+        return gained(found, about[0], about[1], about[2], changed)
+    if name == "agreement":
+        text = agreement(found, readings)
+    elif name == "variants":
+        text = variants(found, about[0], about[1:])
+    else:
+        make = table if name == "table" else gains
+        text = each(make, found, about[0], about[1] if about[1:] else "", changed)
+    return f"\n\n{text}\n\n"
+
+
+def rewrite(text: str, groups: Sequence[Group]) -> str:
+    """The page with what is between its markers replaced."""
+    markers = [m for m in MARKER.findall(text) if m != "end"]
+    prefer = [file for m in markers if m.startswith("prefer ") for file in m.split()[1:]]
+    found = Collected(groups, prefer)
+    tables = [words(m)[1:] for m in markers if m.startswith("table ")]
+    readings = [
+        (about[0], column, changed)
+        for about, changed in tables
+        for column in about[1:] or columns(about[0])
+        if changed
+    ]
+    out, at = "", 0
+    for match in MARKER.finditer(text):
+        marker = match.group(1)
+        if marker == "end" or marker.startswith("prefer "):
+            continue
+        end, following = text.find(END, match.end()), MARKER.search(text, match.end())
+        if end < 0 or following is None or following.start() != end:
+            raise ValueError(f"the marker {marker!r} has no end, expected {END} behind it")
+        out += text[at : match.end()] + filled(marker, found, readings)
+        at = end
+    return out + text[at:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the tables of docs/results.md.")
+    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 if it differs")
+    args = parser.parse_args()
+    before = PAGE.read_text("utf-8")
+    try:
+        after = rewrite(before, read(RESULTS))
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    if args.check and after != before:
+        sys.exit("docs/results.md differs from results/, expected `python -m benchmarks.page`")
+    if not args.check:
+        PAGE.write_text(after, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

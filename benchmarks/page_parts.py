@@ -1,0 +1,263 @@
+"""The parts of `docs/results.md` that follow from `results/`, as Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from benchmarks.collected import Collected, Fields, named
+from dualcba.errors import unknown
+from dualcba.experiments.catalog import Entry, complete, experiments
+from dualcba.report.comparison import (
+    TOLERANCE,
+    Measure,
+    Row,
+    Served,
+    Share,
+    known,
+    rows,
+    within_tolerance,
+)
+from dualcba.report.gains import Gap, alike, gap
+from dualcba.report.names import MISSING, NORMS, method_title, score, split_method
+from dualcba.report.tables import WIDE, number, p_value
+
+SEEDS = 3
+"""Not said below a table where each row has so many."""
+
+NOTHING = "No runs yet."
+GAINS = {
+    "whole": "ACC: Dual-CBA (IBN) − base (BN)",
+    "ibn": "base, IBN − BN",
+    "adaptors": "Dual-CBA − base, both IBN",
+    "cba": "Dual-CBA − CBA, both IBN",
+    "fm": "FM: Dual-CBA (IBN) − base (BN)",
+    "fm_adaptors": "FM: Dual-CBA − base, both IBN",
+}
+
+# ---------------------------------------------------------------------- tables
+
+
+def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    body = ["| " + " | ".join(line) + " |" for line in (heads, *lines)]
+    body.insert(1, "|---" * len(heads) + "|")
+    return "\n".join(body).replace("|  |", "| |")
+
+
+def spread(m: Measure | None, digits: int = 1) -> str:
+    """Mean ± half-width.
+
+    >>> spread(Measure(26.25, 4.04, 3)), spread(Measure(26.31, None, 1)), spread(None)
+    ('26.2 ± 4.0', '26.3 (1 seed)', '–')
+    """
+    if m is None:
+        return MISSING
+    half = " (1 seed)" if m.half is None else f" ± {m.half:.{digits}f}"
+    return number(m.mean, digits) + half
+
+
+def sources(served: Sequence[Served]) -> str:
+    files = sorted({f"`results/{s.results[0]['file']}`" for s in served})
+    other = {s.entry.row: len(s.results) for s in served if len(s.results) != SEEDS}
+    seeds = "; ".join(f"{row} {n}" for row, n in other.items())
+    return f"From {', '.join(files)}." + (f" Seeds where not {SEEDS}: {seeds}." if seeds else "")
+
+
+def columns(experiment: str) -> list[str]:
+    return list(dict.fromkeys(e.column for e in named(experiment).entries))
+
+
+def each(
+    make: Callable[[Collected, str, str, Fields], str],
+    found: Collected,
+    experiment: str,
+    column: str,
+    changed: Fields,
+) -> str:
+    """What is made of one column of an experiment, or below its title of each that has runs."""
+    if column:
+        return make(found, experiment, column, changed) or NOTHING
+    parts = {one: make(found, experiment, one, changed) for one in columns(experiment)}
+    return "\n\n".join(f"**{one}**\n\n{part}" for one, part in parts.items() if part) or NOTHING
+
+
+def table(found: Collected, experiment: str, column: str, changed: Fields) -> str:
+    """Scores under both norms beside the paper's; many scores below each other."""
+    served = found.serve(experiment, column, changed)
+    if not served:
+        return ""
+    lines = known(rows(served, named(experiment).scores))
+    shown = tall(lines) if len(lines[0].cells) > WIDE else wide(lines)
+    return f"{shown}\n\n{sources(served)}"
+
+
+def wide(lines: Sequence[Row]) -> str:
+    scores = [cell.score for cell in lines[0].cells]
+    given = [any(row.cells[k].paper is not None for row in lines) for k in range(len(scores))]
+    heads, body = [""], [[row.row] for row in lines]
+    for k, name in enumerate(scores):
+        what = score(name)
+        norms = [""] if what.cost else [f", {norm}" for norm in NORMS.values()]
+        heads += [what.title + norm for norm in norms] + ["paper"] * given[k]
+        for row, line in zip(lines, body, strict=True):
+            cell = row.cells[k]
+            ours = [cell.ours] if what.cost else [cell.bn, cell.ibn]
+            line += [spread(m, what.digits) for m in ours]
+            line += [number(cell.paper, 2)] * given[k]
+    return markdown(heads, body)
+
+
+def tall(lines: Sequence[Row]) -> str:
+    heads = ["", *(head for row in lines for head in (f"{row.row}, {NORMS[row.norm]}", "paper"))]
+    body = []
+    for k, cell in enumerate(lines[0].cells):
+        cells = [row.cells[k] for row in lines]
+        body.append([score(cell.score).title])
+        body[-1] += [text for c in cells for text in (spread(c.ours), number(c.paper, 2))]
+    return markdown(heads, body)
+
+
+# ---------------------------------------------------------------------- variants
+
+
+USUAL = ("method", "dataset", "setting", "buffer")
+
+
+def differences(spec: Fields) -> dict[str, Any]:
+    """What a spec has that its method has not by itself; how it was scored is left out."""
+    usual = complete({name: spec[name] for name in USUAL})
+    left = ("eval_every", "record")
+    changed = {k: v for k, v in spec.items() if k not in left and v != usual.get(k)}
+    options: dict[str, Any] = changed.pop("options", None) or {}
+    return changed | options
+
+
+def variants(found: Collected, file: str, scores: Sequence[str]) -> str:
+    """Each row of a file by what is not usual in it, beside the main table's value."""
+    main = {tuple(complete(e.spec)[name] for name in USUAL): e for e in named("main").entries}
+    order = {e.spec["method"]: k for k, e in enumerate(main.values())}
+    served = []
+    for group in found.of(file):
+        title, spec = method_title(group.spec["method"]), dict(group.spec)
+        changed = [f"{k} = {v}" for k, v in differences(spec).items()]
+        entry = main.get(tuple(spec[name] for name in USUAL))
+        paper = entry.paper if entry else {}
+        shown = Entry(", ".join([title, *changed]), "", spec, "bn", paper)
+        served.append(Served(shown, group.results))
+    served.sort(key=lambda s: (order.get(s.entry.spec["method"], len(order)), s.entry.row))
+    return f"{wide(known(rows(served, scores or ['acc', 'fm'])))}\n\n{sources(served)}"
+
+
+# ---------------------------------------------------------------------- gains
+
+
+def paired(served: Sequence[Served]) -> dict[str, dict[str, Gap]]:
+    """For each method with a Dual-CBA, by the name of its row, the differences seed by seed."""
+    both, first = ("ibn", "ibn"), ("ibn", "bn")
+    found: dict[str, dict[str, Gap]] = {}
+    seen = []
+    for dual in served:
+        name, kind = split_method(dual.entry.spec["method"])
+        same = [s for s in served if alike(s.entry, dual.entry)]
+        base = next((s for s in same if s.entry.spec["method"] == name), None)
+        cba = next((s for s in same if s.entry.spec["method"] == f"{name}-cba"), None)
+        if kind != "dual-cba" or base is None or (key := (base.entry, dual.entry.spec)) in seen:
+            continue
+        seen.append(key)
+        found[(dual if base.entry.row in found else base).entry.row] = {
+            "whole": gap(dual, base, first),
+            "ibn": gap(base, base, first),
+            "adaptors": gap(dual, base, both),
+            "cba": Gap(0, None, None, None) if cba is None else gap(dual, cba, both),
+            "fm": gap(dual, base, first, "fm"),
+            "fm_adaptors": gap(dual, base, both, "fm"),
+        }
+    return found
+
+
+def signed(one: Gap) -> str:
+    """A difference; how many seeds both have is said where it is not the usual number.
+
+    >>> signed(Gap(3, 1.26, 0.4, 0.01)), signed(Gap(1, -1.26, None, None))
+    ('+1.3 ± 0.4', '−1.3 (1 seed)')
+    """
+    half = "" if one.half is None else f" ± {one.half:.1f}"
+    seeds = {0: "", 1: " (1 seed)", SEEDS: ""}.get(one.seeds, f" ({one.seeds} seeds)")
+    return number(one.mean, sign=True) + half + seeds
+
+
+def gains(found: Collected, experiment: str, column: str, changed: Fields) -> str:
+    """The gains of each method with their p."""
+    pairs = paired(found.serve(experiment, column, changed))
+    if not pairs:
+        return ""
+    body = []
+    for row, parts in pairs.items():
+        tests = ["" if g.p is None else f" (p {p_value(g.p)})" for g in parts.values()]
+        texts = [signed(g) + test for g, test in zip(parts.values(), tests, strict=True)]
+        body.append([row, *texts])
+    return markdown(["", *GAINS.values()], body)
+
+
+def gained(found: Collected, experiment: str, column: str, part: str, changed: Fields) -> str:
+    """One kind of gain of all methods, in a line."""
+    if part not in GAINS:
+        raise ValueError(unknown("gain", part, GAINS))
+    pairs = paired(found.serve(experiment, column, changed))
+    return "; ".join(f"{row}: {signed(gaps[part])}" for row, gaps in pairs.items()) or NOTHING
+
+
+# ---------------------------------------------------------------------- agreement
+
+
+def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> str:
+    """How many cells lie near the paper's ACC, by table; which do not; what has not been run."""
+    usual: list[tuple[str, str, Fields]] = [(n, c, {}) for n in experiments() for c in columns(n)]
+    lines, far, counted = [], [], []
+    distinct: dict[tuple[str, str, float | None], Row] = {}
+    missing: dict[str, list[str]] = {}
+    for name, column, changed in [*usual, *readings]:
+        asked = [e for e in named(name).entries if e.column == column and e.paper.get("acc")]
+        served = [s for s in found.serve(name, column, changed) if s.entry.paper.get("acc")]
+        cells = rows(served, ["acc"])
+        where = ", ".join([column, *(f"{k} = {v}" for k, v in changed.items())])
+        if asked and not cells and not changed:
+            missing.setdefault(name, []).append(column)
+        if cells:
+            lines.append([name, where, told(within_tolerance(cells)), str(len(asked))])
+        far += [[name, where, *outside(row)] for row in cells if row.cells[0].within is False]
+        for s, row in zip(served, cells, strict=True) if not changed else ():
+            counted.append(row)
+            spec = complete(s.entry.spec) | {"eval_every": 0, "record": []}
+            run = json.dumps(spec), s.entry.norm, row.cells[0].paper
+            distinct.setdefault(run, row)
+    if not lines:
+        return NOTHING
+    lines.append(["**all**", "", f"**{told(within_tolerance(counted), percent=True)}**", ""])
+    heads = ["experiment", "column", "cells that agree", "cells of the paper"]
+    parts = [
+        f"Cells within max({TOLERANCE} points, the interval) of the paper's ACC, of those that "
+        "have been run:",
+        markdown(heads, lines),
+        "Some runs stand in several tables beside the same value. Counted once: "
+        f"{told(within_tolerance(distinct.values()), percent=True)}.\nAnother reading of a setting "
+        "has the field in its line and is not in the total.",
+    ]
+    if far:
+        heads = ["experiment", "column", "row", "ours", "paper", "difference"]
+        parts += ["The cells that do not agree:", markdown(heads, far)]
+    if missing:
+        lists = [f"- {name}: {'; '.join(where)}" for name, where in missing.items()]
+        parts += ["Not run yet:", "\n".join(lists)]
+    return "\n\n".join(parts)
+
+
+def told(share: Share, *, percent: bool = False) -> str:
+    text = f"{share.within} of {share.cells}"
+    return f"{text}, {share.percent or 0.0:.0f} %" if percent else text
+
+
+def outside(row: Row) -> list[str]:
+    cell = row.cells[0]
+    return [row.row, spread(cell.ours), number(cell.paper, 2), number(cell.difference, sign=True)]
