@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dualcba import fused_outer
+
 
 @dataclass(slots=True, eq=False)
 class Batch:
@@ -112,6 +114,11 @@ class CrossEntropy:
         each = 1.0 if self.each is None else self.each.to(z.dtype).unsqueeze(1)
         return each * (self.weight / z.shape[0])
 
+    def _fused(self, *matrices: Tensor) -> bool:
+        """Whether the kernels do it."""
+        each = () if self.each is None else (self.each,)
+        return self.classes is None and fused_outer.applies(*matrices, *each)
+
     def value(self, z: Tensor) -> Tensor:
         """Mean over the batch of −log softmax(z)[y]."""
         if self.each is None:
@@ -122,6 +129,8 @@ class CrossEntropy:
 
     def gradient(self, z: Tensor) -> Tensor:
         """q − y, with q = softmax(z)."""
+        if self._fused(z):
+            return fused_outer.entropy_gradient(z, self.batch.y, self.weight / len(z), self.each)
         scale, at = self._scale(z), self.batch.y.unsqueeze(1)
         q = self._masked(z).softmax(1).mul_(scale)
         if isinstance(scale, float):
@@ -130,6 +139,9 @@ class CrossEntropy:
 
     def curvature(self, z: Tensor, s: Tensor) -> Tensor:
         """Q ⊙ (s − ⟨q, s⟩)."""
+        if self._fused(z, s):
+            scale = self.weight / len(z)
+            return fused_outer.entropy_curvature(z, self.batch.y, s, scale, self.each)
         q = self._masked(z).softmax(1)
         return torch._softmax_backward_data(s, q, 1, q.dtype).mul_(self._scale(z))
 
