@@ -48,7 +48,7 @@ def close(got: Tensor, want: Tensor, tolerance: float) -> None:
     """Relative to the largest entry."""
     assert got.shape == want.shape
     far = float((got - want).detach().abs().max())
-    assert far <= tolerance * max(float(want.abs().max()), 1e-6), far
+    assert far <= tolerance * max(float(want.detach().abs().max()), 1e-6), far
 
 
 def adaptor(C: int, tasks: int, options: dict[str, Any]) -> Adaptor:

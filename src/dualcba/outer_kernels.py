@@ -107,15 +107,16 @@ def correction_kernel(
         p = _posterior(z, n, C, rows, c)
         is_old, is_new = _sides(new, seen, later, C, c)
         p_old, p_new = tl.sum(p * is_old[None, :], 1), tl.sum(p * is_new[None, :], 1)
-        to_old = tl.zeros([BN], tl.float32) + tl.load(a2)
-        to_new = tl.zeros([BN], tl.float32) + tl.load(a2 + 1)
+        sum_old = tl.zeros([BN, BK], tl.float32)  # over units only at the end: sums wait for warps
+        sum_new = tl.zeros([BN, BK], tl.float32)
         for start in range(0, A, BK):
             k = start + tl.arange(0, BK)
             h = p_old[:, None] * _column(u1, k, A, 0)[None, :]
             h += p_new[:, None] * _column(u1, k, A, 1)[None, :]
             h = tl.maximum(h + tl.load(a1 + k, mask=k < A, other=0.0)[None, :], 0.0)
-            to_old += tl.sum(h * tl.load(u2 + k, mask=k < A, other=0.0)[None, :], 1)
-            to_new += tl.sum(h * tl.load(u2 + A + k, mask=k < A, other=0.0)[None, :], 1)
+            sum_old += h * tl.load(u2 + k, mask=k < A, other=0.0)[None, :]
+            sum_new += h * tl.load(u2 + A + k, mask=k < A, other=0.0)[None, :]
+        to_old, to_new = tl.sum(sum_old, 1) + tl.load(a2), tl.sum(sum_new, 1) + tl.load(a2 + 1)
         if DIVIDE:
             to_old /= tl.maximum(tl.sum(is_old), 1.0)
             to_new /= tl.maximum(tl.sum(is_new), 1.0)
@@ -127,80 +128,86 @@ def correction_kernel(
 
 
 @triton.jit
-def backward_kernel(
-    z, hidden, w2, u1, a1, u2, new, seen, later, v,
-    dw1, db1, dw2, db2, du1, da1, du2, da2, n, C, S, A,
-    BN: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
-    SPECIFIC: tl.constexpr, AGNOSTIC: tl.constexpr, MASKED: tl.constexpr, DIVIDE: tl.constexpr,
+def omega_kernel(
+    z, hidden, w2, seen, later, v, dw1, db1, dw2, db2, n, C, S, share,
+    BN: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of all weights and biases of some hidden units, from v = ∂/∂r."""
+    """Gradients of ω's weights and biases at some hidden units, from share · v, v = ∂/∂r."""
     k = tl.program_id(0) * BK + tl.arange(0, BK)
-    first = tl.program_id(0) == 0
     c = tl.arange(0, BC)
-    half = 0.5 if SPECIFIC and AGNOSTIC else 1.0
-    if SPECIFIC:
-        corrected = _seen(seen, later, C, c, MASKED) * half
-        there2 = (c < C)[:, None] & (k < S)[None, :]
-        w2_k = tl.load(w2 + c[:, None] * S + k[None, :], mask=there2, other=0.0)
-        g_w1, g_b1 = tl.zeros([BK, BC], tl.float32), tl.zeros([BK], tl.float32)
-        g_w2, g_b2 = tl.zeros([BC, BK], tl.float32), tl.zeros([BC], tl.float32)
-    if AGNOSTIC:
-        is_old, is_new = _sides(new, seen, later, C, c)
-        by_old, by_new = is_old * half, is_new * half
-        if DIVIDE:
-            by_old /= tl.maximum(tl.sum(is_old), 1.0)
-            by_new /= tl.maximum(tl.sum(is_new), 1.0)
-        u1_old, u1_new = _column(u1, k, A, 0), _column(u1, k, A, 1)
-        a1_k = tl.load(a1 + k, mask=k < A, other=0.0)
-        u2_old = tl.load(u2 + k, mask=k < A, other=0.0)
-        u2_new = tl.load(u2 + A + k, mask=k < A, other=0.0)
-        g_u1_old, g_u1_new = tl.zeros([BK], tl.float32), tl.zeros([BK], tl.float32)
-        g_u2_old, g_u2_new = tl.zeros([BK], tl.float32), tl.zeros([BK], tl.float32)
-        g_a1 = tl.zeros([BK], tl.float32)
-        g_a2_old, g_a2_new = tl.zeros([BN], tl.float32), tl.zeros([BN], tl.float32)
+    corrected = _seen(seen, later, C, c, MASKED) * share
+    there2 = (c < C)[:, None] & (k < S)[None, :]
+    w2_k = tl.load(w2 + c[:, None] * S + k[None, :], mask=there2, other=0.0)
+    g_w1, g_b1 = tl.zeros([BK, BC], tl.float32), tl.zeros([BN, BK], tl.float32)
+    g_w2, g_b2 = tl.zeros([BC, BK], tl.float32), tl.zeros([BN, BC], tl.float32)
+    for start in range(0, n, BN):
+        rows = start + tl.arange(0, BN)
+        p = _posterior(z, n, C, rows, c)
+        there = (rows < n)[:, None] & (c < C)[None, :]
+        d = tl.load(v + rows[:, None] * C + c[None, :], mask=there, other=0.0)
+        d *= corrected[None, :]
+        there = (rows < n)[:, None] & (k < S)[None, :]
+        h = tl.load(hidden + rows[:, None] * S + k[None, :], mask=there, other=0.0)
+        g_b2 += d
+        g_w2 += tl.dot(tl.trans(d), h, input_precision=PRECISION)
+        dh = tl.where(h > 0.0, tl.dot(d, w2_k, input_precision=PRECISION), 0.0)
+        g_b1 += dh
+        g_w1 += tl.dot(tl.trans(dh), p, input_precision=PRECISION)
+    tl.store(dw2 + c[:, None] * S + k[None, :], g_w2, mask=there2)
+    there1 = (k < S)[:, None] & (c < C)[None, :]
+    tl.store(dw1 + k[:, None] * C + c[None, :], g_w1, mask=there1)
+    tl.store(db1 + k, tl.sum(g_b1, 0), mask=k < S)
+    tl.store(db2 + c, tl.sum(g_b2, 0), mask=(c < C) & (tl.program_id(0) == 0))
+
+
+@triton.jit
+def nu_kernel(
+    z, u1, a1, u2, new, seen, later, v, du1, da1, du2, da2, n, C, A, share,
+    BN: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr, DIVIDE: tl.constexpr,
+):  # fmt: skip
+    """Gradients of ν's weights and biases at some hidden units, from share · v."""
+    k = tl.program_id(0) * BK + tl.arange(0, BK)
+    c = tl.arange(0, BC)
+    is_old, is_new = _sides(new, seen, later, C, c)
+    share_old, share_new = share, share
+    if DIVIDE:
+        share_old = share / tl.maximum(tl.sum(is_old, 0), 1.0)
+        share_new = share / tl.maximum(tl.sum(is_new, 0), 1.0)
+    u1_old, u1_new = _column(u1, k, A, 0), _column(u1, k, A, 1)
+    a1_k = tl.load(a1 + k, mask=k < A, other=0.0)
+    u2_old = tl.load(u2 + k, mask=k < A, other=0.0)
+    u2_new = tl.load(u2 + A + k, mask=k < A, other=0.0)
+    g_u1_old, g_u1_new = tl.zeros([BN, BK], tl.float32), tl.zeros([BN, BK], tl.float32)
+    g_u2_old, g_u2_new = tl.zeros([BN, BK], tl.float32), tl.zeros([BN, BK], tl.float32)
+    g_a1 = tl.zeros([BN, BK], tl.float32)
+    g_a2_old, g_a2_new = tl.zeros([BN], tl.float32), tl.zeros([BN], tl.float32)
     for start in range(0, n, BN):
         rows = start + tl.arange(0, BN)
         p = _posterior(z, n, C, rows, c)
         there = (rows < n)[:, None] & (c < C)[None, :]
         V = tl.load(v + rows[:, None] * C + c[None, :], mask=there, other=0.0)
-        if SPECIFIC:
-            there = (rows < n)[:, None] & (k < S)[None, :]
-            h = tl.load(hidden + rows[:, None] * S + k[None, :], mask=there, other=0.0)
-            d = V * corrected[None, :]
-            g_b2 += tl.sum(d, 0)
-            g_w2 += tl.dot(tl.trans(d), h, input_precision=PRECISION)
-            dh = tl.where(h > 0.0, tl.dot(d, w2_k, input_precision=PRECISION), 0.0)
-            g_b1 += tl.sum(dh, 0)
-            g_w1 += tl.dot(tl.trans(dh), p, input_precision=PRECISION)
-        if AGNOSTIC:
-            p_old, p_new = tl.sum(p * is_old[None, :], 1), tl.sum(p * is_new[None, :], 1)
-            d_old, d_new = tl.sum(V * by_old[None, :], 1), tl.sum(V * by_new[None, :], 1)
-            hA = p_old[:, None] * u1_old[None, :] + p_new[:, None] * u1_new[None, :]
-            hA = tl.maximum(hA + a1_k[None, :], 0.0)
-            g_a2_old += d_old
-            g_a2_new += d_new
-            g_u2_old += tl.sum(d_old[:, None] * hA, 0)
-            g_u2_new += tl.sum(d_new[:, None] * hA, 0)
-            dA = d_old[:, None] * u2_old[None, :] + d_new[:, None] * u2_new[None, :]
-            dA = tl.where(hA > 0.0, dA, 0.0)
-            g_a1 += tl.sum(dA, 0)
-            g_u1_old += tl.sum(dA * p_old[:, None], 0)
-            g_u1_new += tl.sum(dA * p_new[:, None], 0)
-    if SPECIFIC:
-        tl.store(dw2 + c[:, None] * S + k[None, :], g_w2, mask=there2)
-        there1 = (k < S)[:, None] & (c < C)[None, :]
-        tl.store(dw1 + k[:, None] * C + c[None, :], g_w1, mask=there1)
-        tl.store(db1 + k, g_b1, mask=k < S)
-        tl.store(db2 + c, g_b2, mask=(c < C) & first)
-    if AGNOSTIC:
-        tl.store(du1 + 2 * k, g_u1_old, mask=k < A)
-        tl.store(du1 + 2 * k + 1, g_u1_new, mask=k < A)
-        tl.store(da1 + k, g_a1, mask=k < A)
-        tl.store(du2 + k, g_u2_old, mask=k < A)
-        tl.store(du2 + A + k, g_u2_new, mask=k < A)
-        if first:
-            tl.store(da2, tl.sum(g_a2_old))
-            tl.store(da2 + 1, tl.sum(g_a2_new))
+        p_old, p_new = tl.sum(p * is_old[None, :], 1), tl.sum(p * is_new[None, :], 1)
+        d_old = tl.sum(V * is_old[None, :], 1) * share_old
+        d_new = tl.sum(V * is_new[None, :], 1) * share_new
+        h = p_old[:, None] * u1_old[None, :] + p_new[:, None] * u1_new[None, :]
+        h = tl.maximum(h + a1_k[None, :], 0.0)
+        g_a2_old += d_old
+        g_a2_new += d_new
+        g_u2_old += d_old[:, None] * h
+        g_u2_new += d_new[:, None] * h
+        dh = d_old[:, None] * u2_old[None, :] + d_new[:, None] * u2_new[None, :]
+        dh = tl.where(h > 0.0, dh, 0.0)
+        g_a1 += dh
+        g_u1_old += dh * p_old[:, None]
+        g_u1_new += dh * p_new[:, None]
+    tl.store(du1 + 2 * k, tl.sum(g_u1_old, 0), mask=k < A)
+    tl.store(du1 + 2 * k + 1, tl.sum(g_u1_new, 0), mask=k < A)
+    tl.store(da1 + k, tl.sum(g_a1, 0), mask=k < A)
+    tl.store(du2 + k, tl.sum(g_u2_old, 0), mask=k < A)
+    tl.store(du2 + A + k, tl.sum(g_u2_new, 0), mask=k < A)
+    if tl.program_id(0) == 0:
+        tl.store(da2, tl.sum(g_a2_old, 0))
+        tl.store(da2 + 1, tl.sum(g_a2_new, 0))
 
 
 @triton.jit
@@ -223,23 +230,6 @@ def entropy_kernel(
     tl.store(out + row * C + c, g * scale, mask=c < C)
 
 
-class Kind:
-    """What an adaptor is made of: sizes, and which parts there are."""
-
-    def __init__(
-        self, z: Tensor, specific: int, agnostic: int, *, masked: bool, divide: bool
-    ) -> None:
-        n, C = z.shape
-        self.sizes = (n, C, specific, agnostic)
-        self.rows, self.classes = triton.cdiv(n, ROWS), triton.cdiv(C, CLASSES)
-        self.units = triton.cdiv(max(specific, agnostic), UNITS)
-        self.padded = max(16, triton.next_power_of_2(C))
-        self.warps = 4 if self.padded <= 128 else 8
-        self.flags = {
-            "SPECIFIC": specific > 0, "AGNOSTIC": agnostic > 0, "MASKED": masked, "DIVIDE": divide
-        }  # fmt: skip
-
-
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]
 """Of an MLP: hidden weight and bias, output weight and bias."""
 
@@ -249,19 +239,20 @@ def correction(
     *, masked: bool, divide: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The correction r (n, C), and ω's hidden units (n, S) for the way back."""
-    kind = _kind(z, omega, nu, masked, divide)
-    n, C, S, _ = kind.sizes
+    n, C = z.shape
+    S, A = _units(omega), _units(nu)
+    rows, BC = triton.cdiv(n, ROWS), _padded(C)
     hidden, r = z.new_empty(n, S), torch.empty_like(z)
-    none = (z, z, z, z)  # a pointer must point somewhere
-    w1, b1, w2, b2 = omega or none
+    w1, b1, w2, b2 = omega or (z,) * 4  # a pointer must point somewhere
     if omega is not None:
-        hidden_kernel[(kind.rows, triton.cdiv(S, UNITS))](
-            z, w1, b1, hidden, n, C, S,
-            BN=ROWS, BC=kind.padded, BK=UNITS, num_warps=kind.warps,
-        )  # fmt: skip
-    correction_kernel[(kind.rows, kind.classes)](
-        z, hidden if omega else z, w2, b2, *(nu or none), *sets, r, *kind.sizes,
-        BN=ROWS, BC=kind.padded, BO=CLASSES, BK=STRIDE, **kind.flags, num_warps=4,
+        hidden_kernel[(rows, triton.cdiv(S, UNITS))](
+            z, w1, b1, hidden, n, C, S, BN=ROWS, BC=BC, BK=UNITS, num_warps=_warps(BC)
+        )
+    correction_kernel[(rows, triton.cdiv(C, CLASSES))](
+        z, hidden if omega else z, w2, b2, *(nu or (z,) * 4), *sets, r, n, C, S, A,
+        BN=ROWS, BC=BC, BO=CLASSES, BK=STRIDE,
+        SPECIFIC=omega is not None, AGNOSTIC=nu is not None, MASKED=masked, DIVIDE=divide,
+        num_warps=_warps(BC),
     )  # fmt: skip
     return r, hidden
 
@@ -270,21 +261,36 @@ def backward(
     z: Tensor, hidden: Tensor, omega: Weights | None, nu: Weights | None,
     sets: tuple[Tensor, Tensor, Tensor], v: Tensor, *, masked: bool, divide: bool,
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
-    """The gradients of ω and of ν, from that of r."""
-    kind = _kind(z, omega, nu, masked, divide)
+    """The gradients of ω and of ν where they are given, from that of r."""
+    n, C = z.shape
+    S, A = _units(omega), _units(nu)
+    BC = _padded(C)
+    share = 0.5 if omega and nu else 1.0
     of_omega, of_nu = ([torch.empty_like(t) for t in part or ()] for part in (omega, nu))
-    none = (z, z, z, z)
-    backward_kernel[(kind.units,)](
-        z, hidden if omega else z, (omega or none)[2], *(nu or none)[:3], *sets, v,
-        *(of_omega or none), *(of_nu or none), *kind.sizes,
-        BN=ROWS, BC=kind.padded, BK=UNITS, **kind.flags, num_warps=kind.warps,
-    )  # fmt: skip
+    if omega is not None:
+        omega_kernel[(triton.cdiv(S, UNITS),)](
+            z, hidden, omega[2], *sets[1:], v, *of_omega, n, C, S, share,
+            BN=ROWS, BC=BC, BK=UNITS, MASKED=masked, num_warps=_warps(BC), num_stages=1,
+        )  # fmt: skip
+    if nu is not None:
+        nu_kernel[(triton.cdiv(A, UNITS),)](
+            z, *nu[:3], *sets, v, *of_nu, n, C, A, share,
+            BN=ROWS, BC=BC, BK=UNITS, DIVIDE=divide, num_warps=_warps(BC),
+        )  # fmt: skip
     return of_omega, of_nu
 
 
-def _kind(z: Tensor, omega: Weights | None, nu: Weights | None, masked: bool, divide: bool) -> Kind:
-    S, A = (0 if part is None else len(part[1]) for part in (omega, nu))
-    return Kind(z, S, A, masked=masked, divide=divide)
+def _units(part: Weights | None) -> int:
+    return 0 if part is None else len(part[1])
+
+
+def _padded(C: int) -> int:
+    """A power of two that `tl.dot` takes."""
+    return max(16, int(triton.next_power_of_2(C)))
+
+
+def _warps(padded: int) -> int:
+    return 4 if padded <= 128 else 8
 
 
 def entropy(
