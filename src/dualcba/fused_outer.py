@@ -58,14 +58,14 @@ def entropy_gradient(z: Tensor, y: Tensor, scale: float, each: Tensor | None) ->
     """scale · each · (q − y), with q = softmax(z)."""
     library = kernels()
     assert library is not None
-    return library.entropy(z, y, scale, each)  # type: ignore[no-any-return]
+    return library.entropy(z, y.contiguous(), scale, each)  # type: ignore[no-any-return]
 
 
 def entropy_curvature(z: Tensor, y: Tensor, s: Tensor, scale: float, each: Tensor | None) -> Tensor:
     """scale · each · q ⊙ (s − ⟨q, s⟩)."""
     library = kernels()
     assert library is not None
-    return library.entropy(z, y, scale, each, s)  # type: ignore[no-any-return]
+    return library.entropy(z, y.contiguous(), scale, each, s)  # type: ignore[no-any-return]
 
 
 class _Correction(torch.autograd.Function):
