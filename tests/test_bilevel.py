@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dualcba.adaptors import _MLP, Adaptor
-from dualcba.bilevel import buffer_gradient, hypergradient, inner_gradient, trainable
+from dualcba.bilevel import _spread, buffer_gradient, hypergradient, inner_gradient, trainable
 from dualcba.classes import ClassSets
 from dualcba.losses import Adapt, Batch, CrossEntropy, MeanSquaredError, Term
 from dualcba.methods import Method
@@ -454,3 +454,30 @@ def test_a_single_level_takes_logits_as_constants() -> None:
         again = flat(inner_gradient(*args)), flat(buffer_gradient(*args[:2], problem.outer))
     assert all(relative(a, b) < 1e-12 for a, b in zip(again, plain, strict=True))
     assert all(p.grad is None for p in (*backbone.parameters(), *problem.adaptor.parameters()))
+
+
+# ---------------------------------------------------------------- parts of a matrix
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [slice(0, 6)],
+        [slice(0, 2), slice(2, 6)],
+        [slice(0, 6), slice(2, 4)],
+        [slice(0, 2), slice(0, 2), slice(2, 6), slice(1, 3)],
+        [slice(2, 6), slice(0, 2)],
+        [slice(2, 4)],
+        [slice(None), slice(1, 2)],
+        [],
+    ],
+)
+def test_parts_are_summed_at_their_rows(rows: list[slice]) -> None:
+    Z, rng = torch.zeros(6, 3), torch.Generator().manual_seed(0)
+    parts = [(k, torch.randn(Z[k].shape, generator=rng)) for k in rows]
+    kept = [part.clone() for _, part in parts]
+    want = torch.zeros_like(Z)
+    for k, part in parts:
+        want[k] += part
+    torch.testing.assert_close(_spread(Z, parts), want)
+    assert all(torch.equal(part, old) for (_, part), old in zip(parts, kept, strict=True))

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dualcba.losses import Batch, CrossEntropy, MeanSquaredError, Term, identity, total
+from dualcba.losses import (
+    Batch,
+    CrossEntropy,
+    MeanSquaredError,
+    Term,
+    identity,
+    merged,
+    stacked,
+    total,
+)
 
 Make = Callable[[Batch, torch.Generator], tuple[Term, Callable[[Tensor], Tensor]]]
 
@@ -110,3 +119,73 @@ def test_the_same_batch_with_other_logits() -> None:
     assert (other.x is b.x, other.y is b.y, other.h is b.h, other.rows) == (
         True, True, True, slice(2, 5),
     )  # fmt: skip
+
+
+# ---------------------------------------------------------------- batches as one
+
+
+def placed(sizes: list[int], C: int = 4) -> list[Batch]:
+    """Batches of random logits, each below the one before."""
+    rng, end, out = torch.Generator().manual_seed(0), 0, []
+    for n in sizes:
+        b = batch(n, C, rng)
+        b.rows = slice(end, end := end + n)
+        out.append(b)
+    return out
+
+
+def test_rows_of_a_common_forward_are_stacked_without_a_copy() -> None:
+    whole = torch.randn(7, 3, requires_grad=True) * 2
+    parts = torch.split(whole, [1, 4, 2])
+    out = stacked(parts)
+    assert out.data_ptr() == whole.data_ptr()
+    assert torch.equal(out, whole)
+    assert not out.requires_grad
+    assert stacked(parts[1:2]).data_ptr() == parts[1].data_ptr()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [torch.randn(2, 3), torch.randn(4, 3)],
+        [(whole := torch.randn(6, 3))[4:], whole[:4]],
+        [whole[:2], whole[3:]],
+        [whole[:2], whole[:2]],
+        [whole.T[:1], whole.T[1:]],
+        [whole[:, :2], whole[:, :2]],
+    ],
+)
+def test_rows_that_lie_otherwise_are_copied(parts: list[Tensor]) -> None:
+    out = stacked(parts)
+    assert torch.equal(out, torch.cat(parts))
+    assert out.data_ptr() != parts[0].data_ptr()
+
+
+def test_cross_entropies_of_neighbours_are_merged() -> None:
+    a, b, c = placed([3, 3, 6])
+    terms: list[Term] = [CrossEntropy(a, 0.5), CrossEntropy(b, 0.5), CrossEntropy(c)]
+    (one,) = merged(terms)
+    z = torch.cat([t.batch.z for t in terms])
+    s = torch.randn(z.shape, dtype=z.dtype, generator=torch.Generator().manual_seed(1))
+    assert one.batch.rows == slice(0, 12)
+    apart = [t.gradient(t.batch.z) for t in terms]
+    torch.testing.assert_close(one.gradient(z), torch.cat(apart))
+    apart = [t.curvature(t.batch.z, s[t.batch.rows]) for t in terms]
+    torch.testing.assert_close(one.curvature(z, s), torch.cat(apart))
+
+
+def test_what_differs_is_not_merged() -> None:
+    a, b = placed([3, 3])
+    mask, each, none = torch.ones(4, dtype=torch.bool), torch.ones(3), Batch(a.x, a.y, a.z, a.h)
+    others: list[tuple[Term, Term]] = [
+        (CrossEntropy(a), CrossEntropy(b, 0.5)),
+        (CrossEntropy(a), CrossEntropy(b, adapted=False)),
+        (CrossEntropy(a), CrossEntropy(b, classes=mask)),
+        (CrossEntropy(a, each=each), CrossEntropy(b)),
+        (CrossEntropy(a), MeanSquaredError(b, b.z)),
+        (CrossEntropy(b), CrossEntropy(a)),  # not in this order
+        (CrossEntropy(none), CrossEntropy(none)),  # of no place
+    ]
+    for pair in others:
+        kept = merged(pair)
+        assert all(x is y for x, y in zip(kept, pair, strict=True))

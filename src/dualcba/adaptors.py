@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dualcba import fused_outer
 from dualcba.classes import ClassSets
 from dualcba.errors import expected
 
@@ -35,6 +36,10 @@ class _MLP(nn.Module):
             with torch.no_grad():
                 layer.weight.copy_(weight)
                 layer.bias.zero_()
+
+    def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Weight and bias of the hidden layer, and of the output."""
+        return (self.hidden.weight, self.hidden.bias, self.output.weight, self.output.bias)
 
     def forward(self, p: Tensor) -> Tensor:
         hidden = F.linear(p, self.hidden.weight, self.hidden.bias).relu()
@@ -149,7 +154,24 @@ class Adaptor(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Logits (n, C) → the correction r, or in probability space the distribution g."""
-        return self._of(z.detach().softmax(1))
+        z = z.detach()
+        if self._fused(z):
+            omega, nu = self._weights()
+            masked = not self.continual
+            return fused_outer.correction(
+                z, omega, nu, self.sets, masked=masked, divide=self.divide
+            )
+        return self._of(z.softmax(1))
+
+    def _fused(self, z: Tensor) -> bool:
+        """Whether the kernels do it."""
+        usual = self.space == "logit" and not (self.specific and self.specific.individual)
+        return usual and fused_outer.applies(z, *self.parameters())
+
+    def _weights(self) -> tuple[fused_outer.Weights | None, fused_outer.Weights | None]:
+        """Those of ω and of ν."""
+        omega = None if self.specific is None else self.specific.nets[0].weights()  # type: ignore[operator]
+        return omega, None if self.agnostic is None else self.agnostic.net.weights()
 
     def _of(self, p: Tensor) -> Tensor:
         if self.continual:

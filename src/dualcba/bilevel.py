@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualcba.adaptors import Adaptor
-from dualcba.losses import Batch, Term, inner_batches, total
+from dualcba.losses import Batch, Term, inner_batches, merged, stacked, total
 from dualcba.methods import Method
 
 Grads = tuple[Tensor | None, ...]
@@ -65,15 +65,13 @@ def _closed_form(
         r = adaptor(Z)
     with torch.no_grad():
         adapted = Z + r
-        terms = method.terms(new, mem)
-        G = torch.zeros_like(Z)
-        for t in terms:
-            G[t.batch.rows].add_(t.gradient((adapted if t.adapted else Z)[t.batch.rows]))
+        terms = merged(method.terms(new, mem))
+        rows = [t.batch.rows for t in terms]
+        at = [(adapted if t.adapted else Z)[k] for t, k in zip(terms, rows, strict=True)]
+        G = _spread(Z, [(k, t.gradient(z)) for t, k, z in zip(terms, rows, at, strict=True)])
         S = _sensitivity(H, G, method, outer, head, lr)
-        V = torch.zeros_like(Z)  # ∂⟨G, S⟩/∂r
-        for t in terms:
-            if t.adapted:
-                V[t.batch.rows].add_(t.curvature(adapted[t.batch.rows], S[t.batch.rows]))
+        every = zip(terms, rows, at, strict=True)
+        V = _spread(Z, [(k, t.curvature(z, S[k])) for t, k, z in every if t.adapted])  # ∂⟨G, S⟩/∂r
     return torch.autograd.grad(r, trainable(adaptor), V, allow_unused=True)
 
 
@@ -125,9 +123,29 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 
 def _stack(new: Batch, mem: Sequence[Batch]) -> tuple[Tensor, Tensor]:
     batches = inner_batches(new, mem)
-    Z = torch.cat([b.z.detach() for b in batches])
-    H = torch.cat([b.h.detach() for b in batches])
-    return Z, H
+    return stacked([b.z for b in batches]), stacked([b.h for b in batches])
+
+
+def _spread(Z: Tensor, parts: Sequence[tuple[slice, Tensor]]) -> Tensor:
+    """The sum of parts, each at its rows of a matrix like Z.
+
+    Those that follow one another from the first row to the last need no zeros to be added to.
+    """
+    tiles: list[Tensor] = []
+    rest: list[tuple[slice, Tensor]] = []
+    end = 0
+    for rows, part in parts:
+        if rows.start == end:
+            tiles.append(part)
+            end = rows.stop
+        else:
+            rest.append((rows, part))
+    if end != len(Z):
+        tiles, rest = [torch.zeros_like(Z)], list(parts)
+    out = tiles[0] if len(tiles) == 1 and not rest else torch.cat(tiles)  # a term's own stays whole
+    for rows, part in rest:
+        out[rows].add_(part)
+    return out
 
 
 def _sensitivity(
@@ -139,11 +157,11 @@ def _sensitivity(
     assert bias is None or isinstance(bias, Tensor)
     with torch.no_grad():
         K = H @ outer.h.T  # (n, n')
-        if bias is not None:
-            K += 1.0
-        virtual = F.linear(outer.h, weight, bias) - lr * (K.T @ G)  # H' W'ᵀ + b'
+        rate = lr if isinstance(lr, Tensor) else K.new_tensor(lr)
+        K = rate * K if bias is None else torch.addcmul(rate, K, rate)  # α (H H'ᵀ + 1)
+        virtual = F.linear(outer.h, weight, bias).addmm_(K.T, G, alpha=-1)  # H' W'ᵀ + b'
         E = _error(method.outer_terms(outer.with_logits(virtual)), virtual)
-        return -lr * (K @ E)
+        return torch.addmm(G, K, E, beta=0, alpha=-1)  # of G nothing but the shape
 
 
 def _error(terms: list[Term], virtual: Tensor) -> Tensor:

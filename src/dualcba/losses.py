@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dualcba import fused_outer
+
 
 @dataclass(slots=True, eq=False)
 class Batch:
@@ -38,6 +40,26 @@ class Batch:
 def inner_batches(new: Batch, mem: Sequence[Batch]) -> list[Batch]:
     """All batches of the inner loss, in the order of their rows."""
     return [new, *mem, *new.views.values()]
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Matrices one below the other, as constants.
+
+    After a common forward they lie so already: then it is a view of them, and costs nothing.
+
+    >>> both = torch.zeros(5, 2)
+    >>> stacked([both[:2], both[2:]]).data_ptr() == both.data_ptr()
+    True
+    """
+    first = parts[0].detach()
+    rows, end = 0, first.storage_offset()
+    for part in parts:
+        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not (same and part.is_contiguous() and part.storage_offset() == end):
+            return torch.cat([p.detach() for p in parts])
+        rows, end = rows + len(part), end + part.numel()
+    width = first.shape[1]
+    return first.as_strided((rows, width), (width, 1))
 
 
 Adapt = Callable[[Batch], Tensor]
@@ -92,6 +114,11 @@ class CrossEntropy:
         each = 1.0 if self.each is None else self.each.to(z.dtype).unsqueeze(1)
         return each * (self.weight / z.shape[0])
 
+    def _fused(self, *matrices: Tensor) -> bool:
+        """Whether the kernels do it."""
+        each = () if self.each is None else (self.each,)
+        return self.classes is None and fused_outer.applies(*matrices, *each)
+
     def value(self, z: Tensor) -> Tensor:
         """Mean over the batch of −log softmax(z)[y]."""
         if self.each is None:
@@ -102,14 +129,21 @@ class CrossEntropy:
 
     def gradient(self, z: Tensor) -> Tensor:
         """q − y, with q = softmax(z)."""
-        q = self._masked(z).softmax(1)
-        onehot = torch.zeros_like(q).scatter_(1, self.batch.y.unsqueeze(1), 1.0)
-        return (q - onehot) * self._scale(z)
+        if self._fused(z):
+            return fused_outer.entropy_gradient(z, self.batch.y, self.weight / len(z), self.each)
+        scale, at = self._scale(z), self.batch.y.unsqueeze(1)
+        q = self._masked(z).softmax(1).mul_(scale)
+        if isinstance(scale, float):
+            return q.scatter_(1, at, -scale, reduce="add")
+        return q.scatter_add_(1, at, -scale)
 
     def curvature(self, z: Tensor, s: Tensor) -> Tensor:
         """Q ⊙ (s − ⟨q, s⟩)."""
+        if self._fused(z, s):
+            scale = self.weight / len(z)
+            return fused_outer.entropy_curvature(z, self.batch.y, s, scale, self.each)
         q = self._masked(z).softmax(1)
-        return torch._softmax_backward_data(s, q, 1, q.dtype) * self._scale(z)  # in one kernel
+        return torch._softmax_backward_data(s, q, 1, q.dtype).mul_(self._scale(z))
 
 
 @dataclass(slots=True, eq=False)
@@ -132,7 +166,7 @@ class MeanSquaredError:
 
     def gradient(self, z: Tensor) -> Tensor:
         """2 (z − target), over their number."""
-        return (2.0 * self.weight / z.numel()) * (z - self.target)
+        return (z - self.target).mul_(2.0 * self.weight / z.numel())
 
     def curvature(self, z: Tensor, s: Tensor) -> Tensor:
         """2 s, over their number."""
@@ -143,3 +177,36 @@ def total(terms: list[Term], adapt: Adapt) -> Tensor:
     """The sum of the terms, each at adapted or raw logits."""
     values = [t.value(adapt(t.batch) if t.adapted else t.batch.z) for t in terms]
     return reduce(torch.add, values)
+
+
+def merged(terms: Sequence[Term]) -> list[Term]:
+    """The same sum by fewer terms: cross-entropies of neighbouring rows, weighed alike, are one.
+
+    For derivatives at logits that are given: of a merged term's batch only labels and rows hold.
+    """
+    runs: list[list[Term]] = []
+    for term in terms:
+        if runs and _goes_on(runs[-1][-1], term):
+            runs[-1].append(term)
+        else:
+            runs.append([term])
+    return [run[0] if len(run) == 1 else _as_one(run) for run in runs]
+
+
+def _goes_on(a: Term, b: Term) -> bool:
+    """Whether b does to the rows below a's what a does to its own."""
+    if not (type(a) is CrossEntropy and type(b) is CrossEntropy):
+        return False
+    plain = all(t.each is None and t.classes is None for t in (a, b))
+    alike = a.adapted == b.adapted and a.weight * len(b.batch.y) == b.weight * len(a.batch.y)
+    below = a.batch.rows.stop is not None and a.batch.rows.stop == b.batch.rows.start
+    return plain and alike and below
+
+
+def _as_one(run: Sequence[Term]) -> Term:
+    first, last = run[0], run[-1]
+    assert isinstance(first, CrossEntropy)
+    y = torch.cat([t.batch.y for t in run])
+    rows = slice(first.batch.rows.start, last.batch.rows.stop)
+    weight = first.weight * (len(y) / len(first.batch.y))  # each term is a mean
+    return replace(first, batch=replace(first.batch, y=y, rows=rows), weight=weight)

@@ -12,7 +12,7 @@ from torch import Tensor
 from dualcba.adaptors import ADAPTORS, Adaptor
 from dualcba.bilevel import Grads, buffer_gradient, hypergradient, inner_gradient, trainable
 from dualcba.classes import ClassSets
-from dualcba.losses import Adapt, Batch, identity, inner_batches
+from dualcba.losses import Adapt, Batch, identity, inner_batches, stacked
 from dualcba.methods import Context, Method
 from dualcba.pretrained import load_agnostic
 
@@ -100,7 +100,7 @@ class OuterLevel:
             return identity
         adaptor = self.adaptor
         with torch.no_grad():
-            r = adaptor(torch.cat([b.z for b in inner_batches(new, mem)]))
+            r = adaptor(stacked([b.z for b in inner_batches(new, mem)]))
         return lambda b: adaptor.adapt(b.z, r[b.rows])
 
 

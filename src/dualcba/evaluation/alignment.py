@@ -27,7 +27,7 @@ from dualcba.bilevel import hypergradient, trainable
 from dualcba.data import Dataset, Task, Transform
 from dualcba.evaluation.recorders import Recorder
 from dualcba.learner import Learner
-from dualcba.losses import Adapt, Batch, identity, inner_batches, total
+from dualcba.losses import Adapt, Batch, identity, inner_batches, stacked, total
 from dualcba.normalization import modes, untracked
 from dualcba.randomness import generator
 
@@ -263,7 +263,7 @@ def judge(recording: Mapping[str, Any], which: str = "with") -> dict[str, float]
 def _adapt(adaptor: Adaptor, new: Batch, mem: Sequence[Batch]) -> Adapt:
     """Adapted logits; θ takes the adaptor's output as a constant."""
     with torch.no_grad():
-        r = adaptor(torch.cat([b.z for b in inner_batches(new, mem)]))
+        r = adaptor(stacked([b.z for b in inner_batches(new, mem)]))
     return lambda b: adaptor.adapt(b.z, r[b.rows])
 
 
