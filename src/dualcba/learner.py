@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from dualcba.iteration import Iteration
 from dualcba.methods import Context, Method
 from dualcba.nets import Network
 from dualcba.outer import OuterLevel, make_adaptor
-from dualcba.precision import Precision
+from dualcba.precision import Precision, undisturbed
 from dualcba.pretrained import save_agnostic
 from dualcba.randomness import pack, torch_generator
 from dualcba.recent import RecentLosses
@@ -156,7 +156,12 @@ class Learner:
             dtype=dtype, forward=forward, ibn_average=ibn_average, precision=precision,
             boundaries=boundaries,
         )  # fmt: skip
-        arguments.check_parts(network, base, buffer, num_classes)
+        arguments.check_flags(ibn=ibn, ibn_augment=ibn_augment, seen_only=seen_only)
+        shape = arguments.check_shape(input_shape)
+        transform = transform or Transform([0.0], [1.0])
+        arguments.check_input(transform, shape)
+        arguments.check_network(network)
+        arguments.check_parts(base, buffer, num_classes)
         self.device = resolve_device(device)
         self.engine = make_engine(engine, self.device)
         self.seed = seed
@@ -168,7 +173,6 @@ class Learner:
 
         if not network.training:
             network.train()  # as a whole; parts that were frozen by hand stay as they are
-        shape = tuple(input_shape)
         self.method = base
         self.network = Network(network, shape, num_classes, head=head)
         self.precision = Precision(precision, self.device, self.network)
@@ -176,7 +180,7 @@ class Learner:
         self.memory = base.make_memory(buffer, shape, dtype, num_classes)
         with self.engine.scope():
             self.lr = torch.tensor(lr, device=self.device)
-            context = self._place(transform or Transform([0.0], [1.0]))
+            context = self._place(transform)
             self.forwards = Forwards(context, base, self.views, concat=forward == "concat")
             rng = torch_generator(seed, "adaptor")
             self.adaptor = make_adaptor(kind, options, agnostic_from, self.sets, rng)
@@ -238,12 +242,17 @@ class Learner:
         if self.tasks.boundaries is not None:
             raise ValueError("boundaries are inferred from the labels, expected no new_task")
         classes = classes.tolist() if isinstance(classes, Tensor | np.ndarray) else classes
+        if not isinstance(classes, Iterable):
+            raise ValueError(expected("classes of the new task", classes, "a list of labels"))
+        classes = list(classes)  # of an iterator too
         self.sets.check(classes)
-        self.tasks.begin(classes, self.step)
+        with undisturbed(self.device):
+            self.tasks.begin(classes, self.step)
 
     def end_task(self) -> None:
         """Say that the current task, or the stream, is over; a new task does so by itself."""
-        self.tasks.end()
+        with undisturbed(self.device):
+            self.tasks.end()
 
     def observe(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor) -> None:
         """Learn from one batch of the stream: raw samples (n, *input_shape) and labels (n,)."""
@@ -252,8 +261,13 @@ class Learner:
         labels = check_labels(y, len(samples), self.sets.num_classes, "observed", low)
         known = (labels >= 0).cpu().numpy() if self.method.unlabelled else None
         host = None if self.tasks.boundaries is None else labels.cpu().numpy()
-        samples, labels = self.engine.receive(samples), self.engine.receive(labels)
-        self.learn(samples, labels, known, labels=host)
+        with undisturbed(self.device):
+            samples, labels = self._receive(samples), self._receive(labels)
+            self.learn(samples, labels, known, labels=host)
+
+    def _receive(self, tensor: Tensor) -> Tensor:
+        """On the device; a copy of what was made in inference mode, which no gradient can pass."""
+        return self.engine.receive(tensor.clone() if tensor.is_inference() else tensor)
 
     def learn(
         self,

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 from dualcba.nets import Network
 
 PRECISIONS = ("auto", "fp32", "bf16")
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Gradients on, inference mode and autocast off, whatever the caller has around the learner.
+
+    >>> with torch.no_grad(), undisturbed(torch.device("cpu")):
+    ...     torch.is_grad_enabled()
+    True
+    """
+    autocast = torch.is_autocast_enabled(device.type)
+    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and not autocast:
+        yield  # as nearly always
+        return
+    off = torch.autocast(device.type, enabled=False)
+    with torch.inference_mode(False), torch.enable_grad(), off:
+        yield
 
 
 class Precision:
