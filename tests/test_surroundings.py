@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,22 @@ from torch import nn
 
 from dualcba import Learner, Transform
 
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "double": lambda: default_dtype(torch.float64),
 }
 
 
@@ -50,10 +62,10 @@ def live(learner: Learner) -> torch.Tensor:
 @pytest.mark.parametrize("method", ["er-dual-cba", "bic"])
 @pytest.mark.parametrize("mode", MODES)
 def test_modes_around_the_learner_change_nothing(mode: str, method: str) -> None:
-    plain, within = make_learner(method=method), make_learner(method=method)
-    answers = live(plain)
+    network = make_network()
+    answers = live(make_learner(method=method))
     with MODES[mode]():
-        assert torch.equal(live(within), answers)
+        assert torch.equal(live(make_learner(network, method=method)), answers)
 
 
 def test_samples_made_in_inference_mode_can_be_learnt_from() -> None:

@@ -176,9 +176,9 @@ class Learner:
         self.method = base
         self.network = Network(network, shape, num_classes, head=head)
         self.precision = Precision(precision, self.device, self.network)
-        self.sets = ClassSets(num_classes)
-        self.memory = base.make_memory(buffer, shape, dtype, num_classes)
-        with self.engine.scope():
+        with undisturbed(self.device), self.engine.scope():
+            self.sets = ClassSets(num_classes)
+            self.memory = base.make_memory(buffer, shape, dtype, num_classes)
             self.lr = torch.tensor(lr, device=self.device)
             context = self._place(transform)
             self.forwards = Forwards(context, base, self.views, concat=forward == "concat")
@@ -263,7 +263,7 @@ class Learner:
         host = None if self.tasks.boundaries is None else labels.cpu().numpy()
         with undisturbed(self.device):
             samples, labels = self._receive(samples), self._receive(labels)
-            self.learn(samples, labels, known, labels=host)
+        self.learn(samples, labels, known, labels=host)
 
     def _receive(self, tensor: Tensor) -> Tensor:
         """On the device; a copy of what was made in inference mode, which no gradient can pass."""
@@ -284,20 +284,21 @@ class Learner:
         the host, where boundaries are inferred; `again` that the task had these samples before, in
         an earlier epoch.
         """
-        if self.tasks.boundaries is not None:
-            self.tasks.infer(labels, self.step)
-        if not self.tasks.open:
-            raise ValueError("no task has begun, expected new_task(classes) before observe")
-        outer = self.outer.due(self.step - self.task_starts[-1])
-        for k in range(self.method.repeats):
-            last = k == self.method.repeats - 1
-            store = np.full(len(x), last) if known is None else known & last
-            self._iterate(x, y, store, outer=outer and k == 0)
-        if self.method.rereads_task and not again:
-            self.tasks.keep(x, y)
-        self.step += 1
-        if self.losses.due(self.step):
-            self.check_finite()
+        with undisturbed(self.device):
+            if self.tasks.boundaries is not None:
+                self.tasks.infer(labels, self.step)
+            if not self.tasks.open:
+                raise ValueError("no task has begun, expected new_task(classes) before observe")
+            outer = self.outer.due(self.step - self.task_starts[-1])
+            for k in range(self.method.repeats):
+                last = k == self.method.repeats - 1
+                store = np.full(len(x), last) if known is None else known & last
+                self._iterate(x, y, store, outer=outer and k == 0)
+            if self.method.rereads_task and not again:
+                self.tasks.keep(x, y)
+            self.step += 1
+            if self.losses.due(self.step):
+                self.check_finite()
 
     def _iterate(self, x: Tensor, y: Tensor, store: NDArray[np.bool_], *, outer: bool) -> None:
         """Draw what the iteration needs, and have the engine run it."""

@@ -14,19 +14,28 @@ PRECISIONS = ("auto", "fp32", "bf16")
 
 @contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Gradients on, inference mode and autocast off, whatever the caller has around the learner.
+    """Torch's modes as they are by default, whatever the caller has around the learner.
 
     >>> with torch.no_grad(), undisturbed(torch.device("cpu")):
     ...     torch.is_grad_enabled()
     True
     """
-    autocast = torch.is_autocast_enabled(device.type)
-    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and not autocast:
+    default, autocast = torch.get_default_dtype(), torch.is_autocast_enabled(device.type)
+    if (
+        torch.is_grad_enabled()
+        and not torch.is_inference_mode_enabled()
+        and not autocast
+        and default == torch.float32
+    ):
         yield  # as nearly always
         return
     off = torch.autocast(device.type, enabled=False)
-    with torch.inference_mode(False), torch.enable_grad(), off:
-        yield
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), off:
+            yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 class Precision:
