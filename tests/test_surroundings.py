@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from dualcba import Learner, Transform
+from dualcba.nets import make_network as make_network_by_name
 
 
 @contextmanager
@@ -127,6 +128,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "crop": (
         lambda: make_learner(transform=Transform([0.0], [1.0], pad=1)),
         r"input_shape is \(6,\), expected \(channels, height, width\) for a transform that crops",
+    ),
+    "vectors": (
+        lambda: make_network_by_name("resnet18", (64,), 10),
+        r"input shape for resnet18 is \(64,\), expected .*; the network 'mlp' takes any",
     ),
     "task": (lambda: make_learner().new_task(3), "new task is 3, expected a list of labels"),  # type: ignore[arg-type]
     "ibn": (lambda: make_learner(ibn="no"), "ibn is 'no', expected True, False or None"),
