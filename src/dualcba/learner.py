@@ -70,13 +70,15 @@ class Learner:
     agnostic_from
         Load Dual-CBA's class-agnostic part, frozen, instead of learning it: `"pretrained"`, the
         one in the package, or a file of `save_agnostic`. Without `specific` it is then all there
-        is, and nothing of the adaptor is learnt.
+        is, and nothing of the adaptor is learnt. It corrects by as much as its own stream needed:
+        where tasks are few and short it can hold new classes back for long.
     freeze_after
         The class-agnostic part learns in the first so many tasks only.
     transform
         Augmentation and normalisation; by default uint8 goes to [0, 1] and floats stay.
     dtype
-        Of the raw samples: `torch.uint8` or `torch.float32`.
+        Of the raw samples: `torch.uint8` or `torch.float32`. Tokens go as float32, which holds
+        whole numbers up to 2²⁴, to a network that makes them `long()`.
     forward
         `"split"`: new batch and draws pass the network one by one, so that batch statistics never
         mix; `"concat"`: together.
@@ -96,7 +98,8 @@ class Learner:
         The name of the network's last linear layer; found by itself.
 
     A network that draws random numbers of its own, as dropout does, takes them from torch's global
-    generator, which is not part of the learner's seed or state.
+    generator, which is not part of the learner's seed or state. A learner is for one thread at a
+    time: `predict` may come at any step, but not during one.
 
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4))
