@@ -19,7 +19,7 @@ from dualcba.engine import Engine
 from dualcba.forwards import Forwards
 from dualcba.methods import Context, Method
 from dualcba.normalization import Statistics, grouped, modes, share, weighed
-from dualcba.precision import Precision
+from dualcba.precision import Precision, undisturbed
 from dualcba.randomness import Array, Layout, generator, pack, unpack
 
 IBN_BATCH = 200
@@ -71,7 +71,7 @@ class Answers:
         """Evaluation mode under BN or IBN statistics; afterwards all is as it was."""
         norms = self.forwards.norms
         incremental = norm == "ibn" and bool(norms) and self.context.memory.filled > 1
-        with self.engine.scope(), torch.no_grad():
+        with undisturbed(self.engine.device), self.engine.scope(), torch.no_grad():
             running = self._running if self._depth == 0 else Statistics(norms)
             self._depth += 1
             if incremental:

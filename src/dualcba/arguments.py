@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from dualcba.adaptors import ADAPTOR_OPTIONS, ADAPTORS
+from dualcba.data import Transform
 from dualcba.errors import at_least, expected, one_of, unknown
 from dualcba.methods import Method, check_options, parse_method
 from dualcba.outer import LEVELS
@@ -101,10 +103,58 @@ def check_choices(**given: object) -> None:
         one_of(CHOICES[field], **{field: value})
 
 
-def check_parts(network: nn.Module, method: Method, buffer: int, num_classes: int) -> None:
-    """Raise unless there is a network, a method that is free, and room for what it keeps."""
+def check_flags(*, ibn: object, **flags: object) -> None:
+    """Raise unless these are truth values; `ibn` may be left open."""
+    if ibn is not None and not isinstance(ibn, bool):
+        raise ValueError(expected("ibn", ibn, "True, False or None"))
+    for field, value in flags.items():
+        if not isinstance(value, bool):
+            raise ValueError(expected(field, value, "True or False"))
+
+
+def check_shape(shape: object) -> tuple[int, ...]:
+    """The shape of one sample.
+
+    >>> check_shape(64)
+    Traceback (most recent call last):
+    ...
+    ValueError: input_shape is 64, expected the shape of one sample, such as (64,) or (3, 32, 32)
+    """
+    sizes = tuple(shape) if isinstance(shape, Iterable) else ()
+    if not sizes or not all(isinstance(n, int | np.integer) and n >= 1 for n in sizes):
+        wanted = "the shape of one sample, such as (64,) or (3, 32, 32)"
+        raise ValueError(expected("input_shape", shape, wanted))
+    return tuple(int(n) for n in sizes)
+
+
+def check_network(network: nn.Module) -> None:
+    """Raise unless it is a network in single precision, of which something learns."""
     if not isinstance(network, nn.Module):
         raise ValueError(expected("network", network, "an nn.Module"))
+    weights = list(network.named_parameters())
+    for name, weight in weights:
+        if weight.is_floating_point() and weight.dtype != torch.float32:
+            wanted = "torch.float32: call float() on the network"
+            raise ValueError(expected(f"dtype of the network's {name}", weight.dtype, wanted))
+    if weights and not any(weight.requires_grad for _, weight in weights):
+        raise ValueError("no parameter of the network requires a gradient, expected some to learn")
+
+
+def check_input(transform: Transform, shape: tuple[int, ...]) -> None:
+    """Raise unless the transform takes samples of this shape."""
+    if not isinstance(transform, Transform):
+        raise ValueError(expected("transform", transform, "a Transform"))
+    channels = max(transform.scale.numel(), transform.shift.numel())
+    if channels not in (1, shape[0]):
+        wanted = f"1 or {shape[0]}, the channels of input_shape {shape}"
+        raise ValueError(expected("length of the transform's mean and std", channels, wanted))
+    if transform.random and len(shape) != 3:
+        wanted = "(channels, height, width) for a transform that crops or flips"
+        raise ValueError(expected("input_shape", shape, wanted))
+
+
+def check_parts(method: Method, buffer: int, num_classes: int) -> None:
+    """Raise unless the method is free and there is room for what it keeps."""
     if hasattr(method, "context"):
         raise ValueError("the method object works in another learner, expected one of its own")
     if method.one_per_class and buffer < num_classes:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
 from dualcba.commands.progress import Ways, run_with_progress
 from dualcba.commands.reproduce import Request
 from dualcba.commands.reproduce import reproduce as reproduce_all
+from dualcba.commands.tables import wide_console
 from dualcba.data import DATASETS
 from dualcba.data import data_dir as find_data
 from dualcba.data.fetch import check, fetch
@@ -191,7 +191,7 @@ def _tell(results: list[dict[str, Any]], out: Path, *, quiet: bool, as_json: boo
     if as_json:
         typer.echo(json.dumps(results))
     elif not quiet:
-        Console().print(summary(results))
+        wide_console().print(summary(results))
         typer.echo(f"{len(results)} results in {out}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from dualcba.iteration import Iteration
 from dualcba.methods import Context, Method
 from dualcba.nets import Network
 from dualcba.outer import OuterLevel, make_adaptor
-from dualcba.precision import Precision
+from dualcba.precision import Precision, undisturbed
 from dualcba.pretrained import save_agnostic
 from dualcba.randomness import pack, torch_generator
 from dualcba.recent import RecentLosses
@@ -70,13 +70,15 @@ class Learner:
     agnostic_from
         Load Dual-CBA's class-agnostic part, frozen, instead of learning it: `"pretrained"`, the
         one in the package, or a file of `save_agnostic`. Without `specific` it is then all there
-        is, and nothing of the adaptor is learnt.
+        is, and nothing of the adaptor is learnt. It corrects by as much as its own stream needed:
+        where tasks are few and short it can hold new classes back for long.
     freeze_after
         The class-agnostic part learns in the first so many tasks only.
     transform
         Augmentation and normalisation; by default uint8 goes to [0, 1] and floats stay.
     dtype
-        Of the raw samples: `torch.uint8` or `torch.float32`.
+        Of the raw samples: `torch.uint8` or `torch.float32`. Tokens go as float32, which holds
+        whole numbers up to 2²⁴, to a network that makes them `long()`.
     forward
         `"split"`: new batch and draws pass the network one by one, so that batch statistics never
         mix; `"concat"`: together.
@@ -96,7 +98,8 @@ class Learner:
         The name of the network's last linear layer; found by itself.
 
     A network that draws random numbers of its own, as dropout does, takes them from torch's global
-    generator, which is not part of the learner's seed or state.
+    generator, which is not part of the learner's seed or state. A learner is for one thread at a
+    time: `predict` may come at any step, but not during one.
 
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4))
@@ -156,7 +159,12 @@ class Learner:
             dtype=dtype, forward=forward, ibn_average=ibn_average, precision=precision,
             boundaries=boundaries,
         )  # fmt: skip
-        arguments.check_parts(network, base, buffer, num_classes)
+        arguments.check_flags(ibn=ibn, ibn_augment=ibn_augment, seen_only=seen_only)
+        shape = arguments.check_shape(input_shape)
+        transform = transform or Transform([0.0], [1.0])
+        arguments.check_input(transform, shape)
+        arguments.check_network(network)
+        arguments.check_parts(base, buffer, num_classes)
         self.device = resolve_device(device)
         self.engine = make_engine(engine, self.device)
         self.seed = seed
@@ -168,15 +176,14 @@ class Learner:
 
         if not network.training:
             network.train()  # as a whole; parts that were frozen by hand stay as they are
-        shape = tuple(input_shape)
         self.method = base
         self.network = Network(network, shape, num_classes, head=head)
         self.precision = Precision(precision, self.device, self.network)
-        self.sets = ClassSets(num_classes)
-        self.memory = base.make_memory(buffer, shape, dtype, num_classes)
-        with self.engine.scope():
+        with undisturbed(self.device), self.engine.scope():
+            self.sets = ClassSets(num_classes)
+            self.memory = base.make_memory(buffer, shape, dtype, num_classes)
             self.lr = torch.tensor(lr, device=self.device)
-            context = self._place(transform or Transform([0.0], [1.0]))
+            context = self._place(transform)
             self.forwards = Forwards(context, base, self.views, concat=forward == "concat")
             rng = torch_generator(seed, "adaptor")
             self.adaptor = make_adaptor(kind, options, agnostic_from, self.sets, rng)
@@ -238,12 +245,17 @@ class Learner:
         if self.tasks.boundaries is not None:
             raise ValueError("boundaries are inferred from the labels, expected no new_task")
         classes = classes.tolist() if isinstance(classes, Tensor | np.ndarray) else classes
+        if not isinstance(classes, Iterable):
+            raise ValueError(expected("classes of the new task", classes, "a list of labels"))
+        classes = list(classes)  # of an iterator too
         self.sets.check(classes)
-        self.tasks.begin(classes, self.step)
+        with undisturbed(self.device):
+            self.tasks.begin(classes, self.step)
 
     def end_task(self) -> None:
         """Say that the current task, or the stream, is over; a new task does so by itself."""
-        self.tasks.end()
+        with undisturbed(self.device):
+            self.tasks.end()
 
     def observe(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor) -> None:
         """Learn from one batch of the stream: raw samples (n, *input_shape) and labels (n,)."""
@@ -252,8 +264,13 @@ class Learner:
         labels = check_labels(y, len(samples), self.sets.num_classes, "observed", low)
         known = (labels >= 0).cpu().numpy() if self.method.unlabelled else None
         host = None if self.tasks.boundaries is None else labels.cpu().numpy()
-        samples, labels = self.engine.receive(samples), self.engine.receive(labels)
+        with undisturbed(self.device):
+            samples, labels = self._receive(samples), self._receive(labels)
         self.learn(samples, labels, known, labels=host)
+
+    def _receive(self, tensor: Tensor) -> Tensor:
+        """On the device; a copy of what was made in inference mode, which no gradient can pass."""
+        return self.engine.receive(tensor.clone() if tensor.is_inference() else tensor)
 
     def learn(
         self,
@@ -270,20 +287,21 @@ class Learner:
         the host, where boundaries are inferred; `again` that the task had these samples before, in
         an earlier epoch.
         """
-        if self.tasks.boundaries is not None:
-            self.tasks.infer(labels, self.step)
-        if not self.tasks.open:
-            raise ValueError("no task has begun, expected new_task(classes) before observe")
-        outer = self.outer.due(self.step - self.task_starts[-1])
-        for k in range(self.method.repeats):
-            last = k == self.method.repeats - 1
-            store = np.full(len(x), last) if known is None else known & last
-            self._iterate(x, y, store, outer=outer and k == 0)
-        if self.method.rereads_task and not again:
-            self.tasks.keep(x, y)
-        self.step += 1
-        if self.losses.due(self.step):
-            self.check_finite()
+        with undisturbed(self.device):
+            if self.tasks.boundaries is not None:
+                self.tasks.infer(labels, self.step)
+            if not self.tasks.open:
+                raise ValueError("no task has begun, expected new_task(classes) before observe")
+            outer = self.outer.due(self.step - self.task_starts[-1])
+            for k in range(self.method.repeats):
+                last = k == self.method.repeats - 1
+                store = np.full(len(x), last) if known is None else known & last
+                self._iterate(x, y, store, outer=outer and k == 0)
+            if self.method.rereads_task and not again:
+                self.tasks.keep(x, y)
+            self.step += 1
+            if self.losses.due(self.step):
+                self.check_finite()
 
     def _iterate(self, x: Tensor, y: Tensor, store: NDArray[np.bool_], *, outer: bool) -> None:
         """Draw what the iteration needs, and have the engine run it."""

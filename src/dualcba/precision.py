@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 from dualcba.nets import Network
 
 PRECISIONS = ("auto", "fp32", "bf16")
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Torch's modes as they are by default, whatever the caller has around the learner.
+
+    >>> with torch.no_grad(), undisturbed(torch.device("cpu")):
+    ...     torch.is_grad_enabled()
+    True
+    """
+    default, autocast = torch.get_default_dtype(), torch.is_autocast_enabled(device.type)
+    if (
+        torch.is_grad_enabled()
+        and not torch.is_inference_mode_enabled()
+        and not autocast
+        and default == torch.float32
+    ):
+        yield  # as nearly always
+        return
+    off = torch.autocast(device.type, enabled=False)
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), off:
+            yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 class Precision:

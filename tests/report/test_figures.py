@@ -13,7 +13,7 @@ from PIL import Image
 
 from dualcba.evaluation import interval
 from dualcba.report.bars import cost, score_bars
-from dualcba.report.comparison import Served, rows
+from dualcba.report.comparison import Measure, Served, rows
 from dualcba.report.curves import band, boundaries, of_task, so_far
 from dualcba.report.figures import FIGURES, draw
 from dualcba.report.posteriors import confusion
@@ -147,6 +147,17 @@ def test_labels_keep_apart_and_in_order(values: list[float]) -> None:
     placed = apart(values, 2.0)
     order = np.argsort(values, kind="stable")
     assert all(np.diff(np.array(placed)[order]) >= 2.0 - 1e-9)
+
+
+def test_bars_end_at_a_hundred_percent_though_an_interval_does_not(
+    served: tuple[Served, ...],
+) -> None:
+    wide = [
+        replace(r, cells=tuple(replace(c, ibn=Measure(80.0, 60.0, 2)) for c in r.cells))
+        for r in rows(served, ["acc"])
+    ]
+    plot = score_bars(wide, ["er", "er-dual-cba"], "acc", "here")
+    assert plot.figure.axes[0].get_xlim() == (0, 100)
 
 
 def test_bars_show_the_paper_only_where_it_speaks(served: tuple[Served, ...]) -> None:

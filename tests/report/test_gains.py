@@ -70,6 +70,14 @@ def test_a_spec_that_stands_twice_is_tested_once() -> None:
     assert len(gains([base, again, dual])) == 1
 
 
+def test_the_row_under_ibn_gives_a_pair_its_name() -> None:
+    base, dual = served("er", [20.0, 22.0]), served("er-dual-cba", [25.0, 26.0])
+    without = replace(dual, entry=replace(dual.entry, row="without IBN"))
+    ibn = replace(dual, entry=replace(dual.entry, row="with", norm="ibn"))
+    assert [g.dual for g in gains([base, without, ibn])] == ["with"]
+    assert [g.dual for g in gains([base, ibn, without])] == ["with"]
+
+
 def test_in_one_line_the_means_over_pairs() -> None:
     er = gains([served("er", [20.0, 22.0], by=3), served("er-dual-cba", [25.0, 26.0], by=1)])
     der = gains([served("derpp", [30.0, 31.0]), served("derpp-dual-cba", [29.0, 29.5])])

@@ -51,6 +51,15 @@ def test_the_experiments_are_found_and_shown_once(main: Experiment) -> None:
     assert "mean of 24 pairs" in facts[0].detail
 
 
+def test_a_run_that_another_one_stands_for_is_not_left_over(main: Experiment) -> None:
+    """`main` first, `per-task` afterwards: it needs scores at any time, and its runs serve both."""
+    both = [*made(scaled(experiments()["per-task"])), *made(main)]
+    for results in (both, both[::-1]):
+        facts, sections = report_sections(results)
+        assert len(sections) == 2
+        assert not any(f.name.startswith("Highest") for f in facts)
+
+
 def test_the_page_says_that_the_papers_values_do_not_apply(main: Experiment) -> None:
     page = make_page(made(main), "small")
     assert "the paper’s values do not apply" in page

@@ -20,9 +20,9 @@ def result(method: str, seed: int, acc: float, auc: float | None = 50.0) -> dict
     }  # fmt: skip
 
 
-def text(results: list[dict[str, Any]]) -> str:
+def text(results: list[dict[str, Any]], width: int = 120) -> str:
     out = StringIO()
-    Console(file=out, width=120).print(summary(results))
+    Console(file=out, width=width).print(summary(results))
     return out.getvalue()
 
 
@@ -33,6 +33,13 @@ def test_one_row_per_method_in_order() -> None:
     assert lines[0][1:3] == ["40.0±0.0", "41.0±0.0"]
     for word in ("digits", "online", "100", "ACC", "FM", "BN", "IBN", "95 %", "3 seed"):
         assert word in shown
+
+
+def test_where_it_is_narrow_the_name_is_broken_and_no_number_is_cut() -> None:
+    shown = text([result("smooth-dual-cba", s, 40 + 9.0 * s, 50 + 4.0 * s) for s in (0, 1)], 74)
+    assert "…" not in shown
+    assert shown.count("44.5±57.2") == 1
+    assert shown.count("52.0±25.4") == 2
 
 
 def test_mean_and_students_interval() -> None:

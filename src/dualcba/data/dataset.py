@@ -46,7 +46,7 @@ def check_labels(
 ) -> Tensor:
     """Labels as int64, or a `ValueError` that names the first bad one."""
     try:
-        labels = torch.as_tensor(y)
+        labels = torch.as_tensor(_plain(y) if isinstance(y, np.ndarray) else y)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"{where} y cannot be read as labels, expected whole numbers") from None
     if labels.dim() != 1 or len(labels) != length:
@@ -97,6 +97,11 @@ def _numeric(x: ArrayLike, where: str) -> np.ndarray:
         raise ValueError(f"{where} x is ragged, expected samples of one shape") from None
     if array.dtype.kind not in "buif":
         raise ValueError(expected(f"dtype of {where} x", str(array.dtype), "numbers"))
+    return _plain(array)
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """As torch takes it: no negative strides, bytes in this machine's order."""
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
 
 

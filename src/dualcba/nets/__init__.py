@@ -30,7 +30,8 @@ def _mlp(shape: Shape, classes: int) -> nn.Module:
 
 def _channels(name: str, shape: Shape) -> int:
     if len(shape) != 3:
-        raise ValueError(expected(f"input shape for {name}", shape, "(channels, height, width)"))
+        wanted = "(channels, height, width); the network 'mlp' takes any"
+        raise ValueError(expected(f"input shape for {name}", shape, wanted))
     return shape[0]
 
 

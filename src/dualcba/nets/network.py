@@ -137,7 +137,7 @@ class Network(nn.Module):
         try:
             with modes(self.module):
                 z = self.module(torch.zeros(shape, dtype=weight.dtype, device=weight.device))
-        except RuntimeError as error:
+        except Exception as error:  # a network may fail in any way
             raise ValueError(
                 f"the network does not take inputs of shape {self.input_shape}: "
                 f"{str(error).splitlines()[0]}"

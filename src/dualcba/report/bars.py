@@ -32,7 +32,7 @@ def score_bars(
                     ax.plot(cell.paper, y, "D", color="white", markeredgecolor=INK, markersize=5.5)
         ax.set_yticks(range(len(rows)), [r.row for r in rows])
         ax.set_ylim(len(rows) - 0.4, -0.6)
-        ax.set_xlim(left=0)
+        ax.set_xlim(0, min(100, ax.get_xlim()[1]))  # an interval may reach beyond
         ax.set_xlabel(f"{score(which).title} (%)")
         grid(ax, "x")
         ax.spines["left"].set_visible(False)

@@ -54,17 +54,22 @@ class Gain:
 
 
 def gains(served: Sequence[Served], score: str = "acc") -> list[Gain]:
-    """Every Dual-CBA against its base method of the same column, each pair once."""
-    found, done = [], set()
+    """Every Dual-CBA against its base method of the same column, each pair once.
+
+    Of two rows with the same runs the one that is evaluated under IBN gives its name.
+    """
+    found: dict[tuple[str, str, str], tuple[Served, Served]] = {}
     for dual in served:
         base_name, kind = split_method(dual.entry.spec.get("method", ""))
         for base in served if kind == "dual-cba" else ():
             key = dual.entry.column, _text(base.entry), _text(dual.entry)
             same = base.entry.column == dual.entry.column and alike(base.entry, dual.entry)
-            if base.entry.spec.get("method") == base_name and same and key not in done:
-                done.add(key)
-                found.append(_gain(base, dual, score))
-    return found
+            if base.entry.spec.get("method") != base_name or not same:
+                continue
+            earlier = found.get(key)
+            if earlier is None or (earlier[1].entry.norm, dual.entry.norm) == ("bn", "ibn"):
+                found[key] = base, dual
+    return [_gain(base, dual, score) for base, dual in found.values()]
 
 
 def alike(one: Entry, two: Entry) -> bool:

@@ -192,7 +192,7 @@ def _posterior(served: Sequence[Served], name: str, title: str) -> Plot:
             tint = [BLUE if c == own else ORANGE if c in new else GREY for c in order]
             _class_bars(axes[row][column], mean, tint, tasks)
         axes[0][column].set_title(folded(s.entry.row), fontsize=10.5)
-        axes[1][column].set_xlabel("class, by task")
+        axes[1][column].set_xlabel("classes, by the number of their task")
     for row, when in enumerate(("before", "after")):
         axes[row][0].set_ylabel(f"posterior {when}")
     names = [f"true class ({own})", "new task", "other classes"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dualcba.experiments.catalog import Experiment, experiments
+from dualcba.experiments.catalog import Experiment, experiments, matches
 from dualcba.experiments.reproduce import scaled
 from dualcba.report import figures
 from dualcba.report.bars import cost, score_bars, seconds
@@ -73,9 +73,9 @@ def report_sections(results: list[Result]) -> tuple[list[Fact], list[Section]]:
     served = [(e, serve(e, results)) for e in experiments().values()]
     served = [(e, s) for e, s in served if any(x.results for x in s)]
     small = small_experiments(results)
-    shown = {id(r) for _, s in small for x in s for r in x.results}
+    shown = [r for _, s in small for x in s for r in x.results]
     groups = collections(results)
-    rest = collections([r for r in results if id(r) not in shown])
+    rest = collections(_beyond(shown, results))
     paper = [row for e, s in served for row in rows(s, e.scores)]
     facts = [
         *_agreement(paper),
@@ -91,6 +91,23 @@ def report_sections(results: list[Result]) -> tuple[list[Fact], list[Section]]:
         sections += [Section(title, [text], parts)] if parts else []
     sections += [_collection(group) for group in rest]
     return facts[:FACTS], [*sections, _provenance(groups, results)]
+
+
+def _beyond(shown: Sequence[Result], results: Sequence[Result]) -> list[Result]:
+    """The results that are not shown, and that hold something which none that is shown does."""
+    like: dict[tuple[Any, ...], dict[int, Result]] = {}
+    for r in shown:
+        like.setdefault(_kind(r), {})[id(r)] = r
+    return [
+        r
+        for r in results
+        if id(r) not in like.get(_kind(r), {})
+        and not any(matches(other, r["spec"]) for other in like.get(_kind(r), {}).values())
+    ]
+
+
+def _kind(result: Result) -> tuple[Any, ...]:
+    return tuple(result[name] for name in ("method", "dataset", "setting", "buffer", "seed"))
 
 
 def small_experiments(results: list[Result]) -> list[tuple[Experiment, list[Served]]]:

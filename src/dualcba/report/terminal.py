@@ -27,7 +27,7 @@ def summary(results: Iterable[dict[str, Any]]) -> Table:
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    table.add_column("method", no_wrap=True)
+    table.add_column("method", overflow="fold")  # where it is narrow, rather than a number
     for title in COLUMNS.values():
         for norm in NORMS:
             table.add_column(f"{title}\n{norm.upper()}", justify="right", no_wrap=True)

@@ -1,0 +1,154 @@
+"""A learner in somebody's own program: modes around it, arrays as they come, plain mistakes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dualcba import Learner, Transform
+from dualcba.nets import make_network as make_network_by_name
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "double": lambda: default_dtype(torch.float64),
+}
+
+
+def make_network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def make_learner(network: nn.Module | None = None, **options: Any) -> Learner:
+    given = {"input_shape": (6,), "num_classes": 4, "method": "er-dual-cba", "dtype": torch.float32}
+    given |= {"buffer": 20, "batch_size": 8, "outer_every": 2, "device": "cpu"}
+    return Learner(network or make_network(), **(given | options))
+
+
+def live(learner: Learner) -> torch.Tensor:
+    """Two tasks, with answers on the way; returns the last."""
+    rng = np.random.default_rng(0)
+    for classes in ([0, 1], [2, 3]):
+        learner.new_task(classes)
+        for _ in range(8):
+            y = torch.from_numpy(rng.choice(classes, 8))
+            x = torch.from_numpy(rng.normal(size=(8, 6))).float() + y[:, None]
+            learner.observe(x, y)
+            learner.predict(x)
+    learner.end_task()
+    return learner.predict_proba(x)
+
+
+@pytest.mark.parametrize("method", ["er-dual-cba", "bic"])
+@pytest.mark.parametrize("mode", MODES)
+def test_modes_around_the_learner_change_nothing(mode: str, method: str) -> None:
+    network = make_network()
+    answers = live(make_learner(method=method))
+    with MODES[mode]():
+        assert torch.equal(live(make_learner(network, method=method)), answers)
+
+
+def test_samples_made_in_inference_mode_can_be_learnt_from() -> None:
+    learner = make_learner()
+    learner.new_task([0, 1])
+    with torch.inference_mode():
+        x, y = torch.rand(8, 6), torch.tensor([0, 1] * 4)
+    learner.observe(x, y)
+    assert learner.step == 1
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [np.array([1, 0, 1, 0])[::-1], np.array([0, 1, 0, 1], ">i4"), np.array([[0, 1, 0, 1]]).T[:, 0]],
+    ids=["reversed", "big-endian", "strided"],
+)
+def test_labels_may_lie_in_memory_as_they_like(labels: np.ndarray[Any, Any]) -> None:
+    learner = make_learner()
+    learner.new_task([0, 1])
+    learner.observe(torch.rand(4, 6), labels)
+    assert learner.memory.y[:4].tolist() == [0, 1, 0, 1]
+
+
+def test_classes_of_a_task_may_come_from_an_iterator() -> None:
+    learner = make_learner()
+    learner.new_task(c for c in (0, 2))  # type: ignore[arg-type]
+    assert learner.sets.new.tolist() == [True, False, True, False]
+
+
+class TwoArguments(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.out(x * mask)  # type: ignore[no-any-return]
+
+
+MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
+    "double": (
+        lambda: make_learner(make_network().double()),
+        r"dtype of the network's 0.weight is torch.float64, expected torch.float32",
+    ),
+    "frozen": (
+        lambda: make_learner(make_network().requires_grad_(False)),
+        "no parameter of the network requires a gradient, expected some to learn",
+    ),
+    "arguments": (
+        lambda: make_learner(TwoArguments()),
+        r"does not take inputs of shape \(6,\): .*missing 1 required positional argument",
+    ),
+    "shape": (lambda: make_learner(input_shape=6), "input_shape is 6, expected the shape of one"),
+    "no shape": (lambda: make_learner(input_shape=()), r"input_shape is \(\), expected the shape"),
+    "transform": (lambda: make_learner(transform="crop"), "transform is 'crop', expected a Tran"),
+    "channels": (
+        lambda: make_learner(transform=Transform([0.0] * 3, [1.0] * 3)),
+        r"length of the transform's mean and std is 3, expected 1 or 6",
+    ),
+    "crop": (
+        lambda: make_learner(transform=Transform([0.0], [1.0], pad=1)),
+        r"input_shape is \(6,\), expected \(channels, height, width\) for a transform that crops",
+    ),
+    "vectors": (
+        lambda: make_network_by_name("resnet18", (64,), 10),
+        r"input shape for resnet18 is \(64,\), expected .*; the network 'mlp' takes any",
+    ),
+    "task": (lambda: make_learner().new_task(3), "new task is 3, expected a list of labels"),  # type: ignore[arg-type]
+    "ibn": (lambda: make_learner(ibn="no"), "ibn is 'no', expected True, False or None"),
+    "seen": (lambda: make_learner(seen_only="no"), "seen_only is 'no', expected True or False"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_at_once(mistake: str) -> None:
+    make, message = MISTAKES[mistake]
+    with pytest.raises(ValueError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "dualcba", "list", "settings"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "online" in done.stdout
