@@ -62,7 +62,7 @@ def test_groups_of_one_method_are_named_by_what_differs() -> None:
     assert [s.entry.row for s in first.served] == [
         "ER",
         "ER-Dual-CBA, specific none",
-        "ER-Dual-CBA, specific single",
+        "ER-Dual-CBA",
     ]
     assert [r["seed"] for r in first.served[0].results] == [0, 1]
 

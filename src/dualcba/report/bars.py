@@ -8,7 +8,18 @@ import numpy as np
 
 from dualcba.report.comparison import Row, Served
 from dualcba.report.names import NORMS, score, split_method
-from dualcba.report.style import FAMILIES, INK, MUTED, Axes, Plot, grid, new_figure, pale, styled
+from dualcba.report.style import (
+    FAMILIES,
+    INK,
+    MUTED,
+    Axes,
+    Plot,
+    beside,
+    grid,
+    new_figure,
+    pale,
+    styled,
+)
 
 
 def score_bars(
@@ -30,7 +41,7 @@ def score_bars(
                         ax.errorbar(m.mean, y, xerr=m.half, color=INK, linewidth=1, capsize=2)
                 if norm == cell.norm and cell.paper is not None:
                     ax.plot(cell.paper, y, "D", color="white", markeredgecolor=INK, markersize=5.5)
-        ax.set_yticks(range(len(rows)), [r.row for r in rows])
+        ax.set_yticks(range(len(rows)), [beside(r.row) for r in rows])
         ax.set_ylim(len(rows) - 0.4, -0.6)
         ax.set_xlim(0, min(100, ax.get_xlim()[1]))  # an interval may reach beyond
         ax.set_xlabel(f"{score(which).title} (%)")
@@ -78,7 +89,7 @@ def cost(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], l
                 f"{train:,.3g} + {evaluate:,.3g}", (train + evaluate, place), xytext=(5, 0),
                 textcoords="offset points", va="center", fontsize=9, color=MUTED,
             )  # fmt: skip
-        ax.set_yticks(range(len(served)), [s.entry.row for s in served])
+        ax.set_yticks(range(len(served)), [beside(s.entry.row) for s in served])
         ax.set_ylim(len(served) - 0.4, -0.6)
         ax.margins(x=0.25)
         ax.set_xlim(left=0)

@@ -22,6 +22,9 @@ DATASETS = {
     "digits": "Digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST",
 }  # fmt: skip
 
+SCORING = ("eval_every", "anytime", "record")
+"""Fields that say how a run was scored, not what it is."""
+
 
 @dataclass(frozen=True)
 class Collection:
@@ -59,15 +62,28 @@ def _read(path: Path) -> Result:
 
 def collections(results: Sequence[Result]) -> list[Collection]:
     """The runs by dataset, setting and buffer; in each, one entry per spec without its seed."""
-    places: dict[str, dict[str, list[Result]]] = {}
+    places: dict[str, dict[str, dict[int, Result]]] = {}
     for result in results:
         place = places.setdefault(place_title(result), {})
-        spec = {k: v for k, v in result["spec"].items() if k != "seed"}
-        place.setdefault(json.dumps(spec, sort_keys=True), []).append(result)
+        spec = usual(result["spec"]) | result["spec"] | {"seed": None}
+        group = place.setdefault(json.dumps(spec, sort_keys=True), {})
+        group.setdefault(result["seed"], result)  # an older run may not name every field
     return [
-        Collection(title, tuple(_serve(title, list(groups.values()))))
+        Collection(title, tuple(_serve(title, [list(g.values()) for g in groups.values()])))
         for title, groups in places.items()
     ]
+
+
+def usual(spec: dict[str, Any]) -> dict[str, Any]:
+    """What a spec would be with nothing chosen but its method, data, setting and buffer.
+
+    Nothing where that cannot be said: the method may come from a package that is not here.
+    """
+    names = ("method", "dataset", "setting", "buffer")
+    try:
+        return Spec(**{name: spec[name] for name in names}).to_dict()
+    except (KeyError, TypeError, ValueError):
+        return {}
 
 
 def place_title(result: Result) -> str:
@@ -78,12 +94,12 @@ def place_title(result: Result) -> str:
 
 
 def _serve(column: str, groups: list[list[Result]]) -> list[Served]:
+    specs = [{k: v for k, v in g[0]["spec"].items() if k != "seed"} for g in groups]
+    short = [_label(spec, specs, without=SCORING) for spec in specs]
     served = []
-    for group in groups:
-        method = group[0]["method"]
-        rivals = [g[0]["spec"] for g in groups if g[0]["method"] == method]
-        spec = {k: v for k, v in group[0]["spec"].items() if k != "seed"}
-        entry = Entry(_label(method, spec, rivals), column, spec, "ibn", {})
+    for group, spec, label in zip(groups, specs, short, strict=True):
+        row = label if short.count(label) == 1 else _label(spec, specs)
+        entry = Entry(row, column, spec, "ibn", {})
         served.append(Served(entry, tuple(sorted(group, key=lambda r: int(r["seed"])))))
     return sorted(served, key=lambda s: _place(str(s.entry.spec["method"])))
 
@@ -95,15 +111,23 @@ def _place(method: str) -> tuple[int, str, int]:
     return order.index(base) if base in order else len(order), base, list(KINDS).index(kind)
 
 
-def _label(method: str, spec: dict[str, Any], rivals: list[dict[str, Any]]) -> str:
-    """The method, and the fields in which it differs from runs of the same method."""
-    varying = [k for k in spec if any(r.get(k) != spec[k] for r in rivals)]
-    parts = [f"{k.replace('_', ' ')} {_short(spec[k])}" for k in varying]
+def _label(spec: dict[str, Any], specs: list[dict[str, Any]], without: Sequence[str] = ()) -> str:
+    """The method, its options, and what else is not usual where runs of it differ."""
+    method, plain = str(spec["method"]), usual(spec)
+    rivals = [other for other in specs if other["method"] == method]
+    varying = [k for k in spec if any(r.get(k, plain.get(k)) != spec[k] for r in rivals)]
+    if spec.get("options") and "options" not in varying:
+        varying.append("options")
+    varying = [k for k in varying if k not in without and not (k in plain and spec[k] == plain[k])]
+    named = {k: "" if k == "options" else k.replace("_", " ") + " " for k in varying}
+    parts = [name + _short(spec[k]) for k, name in named.items()]
     return ", ".join([method_title(method), *parts])
 
 
 def _short(value: Any) -> str:
-    text = " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+    if isinstance(value, dict):
+        value = [f"{k}={v}" for k, v in value.items()]
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text or "none"
 
 

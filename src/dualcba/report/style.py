@@ -191,9 +191,22 @@ def few_ticks(ax: Axes, count: int) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(count, integer=True))
 
 
+LABEL = 26
+"""Characters that stand beside an axis on one line."""
+
+
 def folded(label: str) -> str:
     """A label over several lines, broken at its commas."""
     return label.replace(", ", ",\n")
+
+
+def beside(label: str) -> str:
+    """A label to the left of an axis, broken where it would leave no room for the axis.
+
+    >>> beside("ER-Dual-CBA, specific individual, freeze after 6")
+    'ER-Dual-CBA,\\nspecific individual,\\nfreeze after 6'
+    """
+    return folded(label) if len(label) > LABEL else label
 
 
 def label_ends(ax: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
