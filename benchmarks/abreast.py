@@ -1,8 +1,9 @@
-"""Several seeds in turn on one device, and whole runs, as `dualcba run --abreast` does them."""
+"""Methods and seeds in turn on one device, and whole runs, as `dualcba run --abreast` does them."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,33 @@ from dualcba.data import Dataset
 from dualcba.experiments import Hardware, Spec, run_all
 
 ROUNDS = 5
+
+
+TURNS = 24
+
+
+def in_turns(
+    specs: Sequence[Spec], hardware: Hardware, data: Dataset, steps: int
+) -> list[dict[str, Any]]:
+    """Milliseconds per step of each spec, in turns, A B C C B A …, and the ratio to the first."""
+    ready = [Ready(spec, hardware, data) for spec in specs]
+    times: list[list[float]] = [[] for _ in ready]
+    for turn in range(TURNS):
+        order = list(range(len(ready)))
+        for k in order if turn % 2 == 0 else order[::-1]:
+            one = ready[k]
+            took = one.seconds(lambda one=one: [one.step() for _ in range(steps)])
+            times[k].append(1e3 * took / steps)
+    rows = []
+    for spec, own in zip(specs, np.array(times), strict=True):
+        low, middle, high = np.quantile(own / np.array(times[0]), (0.25, 0.5, 0.75))
+        rows.append({
+            "method": spec.method,
+            "ms_per_step": round(float(np.median(own)), 4),
+            "ratio_to_first": round(float(middle), 4),
+            "quartiles": f"{low:.4f} to {high:.4f}",
+        })  # fmt: skip
+    return rows
 
 
 def steps_abreast(

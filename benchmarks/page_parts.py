@@ -24,7 +24,7 @@ from dualcba.report.names import MISSING, NORMS, method_title, score, split_meth
 from dualcba.report.tables import WIDE, number, p_value
 
 SEEDS = 3
-"""Not said below a table where each row has so many."""
+"""Not said below a table where each row has so many, or one, which stands beside the number."""
 
 NOTHING = "No runs yet."
 GAINS = {
@@ -59,7 +59,7 @@ def spread(m: Measure | None, digits: int = 1) -> str:
 
 def sources(served: Sequence[Served]) -> str:
     files = sorted({f"`results/{s.results[0]['file']}`" for s in served})
-    other = {s.entry.row: len(s.results) for s in served if len(s.results) != SEEDS}
+    other = {s.entry.row: len(s.results) for s in served if len(s.results) not in (1, SEEDS)}
     seeds = "; ".join(f"{row} {n}" for row, n in other.items())
     return f"From {', '.join(files)}." + (f" Seeds where not {SEEDS}: {seeds}." if seeds else "")
 

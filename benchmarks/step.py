@@ -1,11 +1,12 @@
 """Time a learner's step and its evaluation on this machine, on made-up images.
 
 usage: python -m benchmarks.step [--methods er,er-dual-cba] [--network resnet18] [--device auto]
-           [--seeds-abreast 8] [--whole made-up] [--randaugment] [--profile]
+           [--turns] [--seeds-abreast 8] [--whole made-up] [--randaugment] [--profile]
            [--json FILE --commit HASH]
 
 Prints one row per method and engine: median milliseconds per step, microseconds per evaluated
-image, and seconds until the first step and until all is captured. Ratios are to the first row.
+image, and seconds until the first step and until all is captured. Ratios are to the first row;
+those of `--turns`, where methods take turns, are the ones to trust.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.abreast import steps_abreast, whole_run
+from benchmarks.abreast import in_turns, steps_abreast, whole_run
 from benchmarks.learners import Ready, synthetic
 from benchmarks.profiling import profiled, roofline, show
 from dualcba.bench.command import command, machine, versions
@@ -108,6 +109,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--engines", default="auto")
     parser.add_argument("--precisions", default="auto")
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--turns", action="store_true", help="methods in turns, for their ratio")
     parser.add_argument("--seeds-abreast", type=int, nargs="+", default=[], metavar="K")
     parser.add_argument(
         "--whole", metavar="DATA", help=f"whole runs of {WHOLE} on made-up images or a dataset"
@@ -139,6 +141,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     print_rows(f"{args.network}, batch 32 + 32, memory 2000, 100 classes", out["rows"], COLUMNS)
     hardware = Hardware(args.device)
     specs = [_spec(method, args) for method in args.methods.split(",")]
+    if args.turns:
+        out["turns"] = in_turns(specs, hardware, data, args.steps)
+        print_rows("in turns", out["turns"])
     if args.seeds_abreast:
         out["abreast"] = [
             steps_abreast(s, hardware, data, k, args.steps)

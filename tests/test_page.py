@@ -83,7 +83,9 @@ def test_a_table_has_both_norms_the_paper_and_its_files() -> None:
 def test_one_seed_has_a_mean_alone() -> None:
     text = between(MAIN, [group("a.json", "er", (21.0, 23.0))])
     assert "| ER | 21.0 (1 seed) | 23.0 (1 seed) | 21.66 |" in text
-    assert text.endswith("Seeds where not 3: ER 1.")
+    assert text.endswith("From `results/a.json`.")
+    text = between(MAIN, [group("a.json", "er", (21.0, 23.0), (22.0, 24.0))])
+    assert text.endswith("Seeds where not 3: ER 2.")
     assert spread(None) == "–"
 
 

@@ -44,7 +44,9 @@ class Evaluator:
         self._key = next(_serial)  # graphs are the evaluator's own: they write into its counts
         self.tasks = len(stream)
         device = learner.device
-        self.batch_size = batch_size or (1000 if device.type == "cuda" else 250)
+        cuda = device.type == "cuda"
+        self.batch_size = batch_size or (1000 if cuda else 250)
+        self.together = 2 if cuda else 1  # batches at once, where there are as many left
         rows = torch.from_numpy(np.concatenate([t.test for t in stream]))
         self.sizes = np.array([len(t.test) for t in stream])
         owner = torch.repeat_interleave(torch.arange(self.tasks), torch.from_numpy(self.sizes))
@@ -82,12 +84,11 @@ class Evaluator:
 
     def _correct(self, tasks: int) -> Tensor:
         self._count.zero_()
-        until = int(self.sizes[:tasks].sum())
-        for start in range(0, until, self.batch_size):
-            part = slice(start, start + self.batch_size)
-            fn = partial(_count, self.learner, self._count)
+        count = partial(_count, self.learner, self._count)
+        for part in portions(int(self.sizes[:tasks].sum()), self.batch_size, self.together):
             inputs = (self.x[part], self.y[part], self.owner[part])
-            self.learner.engine.run(("evaluate", self._key), fn, *inputs)
+            key = ("evaluate", self._key, part.stop - part.start)
+            self.learner.engine.run(key, count, *inputs)
         return self._count.clone()
 
     def accuracy(self, norm: str = "bn") -> float:
@@ -126,6 +127,20 @@ class Evaluator:
         with self.learner.engine.scope():
             counts = torch.stack(self.counts[norm])[:, : self.tasks].cpu().numpy()
         return np.asarray(100 * counts / self.sizes)
+
+
+def portions(n: int, size: int, together: int) -> list[slice]:
+    """n rows, rounded up to whole batches, several at once as long as that many are left.
+
+    >>> portions(11, 4, 2)
+    [slice(0, 8, None), slice(8, 12, None)]
+    """
+    end, out, start = -(-n // size) * size, [], 0
+    while start < end:
+        step = size * (together if end - start >= size * together else 1)
+        out.append(slice(start, start + step))
+        start += step
+    return out
 
 
 def _count(learner: Learner, into: Tensor, x: Tensor, y: Tensor, owner: Tensor) -> None:
