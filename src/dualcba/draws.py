@@ -34,7 +34,7 @@ class Draws:
         if outer:
             parts |= self._rows("outer")
         for name, view in self.views.items():
-            parts[f"view.{name}"] = view.draw(self.rng["augmentation"], n)
+            parts[f"view.{name}"] = view.draw(self.rng["augmentation"], n - self.method.labelled)
         parts["slots"] = np.full(n, memory.size)
         parts["slots"][store] = memory.slots(int(store.sum()), rng)
         noise = self.method.noise(self.rng["method"], step)

@@ -44,9 +44,10 @@ class Forwards:
         raw: list[Raw] = [(x, y, {})]
         raw += [self.context.memory.read(draw[name]) for name in names[1:]]
         seen = self.augmented([r[0] for r in raw], [draw.get(f"{n}.augment") for n in names])
+        first = self.method.labelled
         for name, other in self.views.items():
-            raw.append(raw[0])
-            seen.append(other(x, draw[f"view.{name}"]))
+            raw.append((x[first:], y[first:], {}))
+            seen.append(other(x[first:], draw[f"view.{name}"]))
         with self.context.autocast():
             outputs = self.through(seen, [r[1] for r in raw])
         new, *rest = _batches(seen, raw, outputs)
@@ -72,13 +73,22 @@ class Forwards:
     def through(self, views: Sequence[Tensor], labels: Sequence[Tensor]) -> Sequence[Outputs]:
         """Logits and features of each view."""
         sizes = [len(v) for v in views]
-        alike = sizes[0] > 1 and sizes == sizes[:1] * len(sizes)
+        parts, labels = self._apart(views), self._apart(labels)
+        alike = len(parts[0]) > 1 and len({len(part) for part in parts}) == 1
         if not self.concat and not (alike and self.samplewise):
-            return self._one_by_one(views, labels)
-        apart = nullcontext() if self.concat else grouped(self.norms, len(views))
-        with apart:
-            z, h = self.outputs(torch.cat(list(views)), torch.cat(list(labels)))
+            z, h = map(torch.cat, zip(*self._one_by_one(parts, labels), strict=True))
+        else:
+            apart = nullcontext() if self.concat else grouped(self.norms, len(parts))
+            with apart:
+                z, h = self.outputs(torch.cat(parts), torch.cat(labels))
         return list(zip(torch.split(z, sizes), torch.split(h, sizes), strict=True))
+
+    def _apart(self, views: Sequence[Tensor]) -> list[Tensor]:
+        """What has statistics of its own; labelled samples have, where they lead a batch."""
+        first = self.method.labelled
+        led = first and len(views[0]) > first
+        new = views[0].tensor_split([first]) if led else [views[0]]
+        return [*new, *views[1:]]
 
     def _one_by_one(self, views: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Outputs]:
         """Each view in a forward of its own; lone samples last.

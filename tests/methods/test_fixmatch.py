@@ -528,6 +528,37 @@ def test_cycled_batches_hide_labels_as_well(digits: Dataset, differ: Any) -> Non
     assert differ(finish(clean)[0], finish(poisoned)[0]) == []
 
 
+@pytest.mark.parametrize("base", [ER, DERpp])
+def test_labelled_samples_that_lead_a_batch_need_no_strong_view(base: type[Method]) -> None:
+    new, mem, _ = problem(FixMatch(base()), 4, 9, [True] * 4 + [False] * 5)
+    new.z[5:7, 2] = 30.0  # two are sure
+    want = FixMatch(base()).loss(new, mem, identity)
+    strong = new.views["strong"]
+    new.views = {"strong": replace(strong, y=strong.y[4:], z=strong.z[4:], h=strong.h[4:])}
+    got = FixMatch(base(), labelled=4).loss(new, mem, identity)
+    torch.testing.assert_close(got, want)
+
+
+def test_labelled_samples_that_lead_a_batch_have_statistics_of_their_own(
+    digits: Dataset,
+) -> None:
+    spec = semi_spec("er", labelled_batches="cycled", network="resnet18-slim")
+    run = Run(spec, digits, CPU)
+    forwards, n = run.learner.forwards, spec.batch_size
+    x = torch.randn(2 * n, *digits.input_shape)
+    y = torch.zeros(2 * n, dtype=torch.long)
+    outputs = []
+    for together in (True, False):
+        forwards.samplewise = together
+        (both,) = forwards.through([x], [y])
+        halves = [forwards.outputs(part, y[:n])[0] for part in (x[:n], x[n:])]
+        torch.testing.assert_close(both[0], torch.cat(halves), rtol=1e-3, atol=1e-4)
+        outputs.append(both[0])
+    torch.testing.assert_close(*outputs, rtol=1e-3, atol=1e-4)
+    mixed = forwards.outputs(x, y)[0]
+    assert not torch.allclose(mixed, outputs[0], rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("method", ["er-ace", "ss-il", "icarl", "lucir", "bic"])
 def test_a_method_that_is_not_semi_supervised_is_refused(method: str) -> None:
     wanted = f"the setting 'semi-0.2' does not fit the method '{method}', expected a method that"

@@ -245,7 +245,8 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
     base, kind = parse_method(spec.method)
     method = base(**spec.options)
     if parse_setting(spec.setting).kind == "semi":
-        method = FixMatch(method)
+        first = spec.batch_size if spec.labelled_batches == "cycled" else 0
+        method = FixMatch(method, labelled=first)
     given = {name: getattr(spec, name) for name in ("adaptor_lr", "outer_every", "levels")}
     parts = ("space", "width", "specific", "agnostic", "divide")
     adaptor = {name: getattr(spec, name) for name in parts if getattr(spec, name) is not None}

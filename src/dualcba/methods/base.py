@@ -61,6 +61,9 @@ class Method(nn.Module):
     unlabelled: bool = False
     """Whether it learns from samples without a label, which is −1."""
 
+    labelled: int = 0
+    """So many samples lead each batch and have a label, the others not; 0: any may have one."""
+
     one_per_class: bool = False
     """Whether its memory must hold at least one sample of every class."""
 

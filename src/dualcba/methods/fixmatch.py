@@ -25,7 +25,8 @@ class FixMatch(Method):
 
     p and ŷ come from the raw network on the usual (weak) view of the sample; the strong view adds
     RandAugment(2, 10) and a cutout. Means are over the labelled and over the unlabelled samples
-    of the batch. Only labelled samples enter the memory.
+    of the batch. Only labelled samples enter the memory. `labelled`: so many samples lead each
+    batch and have a label; they have batch statistics of their own and no strong view.
 
     References
     ----------
@@ -35,11 +36,14 @@ class FixMatch(Method):
 
     unlabelled = True
 
-    def __init__(self, method: Method, *, threshold: float = 0.95, weight: float = 1.0) -> None:
+    def __init__(
+        self, method: Method, *, threshold: float = 0.95, weight: float = 1.0, labelled: int = 0
+    ) -> None:
         super().__init__()
         self.method = method
         self.threshold = threshold
         self.weight = weight
+        self.labelled = labelled
         for name in ("draws", "columns", "repeats", "rereads_task", "one_per_class", "single_pass"):
             setattr(self, name, getattr(method, name))
 
@@ -68,10 +72,11 @@ class FixMatch(Method):
         n = len(known)
         share = known * (n / known.sum().clamp(min=1.0))
         terms = self.method.terms(replace(new, y=new.y.clamp(min=0), each=share), mem)
-        confidence, guess = new.z.detach().softmax(1).max(1)
-        sure = (confidence >= self.threshold).to(known.dtype) * (1 - known)
+        rest = 1 - known[self.labelled :]  # what has a strong view, and no label
+        confidence, guess = new.z[self.labelled :].detach().softmax(1).max(1)
+        sure = (confidence >= self.threshold).to(known.dtype) * rest
         strong = replace(new.views["strong"], y=guess)
-        each = sure * (n / (n - known.sum()).clamp(min=1.0))
+        each = sure * (len(rest) / rest.sum().clamp(min=1.0))
         return [*terms, CrossEntropy(strong, self.weight, each=each)]
 
     def outer_terms(self, outer: Batch) -> list[Term]:
