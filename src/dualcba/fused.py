@@ -92,11 +92,9 @@ def kernels() -> ModuleType | None:
 
 
 def _train(norm: _BatchNorm, x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
-    running = None
-    if norm.track_running_stats:
-        running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+    running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
     groups, cumulative = getattr(norm, "parts", 1), getattr(norm, "cumulative", False)
-    how = (running, groups, norm.eps, norm.momentum, relu, cumulative)
+    how = (running, groups, norm.eps, norm.momentum, relu, norm.track_running_stats, cumulative)
     parts = (x, residual, norm.weight, norm.bias)
     return _NormReLU.apply(*parts, how)  # type: ignore[no-untyped-call, no-any-return]
 
@@ -130,12 +128,12 @@ class _NormReLU(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, how: Any
     ) -> Tensor:
-        running, groups, eps, momentum, relu, cumulative = how
+        running, groups, eps, momentum, relu, track, cumulative = how
         library = kernels()
         assert library is not None
         y, stats = library.normalise(
             x, residual, weight, bias, running, groups, eps, momentum,
-            relu=relu, cumulative=cumulative,
+            relu=relu, track=track, cumulative=cumulative,
         )  # fmt: skip
         ctx.save_for_backward(x, y if relu else None, weight, stats)
         ctx.how = groups, relu, residual is not None
