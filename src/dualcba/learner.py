@@ -25,6 +25,7 @@ from dualcba.forwards import Forwards
 from dualcba.iteration import Iteration
 from dualcba.methods import Context, Method
 from dualcba.nets import Network
+from dualcba.optimizers import SGD
 from dualcba.outer import OuterLevel, make_adaptor
 from dualcba.precision import Precision, undisturbed
 from dualcba.pretrained import save_agnostic
@@ -205,7 +206,7 @@ class Learner:
         self.norms = self.forwards.norms
         self.draws = Draws(seed, context, base, self.views)
         theta = trainable(self.network) + trainable(base)
-        self.optimizer = torch.optim.SGD(theta, lr=self.lr, fused=True)
+        self.optimizer = SGD(theta, lr=self.lr, fused=True)
         self.iteration = Iteration(
             context, base, self.forwards, self.outer, self.optimizer, self.losses,
             self.precision, self.engine,
