@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualcba import Learner
-from dualcba.fused import applies, conv_norm, folds
+from dualcba.fused import applies, conv_norm, folds, rehearsals
 from dualcba.nets import Network, ResNet18
 from dualcba.norm_layers import convert_normalization
-from dualcba.normalization import batch_norms, grouped
+from dualcba.normalization import batch_norms, grouped, untracked
 
 Make = Callable[..., Learner]
 LAST = torch.channels_last
@@ -86,6 +86,27 @@ def compare(case: tuple[Any, ...], device: str, *, training: bool = True) -> Non
         torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-4)
 
 
+def untouched(device: str) -> None:
+    """Running statistics stay where a forward is not to be noticed."""
+    conv, norm = (m.to(device, memory_format=LAST) for m in layers(20))
+    before = [b.clone() for b in norm.buffers()]
+    x = torch.randn(4, 8, 5, 5, device=device).to(memory_format=LAST)
+    with untracked([norm]):
+        conv_norm(conv, norm, x)
+    assert all(torch.equal(a, b) for a, b in zip(before, norm.buffers(), strict=True))
+
+
+def rehearsed() -> None:
+    """Each way of compiling the kernels is tried once, and no statistics move."""
+    net = nn.Sequential(nn.BatchNorm2d(20), nn.BatchNorm2d(32), nn.BatchNorm2d(64))
+    before = [b.clone() for b in net.buffers()]
+    calls = rehearsals(net, torch.float32)
+    assert len(calls) == 4  # there and back, channels a multiple of 16 or not
+    for call in calls:
+        call()
+    assert all(torch.equal(a, b) for a, b in zip(before, net.buffers(), strict=True))
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_what_the_layers_say(case: tuple[Any, ...], training: bool) -> None:
@@ -104,6 +125,11 @@ def test_the_kernels_do_what_the_layers_do(case: tuple[Any, ...], training: bool
     torch.backends.cudnn.allow_tf32 = before
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_an_untracked_forward_moves_no_statistics(device: str) -> None:
+    untouched(device)
+
+
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="runs on the GPU itself")
 def test_the_kernels_in_tritons_interpreter() -> None:
@@ -113,6 +139,7 @@ def test_the_kernels_in_tritons_interpreter() -> None:
         "f.applies = lambda norm, x: True\n"
         "for case in t.CASES:\n"
         "    t.compare(case, 'cpu'), t.compare(case, 'cpu', training=False)\n"
+        "t.untouched('cpu'), t.rehearsed()\n"
     )
     root = Path(__file__).parents[1]
     paths = [str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")]

@@ -6,7 +6,8 @@ our own (`kernels`); anywhere else they are the ordinary layers, one after the o
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -91,12 +92,27 @@ def kernels() -> ModuleType | None:
     return kernels
 
 
-def _train(norm: _BatchNorm, x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
-    running = None
-    if norm.track_running_stats:
+def rehearsals(network: nn.Module, dtype: torch.dtype) -> list[Callable[[], object]]:
+    """Calls that launch the kernels of training once, for each way in which they are compiled."""
+    library = kernels()
+    norms = (m for m in network.modules() if isinstance(m, _BatchNorm) and type(m) in PLAIN)
+    kinds = {m.num_features % 16 == 0: m for m in norms if m.affine and m.running_mean is not None}
+    calls: list[Callable[[], object]] = []
+    for norm in kinds.values() if library is not None else ():
+        x = torch.zeros(2, norm.num_features, 1, 1, dtype=dtype, device=norm.weight.device)
+        stats = x.new_zeros(2, 1, norm.num_features, dtype=torch.float32)
         running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+        there = partial(library.normalise, relu=True, track=False, cumulative=False)  # type: ignore[union-attr]
+        calls.append(partial(there, x, None, norm.weight, norm.bias, running, 1, norm.eps, 0.1))
+        back = partial(library.backward, relu=True, residual=False)  # type: ignore[union-attr]
+        calls.append(partial(back, x, x, x, stats, norm.weight, 1))
+    return calls
+
+
+def _train(norm: _BatchNorm, x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
+    running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
     groups, cumulative = getattr(norm, "parts", 1), getattr(norm, "cumulative", False)
-    how = (running, groups, norm.eps, norm.momentum, relu, cumulative)
+    how = (running, groups, norm.eps, norm.momentum, relu, norm.track_running_stats, cumulative)
     parts = (x, residual, norm.weight, norm.bias)
     return _NormReLU.apply(*parts, how)  # type: ignore[no-untyped-call, no-any-return]
 
@@ -130,12 +146,12 @@ class _NormReLU(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, how: Any
     ) -> Tensor:
-        running, groups, eps, momentum, relu, cumulative = how
+        running, groups, eps, momentum, relu, track, cumulative = how
         library = kernels()
         assert library is not None
         y, stats = library.normalise(
             x, residual, weight, bias, running, groups, eps, momentum,
-            relu=relu, cumulative=cumulative,
+            relu=relu, track=track, cumulative=cumulative,
         )  # fmt: skip
         ctx.save_for_backward(x, y if relu else None, weight, stats)
         ctx.how = groups, relu, residual is not None

@@ -5,6 +5,11 @@ into G groups of R, one group per forward that the batch stands for (`normalizat
 each group is normalised by its own statistics. A first kernel leaves S partial sums per group and
 channel, a second adds them up and finishes; nothing is atomic, so the same input gives the same
 bits. Sums run in float32, shifted by the group's first row so that a large mean costs no digits.
+
+A kernel takes a third of a second or more to compile, and Triton compiles it anew for each constant
+and for each size that becomes 1 or a multiple of 16. So what varies from layer to layer is told at
+run time, where a load or store that is not wanted is masked off, and sizes are not specialised on:
+all but C, without which loads would not be wide.
 """
 
 from __future__ import annotations
@@ -47,7 +52,7 @@ def _moments(x, part, g, c, R, C, S, G, SB: tl.constexpr):
     return shift + off, tl.maximum(second / R - off * off, 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R", "S", "G", "span"])
 def sums_kernel(
     x, part, R, C, S, G, span, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -68,12 +73,11 @@ def sums_kernel(
     tl.store(part + G * S * C + at, tl.sum(second, 0), mask=c < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R", "S", "G", "span", "shortcut", "relu", "track"])
 def normalise_kernel(
     x, residual, y, part, weight, bias, running_mean, running_var, tracked, stats,
-    R, C, S, G, span, eps, momentum,
+    R, C, S, G, span, eps, momentum, decay, shortcut, relu, track,
     SB: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
-    RESIDUAL: tl.constexpr, RELU: tl.constexpr, TRACK: tl.constexpr, CUMULATIVE: tl.constexpr,
 ):  # fmt: skip
     """Normalise, scale, add the shortcut, ReLU; leave (mean, 1/σ) and move running statistics."""
     s, cb, g = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -83,11 +87,11 @@ def normalise_kernel(
     if s == 0:
         tl.store(stats + g * C + c, mean, mask=c < C)
         tl.store(stats + (G + g) * C + c, inverse, mask=c < C)
-        if TRACK and g == 0:
+        if track != 0 and g == 0:
             m = tl.load(running_mean + c, mask=c < C, other=0.0)
             v = tl.load(running_var + c, mask=c < C, other=0.0)
             for k in range(G):  # one after the other, as separate forwards would
-                share = momentum / (1.0 + k * momentum) if CUMULATIVE else momentum
+                share = momentum / (1.0 + k * decay)
                 mean_k, var_k = _moments(x, part, k, c, R, C, S, G, SB)
                 m += share * (mean_k - m)
                 v += share * (var_k * (R / (R - 1.0)) - v)
@@ -103,17 +107,14 @@ def normalise_kernel(
         at = (g * R + r)[:, None] * C + c[None, :]
         v = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
         v = v * scale[None, :] + shift[None, :]
-        if RESIDUAL:
-            v += tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
-        if RELU:
-            v = tl.maximum(v, 0.0)
+        v += tl.load(residual + at, mask=there & (shortcut != 0), other=0.0).to(tl.float32)
+        v = tl.where(relu != 0, tl.maximum(v, 0.0), v)
         tl.store(y + at, v.to(y.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R", "S", "G", "span", "relu"])
 def back_sums_kernel(
-    dy, y, x, stats, part, R, C, S, G, span,
-    BR: tl.constexpr, BC: tl.constexpr, RELU: tl.constexpr,
+    dy, y, x, stats, part, R, C, S, G, span, relu, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Partial sums of the gradient before the ReLU, and of it times the normalised x."""
     s, c, g = tl.program_id(0), tl.program_id(1) * BC + tl.arange(0, BC), tl.program_id(2)
@@ -126,8 +127,7 @@ def back_sums_kernel(
         there = ((r < R) & (r < (s + 1) * span))[:, None] & (c < C)[None, :]
         at = (g * R + r)[:, None] * C + c[None, :]
         d = tl.load(dy + at, mask=there, other=0.0).to(tl.float32)
-        if RELU:
-            d = tl.where(tl.load(y + at, mask=there, other=0.0) > 0.0, d, 0.0)
+        d = tl.where(tl.load(y + at, mask=there & (relu != 0), other=1.0) > 0.0, d, 0.0)
         v = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
         first += d
         second += d * (v - mean[None, :]) * inverse[None, :]
@@ -136,11 +136,10 @@ def back_sums_kernel(
     tl.store(part + G * S * C + at, tl.sum(second, 0), mask=c < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R", "S", "G", "span", "shortcut", "relu"])
 def back_kernel(
-    dy, y, x, stats, part, weight, dx, dresidual, dweight, dbias, R, C, S, G, span,
-    SB: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
-    RESIDUAL: tl.constexpr, RELU: tl.constexpr,
+    dy, y, x, stats, part, weight, dx, dresidual, dweight, dbias,
+    R, C, S, G, span, shortcut, relu, SB: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """The gradients of x, of the shortcut, of weight and of bias."""
     s, cb, g = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -163,20 +162,19 @@ def back_kernel(
         there = ((r < R) & (r < (s + 1) * span))[:, None] & (c < C)[None, :]
         at = (g * R + r)[:, None] * C + c[None, :]
         d = tl.load(dy + at, mask=there, other=0.0).to(tl.float32)
-        if RELU:
-            d = tl.where(tl.load(y + at, mask=there, other=0.0) > 0.0, d, 0.0)
-        if RESIDUAL:
-            tl.store(dresidual + at, d.to(dresidual.dtype.element_ty), mask=there)
+        d = tl.where(tl.load(y + at, mask=there & (relu != 0), other=1.0) > 0.0, d, 0.0)
+        wanted = there & (shortcut != 0)
+        tl.store(dresidual + at, d.to(dresidual.dtype.element_ty), mask=wanted)
         v = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
         v = (v - mean[None, :]) * inverse[None, :]
         v = scale[None, :] * (d - first[None, :] - v * second[None, :])
         tl.store(dx + at, v.to(dx.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R", "shortcut", "relu"])
 def affine_kernel(
-    x, residual, weight, bias, running_mean, running_var, R, C, eps,
-    BR: tl.constexpr, BC: tl.constexpr, RESIDUAL: tl.constexpr, RELU: tl.constexpr,
+    x, residual, weight, bias, running_mean, running_var, R, C, eps, shortcut, relu,
+    BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Normalise by running statistics, in place, with shortcut and ReLU."""
     r = tl.program_id(0) * BR + tl.arange(0, BR)
@@ -188,10 +186,8 @@ def affine_kernel(
     there = (r < R)[:, None] & (c < C)[None, :]
     at = r[:, None].to(tl.int64) * C + c[None, :]
     v = tl.load(x + at, mask=there, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
-    if RESIDUAL:
-        v += tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
-    if RELU:
-        v = tl.maximum(v, 0.0)
+    v += tl.load(residual + at, mask=there & (shortcut != 0), other=0.0).to(tl.float32)
+    v = tl.where(relu != 0, tl.maximum(v, 0.0), v)
     tl.store(x + at, v.to(x.dtype.element_ty), mask=there)
 
 
@@ -231,22 +227,24 @@ class Plan:
 
 def normalise(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor,
-    running: tuple[Tensor, Tensor, Tensor] | None, groups: int, eps: float, momentum: float,
-    *, relu: bool, cumulative: bool,
+    running: tuple[Tensor, Tensor, Tensor], groups: int, eps: float, momentum: float,
+    *, relu: bool, track: bool, cumulative: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """relu(BN(x) + residual) by each group's own statistics; and those, (2, G, C)."""
+    """relu(BN(x) + residual) by each group's own statistics; and those, (2, G, C).
+
+    `running` (mean, variance, count) moves if `track`.
+    """
     p = Plan(x, groups)
     y, part = torch.empty_like(x), x.new_empty(p.part, dtype=torch.float32)
     stats = x.new_empty(2, groups, p.C, dtype=torch.float32)
-    mean, var, tracked = running if running is not None else (stats, stats, stats)
     sums_kernel[(p.S, p.blocks, groups)](
         x, part, *p.sizes, p.span, BR=ROWS, BC=CHANNELS, num_warps=WARPS
     )
     normalise_kernel[(p.finish, p.blocks, groups)](
-        x, x if residual is None else residual, y, part, weight, bias, mean, var, tracked, stats,
-        *p.sizes, p.finish_span, eps, momentum,
-        SB=SPLITS, BR=ROWS, BC=CHANNELS, RESIDUAL=residual is not None, RELU=relu,
-        TRACK=running is not None, CUMULATIVE=cumulative, num_warps=WARPS,
+        x, x if residual is None else residual, y, part, weight, bias, *running, stats,
+        *p.sizes, p.finish_span, eps, momentum, momentum if cumulative else 0.0,
+        int(residual is not None), int(relu), int(track),
+        SB=SPLITS, BR=ROWS, BC=CHANNELS, num_warps=WARPS,
     )  # fmt: skip
     return y, stats
 
@@ -261,13 +259,13 @@ def backward(
     dresidual = torch.empty_like(x) if residual else None
     dweight, dbias = torch.empty_like(weight), torch.empty_like(weight)
     back_sums_kernel[(p.S, p.blocks, groups)](
-        dy, y, x, stats, part, *p.sizes, p.span,
-        BR=ROWS, BC=CHANNELS, RELU=relu, num_warps=WARPS,
+        dy, y, x, stats, part, *p.sizes, p.span, int(relu),
+        BR=ROWS, BC=CHANNELS, num_warps=WARPS,
     )  # fmt: skip
     back_kernel[(p.finish, p.blocks, groups)](
         dy, y, x, stats, part, weight, dx, dx if dresidual is None else dresidual, dweight, dbias,
-        *p.sizes, p.finish_span,
-        SB=SPLITS, BR=ROWS, BC=CHANNELS, RESIDUAL=residual, RELU=relu, num_warps=WARPS,
+        *p.sizes, p.finish_span, int(residual), int(relu),
+        SB=SPLITS, BR=ROWS, BC=CHANNELS, num_warps=WARPS,
     )  # fmt: skip
     return dx, dresidual, dweight, dbias
 
@@ -281,7 +279,8 @@ def affine(
     R = x.numel() // C
     affine_kernel[(triton.cdiv(R, ROWS), triton.cdiv(C, CHANNELS))](
         x, x if residual is None else residual, weight, bias, running_mean, running_var,
-        R, C, eps, BR=ROWS, BC=CHANNELS, RESIDUAL=residual is not None, RELU=relu, num_warps=WARPS,
+        R, C, eps, int(residual is not None), int(relu),
+        BR=ROWS, BC=CHANNELS, num_warps=WARPS,
     )  # fmt: skip
     return x
 

@@ -13,18 +13,19 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from dualcba import arguments
+from dualcba import ahead, arguments
 from dualcba.answers import Answers
 from dualcba.bilevel import trainable
 from dualcba.classes import ClassSets
 from dualcba.data import Transform, check_labels, check_samples
 from dualcba.draws import Draws
-from dualcba.engine import make_engine, resolve_device
+from dualcba.engine import Captured, make_engine, resolve_device
 from dualcba.errors import above_zero, at_least, expected
 from dualcba.forwards import Forwards
 from dualcba.iteration import Iteration
 from dualcba.methods import Context, Method
 from dualcba.nets import Network
+from dualcba.optimizers import SGD
 from dualcba.outer import OuterLevel, make_adaptor
 from dualcba.precision import Precision, undisturbed
 from dualcba.pretrained import save_agnostic
@@ -196,13 +197,16 @@ class Learner:
                 average=ibn_average, augment=ibn_augment, seen_only=seen_only,
             )  # fmt: skip
             self.losses = RecentLosses(self.engine)
+            if isinstance(self.engine, Captured):
+                low = torch.bfloat16 if self.precision.bf16 else torch.float32
+                ahead.rehearse(self.network, self.adaptor, low, self.engine)
         self.tasks = Tasks(
             context, base, self.outer, self.answers, self.engine, inferred=boundaries == "inferred"
         )
         self.norms = self.forwards.norms
         self.draws = Draws(seed, context, base, self.views)
         theta = trainable(self.network) + trainable(base)
-        self.optimizer = torch.optim.SGD(theta, lr=self.lr, fused=True)
+        self.optimizer = SGD(theta, lr=self.lr, fused=True)
         self.iteration = Iteration(
             context, base, self.forwards, self.outer, self.optimizer, self.losses,
             self.precision, self.engine,

@@ -14,6 +14,7 @@ from dualcba.bilevel import Grads, buffer_gradient, hypergradient, inner_gradien
 from dualcba.classes import ClassSets
 from dualcba.losses import Adapt, Batch, identity, inner_batches, stacked
 from dualcba.methods import Context, Method
+from dualcba.optimizers import Adam
 from dualcba.pretrained import load_agnostic
 
 LEVELS = ("bi", "joint", "buffer")
@@ -49,7 +50,7 @@ class OuterLevel:
         if adaptor is not None and trainable(adaptor):
             cuda = context.lr.is_cuda
             phi = trainable(adaptor)
-            self.optimizer = torch.optim.Adam(phi, lr=lr, fused=True, capturable=cuda)
+            self.optimizer = Adam(phi, lr=lr, fused=True, capturable=cuda)
         self.choose_phi()
 
     def choose_phi(self) -> None:

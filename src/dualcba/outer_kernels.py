@@ -4,7 +4,8 @@ In a captured step each kernel on the critical path costs about as much as any o
 little it does, so these do as much as they can at once. A program takes 16 rows and recomputes
 their posterior, which is cheaper than reading it. The hidden units of ω are a kernel of their own:
 then both of its layers have programs enough to fill a GPU, which one kernel by rows would not.
-Nothing is atomic, so the same input gives the same bits.
+Nothing is atomic, so the same input gives the same bits. The number of rows is not specialised on,
+so that a batch of another size compiles nothing anew.
 
 Symbols as in `adaptors`: z (n, C) logits, p their posterior, ω of inputs C and S hidden units, ν of
 inputs 2 and A hidden units. Masks of classes come as the class sets have them: `new` and `seen` of
@@ -64,7 +65,7 @@ def _column(matrix, k, units, at):
     return tl.load(matrix + 2 * k + at, mask=k < units, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def hidden_kernel(
     z, w1, b1, hidden, n, C, S,
     BN: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
@@ -82,7 +83,7 @@ def hidden_kernel(
     tl.store(hidden + rows[:, None] * S + k[None, :], h, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def correction_kernel(
     z, hidden, w2, b2, u1, a1, u2, a2, new, seen, later, r, n, C, S, A,
     BN: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr,
@@ -127,7 +128,7 @@ def correction_kernel(
     tl.store(r + rows[:, None] * C + o[None, :], out, mask=(rows < n)[:, None] & (o < C)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def omega_kernel(
     z, hidden, w2, seen, later, v, dw1, db1, dw2, db2, n, C, S, share,
     BN: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr,
@@ -160,7 +161,7 @@ def omega_kernel(
     tl.store(db2 + c, tl.sum(g_b2, 0), mask=(c < C) & (tl.program_id(0) == 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def nu_kernel(
     z, u1, a1, u2, new, seen, later, v, du1, da1, du2, da2, n, C, A, share,
     BN: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr, DIVIDE: tl.constexpr,
@@ -290,7 +291,8 @@ def _padded(C: int) -> int:
 
 
 def _warps(padded: int) -> int:
-    return 4 if padded <= 128 else 8
+    """Loops are unrolled by what a thread has to do: more threads make less code to compile."""
+    return 4 if padded <= 32 else 8
 
 
 def entropy(

@@ -1,0 +1,43 @@
+"""SGD and Adam as torch has them, without the compiler that they would bring along.
+
+torch wraps the methods of its optimisers so that `torch.compile` leaves them alone, and the first
+call of any of them imports all of that compiler: seconds of a start, for a learner that compiles
+nothing. Here the same methods are called as they are inside; of another torch, whose wrappers
+cannot be looked through, they are the wrapped ones.
+"""
+
+from __future__ import annotations
+
+from inspect import unwrap
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+_sgd_step: Any = unwrap(torch.optim.SGD.step)
+_adam_step: Any = unwrap(torch.optim.Adam.step)
+
+
+class _Unwrapped(Optimizer):
+    """What every optimiser does."""
+
+    add_param_group = unwrap(Optimizer.add_param_group)
+    zero_grad = unwrap(Optimizer.zero_grad)
+
+
+class SGD(_Unwrapped, torch.optim.SGD):
+    """`torch.optim.SGD`."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Move the parameters by their gradients."""
+        return _sgd_step(self, closure)
+
+
+class Adam(_Unwrapped, torch.optim.Adam):
+    """`torch.optim.Adam`."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Move the parameters by their gradients."""
+        return _adam_step(self, closure)
