@@ -112,27 +112,12 @@ def frozen(device: str) -> None:
     assert all(p.grad is not None for p in made.specific.parameters())
 
 
-def rehearsed(options: dict[str, Any], launches: int) -> None:
-    """All kernels of an adaptor, and nothing learnt by it."""
-    made = adaptor(10, 2, options)
-    before = [p.clone() for p in made.parameters()]
-    calls = made.rehearsals()
-    assert len(calls) == launches
-    for call in calls:
-        call()
-    assert all(torch.equal(a, b) for a, b in zip(before, made.parameters(), strict=True))
-
-
 def everything(device: str) -> None:
     for case in CASES:
         compare(case, device)
     for entropy in ENTROPIES:
         compare_entropy(entropy, device)
     frozen(device)
-    rehearsed({}, 5)
-    rehearsed(CBA, 4)
-    rehearsed({"specific": "none"}, 4)
-    rehearsed({"space": "probability"}, 0)  # not by kernels
 
 
 @pytest.mark.gpu

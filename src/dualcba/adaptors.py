@@ -8,8 +8,6 @@ logits are z + r; in probability space it gives a distribution g and the adapted
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -164,15 +162,6 @@ class Adaptor(nn.Module):
                 z, omega, nu, self.sets, masked=masked, divide=self.divide
             )
         return self._of(z.softmax(1))
-
-    def rehearsals(self) -> list[Callable[[], object]]:
-        """Calls that launch each of its kernels once, and those of the outer loss."""
-        z = torch.zeros(1, self.sets.num_classes, device=self.sets.later.device)
-        if not self._fused(z):
-            return []
-        omega, nu = self._weights()
-        masked = not self.continual
-        return fused_outer.rehearsals(z, omega, nu, self.sets, masked=masked, divide=self.divide)
 
     def _fused(self, z: Tensor) -> bool:
         """Whether the kernels do it."""

@@ -6,8 +6,7 @@ our own (`kernels`); anywhere else they are the ordinary layers, one after the o
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -90,23 +89,6 @@ def kernels() -> ModuleType | None:
     except ImportError:
         return None
     return kernels
-
-
-def rehearsals(network: nn.Module, dtype: torch.dtype) -> list[Callable[[], object]]:
-    """Calls that launch the kernels of training once, for each way in which they are compiled."""
-    library = kernels()
-    norms = (m for m in network.modules() if isinstance(m, _BatchNorm) and type(m) in PLAIN)
-    kinds = {m.num_features % 16 == 0: m for m in norms if m.affine and m.running_mean is not None}
-    calls: list[Callable[[], object]] = []
-    for norm in kinds.values() if library is not None else ():
-        x = torch.zeros(2, norm.num_features, 1, 1, dtype=dtype, device=norm.weight.device)
-        stats = x.new_zeros(2, 1, norm.num_features, dtype=torch.float32)
-        running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
-        there = partial(library.normalise, relu=True, track=False, cumulative=False)  # type: ignore[union-attr]
-        calls.append(partial(there, x, None, norm.weight, norm.bias, running, 1, norm.eps, 0.1))
-        back = partial(library.backward, relu=True, residual=False)  # type: ignore[union-attr]
-        calls.append(partial(back, x, x, x, stats, norm.weight, 1))
-    return calls
 
 
 def _train(norm: _BatchNorm, x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:

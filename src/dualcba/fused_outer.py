@@ -6,8 +6,8 @@ On a GPU, for float32 and a usual number of classes, these are kernels of our ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -49,36 +49,9 @@ def correction(
     *, masked: bool, divide: bool,
 ) -> Tensor:  # fmt: skip
     """r (n, C) by ω, by ν or by the mean of both; of all classes unless `masked`."""
-    how = (_members(sets), omega is not None, masked, divide)
+    members = (sets.new.view(torch.uint8), sets.seen.view(torch.uint8), sets.later)
+    how = (members, omega is not None, masked, divide)
     return _Correction.apply(z, how, *(omega or ()), *(nu or ()))  # type: ignore[no-untyped-call, no-any-return]
-
-
-def rehearsals(
-    z: Tensor, omega: Weights | None, nu: Weights | None, sets: ClassSets,
-    *, masked: bool, divide: bool,
-) -> list[Callable[[], object]]:  # fmt: skip
-    """Calls that launch each kernel once, on rows z that mean nothing."""
-    library = kernels()
-    assert library is not None
-    members, y = _members(sets), z.new_zeros(len(z), dtype=torch.long)
-    there = partial(library.correction, masked=masked, divide=divide)
-    back = partial(library.backward, masked=masked, divide=divide)
-    calls: list[Callable[[], object]] = [
-        partial(library.entropy, z, y, 1.0),
-        partial(library.entropy, z, y, 1.0, None, z),
-        partial(there, z, omega, nu, members),
-    ]
-    if omega is not None:
-        hidden = z.new_zeros(len(z), len(omega[1]))
-        calls.append(partial(back, z, hidden, omega, None, members, z))
-    if nu is not None:
-        calls.append(partial(back, z, z, None, nu, members, z))
-    return calls
-
-
-def _members(sets: ClassSets) -> tuple[Tensor, Tensor, Tensor]:
-    """The class sets as the kernels take them."""
-    return sets.new.view(torch.uint8), sets.seen.view(torch.uint8), sets.later
 
 
 def entropy_gradient(z: Tensor, y: Tensor, scale: float, each: Tensor | None) -> Tensor:

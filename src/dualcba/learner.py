@@ -13,13 +13,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from dualcba import ahead, arguments
+from dualcba import arguments
 from dualcba.answers import Answers
 from dualcba.bilevel import trainable
 from dualcba.classes import ClassSets
 from dualcba.data import Transform, check_labels, check_samples
 from dualcba.draws import Draws
-from dualcba.engine import Captured, make_engine, resolve_device
+from dualcba.engine import make_engine, resolve_device
 from dualcba.errors import above_zero, at_least, expected
 from dualcba.forwards import Forwards
 from dualcba.iteration import Iteration
@@ -197,9 +197,6 @@ class Learner:
                 average=ibn_average, augment=ibn_augment, seen_only=seen_only,
             )  # fmt: skip
             self.losses = RecentLosses(self.engine)
-            if isinstance(self.engine, Captured):
-                low = torch.bfloat16 if self.precision.bf16 else torch.float32
-                ahead.rehearse(self.network, self.adaptor, low, self.engine)
         self.tasks = Tasks(
             context, base, self.outer, self.answers, self.engine, inferred=boundaries == "inferred"
         )
