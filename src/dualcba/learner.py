@@ -218,7 +218,7 @@ class Learner:
         if len(self.network.input_shape) == 3:  # what convolutions are quick with, on a CPU too
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         parts = (self.network, self.sets, self.memory, self.transform, self.lr)
-        context = Context(*parts, self.batch_size, self.precision.autocast)
+        context = Context(*parts, self.batch_size, self.precision.autocast, self.engine.run)
         self.method.bind(context)
         self.method.to(self.device)
         return context
