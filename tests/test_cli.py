@@ -381,3 +381,11 @@ def test_the_report_of_a_folder(dualcba: Run, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("dualcba.cli.write_report", write_report)
     got = dualcba("report", "runs/x")
     assert (got.code, got.out) == (0, "runs/x/report.html\n")
+
+
+@pytest.mark.parametrize(("tasks", "told"), [("2,3", True), ("2,3,5", False), ("5", False)])
+def test_classes_that_no_task_has_are_told(tasks: str, told: bool, dualcba: Run) -> None:
+    got = dualcba("run", "--method", "er", "--tasks", tasks, "--eval-every", 0, "--quiet")
+    assert got.code == 0
+    said = ["dualcba: the tasks have 5 of the 10 classes, the others are left out"]
+    assert got.lines == (said if told else [])

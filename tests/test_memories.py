@@ -175,11 +175,47 @@ def herd_by_hand(features: Floats, count: int) -> list[int]:
     return chosen
 
 
-@given(st.integers(1, 25), st.integers(1, 6), st.integers(0, 30), st.integers(0, 1000))
-def test_herding_order(n: int, d: int, count: int, seed: int) -> None:
-    features = np.random.default_rng(seed).normal(size=(n, d))
-    got = herd(torch.from_numpy(features), count)
-    assert got.tolist() == herd_by_hand(features, count)
+group = st.integers(1, 25).filter(lambda n: n != 2)  # of two, both are as near to their mean
+lengths = st.lists(group, min_size=1, max_size=5)
+
+
+@given(lengths, st.integers(1, 6), st.integers(0, 30), st.integers(0, 1000))
+def test_herding_order(sizes: list[int], d: int, count: int, seed: int) -> None:
+    """Of several groups at once, of different lengths."""
+    features = np.random.default_rng(seed).normal(size=(len(sizes), max(sizes), d))
+    padding = np.arange(max(sizes)) >= np.array(sizes)[:, None]
+    got = herd(torch.from_numpy(features), torch.from_numpy(padding), count)
+    for own, n, order in zip(features, sizes, got.tolist(), strict=True):
+        assert order[:n] == herd_by_hand(own[:n], count)
+
+
+def one_by_one(memory: Herding, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """What `fill` leaves, class by class and sample by sample."""
+    pool = torch.cat([memory.x[: memory.filled], x])
+    labels = torch.cat([memory.y[: memory.filled], y])
+    classes = labels.unique().tolist()
+    chosen, of = [], []
+    for i, label in enumerate(classes):
+        quota = max(0, -(-(memory.size - i) // len(classes)))
+        own = pool[labels == label]
+        if label in y.tolist():
+            own = own[herd_by_hand(features(own).numpy(), quota)]
+        chosen.append(own[:quota])
+        of += [label] * len(own[:quota])
+    return torch.cat(chosen), torch.tensor(of)
+
+
+@given(st.integers(1, 60), st.integers(0, 1000))
+def test_all_classes_at_once_are_chosen_as_one_by_one(size: int, seed: int) -> None:
+    """Old classes come again, some do not, and none has as many samples as another."""
+    memory, rng = Herding(size, (2,), torch.float64), np.random.default_rng(seed)
+    for task in range(3):
+        labels = np.repeat(rng.permutation(7)[:4], rng.integers(3, 15, 4))
+        x, y = samples(rng.permutation(labels).tolist(), seed + task)
+        want_x, want_y = one_by_one(memory, x, y)
+        memory.fill(x, y, features)
+        assert torch.equal(memory.x[: memory.filled], want_x)
+        assert torch.equal(memory.y[: memory.filled], want_y)
 
 
 def features(x: Tensor) -> Tensor:

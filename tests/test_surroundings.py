@@ -96,6 +96,22 @@ def test_classes_of_a_task_may_come_from_an_iterator() -> None:
     assert learner.sets.new.tolist() == [True, False, True, False]
 
 
+def test_classes_of_a_task_may_be_tensors() -> None:
+    learner = make_learner()
+    learner.new_task([torch.tensor(0), np.array(2)])  # type: ignore[list-item]
+    assert learner.sets.new.tolist() == [True, False, True, False]
+    with pytest.raises(ValueError, match=r"classes of the new task is \[0\.5\], expected"):
+        learner.new_task([torch.tensor(0.5)])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("options", [{"method": "er"}, {"levels": "buffer"}])
+def test_a_frozen_head_is_fine_where_no_step_of_it_is_taken(options: dict[str, Any]) -> None:
+    network = frozen_head()
+    before = network[-1].weight.clone()  # type: ignore[index, operator, union-attr]
+    live(make_learner(network, **options))
+    assert torch.equal(network[-1].weight, before)  # type: ignore[index, arg-type]
+
+
 class TwoArguments(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -103,6 +119,12 @@ class TwoArguments(nn.Module):
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return self.out(x * mask)  # type: ignore[no-any-return]
+
+
+def frozen_head() -> nn.Module:
+    network = make_network()
+    network[-1].requires_grad_(False)
+    return network
 
 
 MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
@@ -113,6 +135,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "frozen": (
         lambda: make_learner(make_network().requires_grad_(False)),
         "no parameter of the network requires a gradient, expected some to learn",
+    ),
+    "frozen head": (
+        lambda: make_learner(frozen_head()),
+        "network's 3.weight requires no gradient, expected one that does: the adaptor learns by",
     ),
     "arguments": (
         lambda: make_learner(TwoArguments()),

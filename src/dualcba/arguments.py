@@ -13,7 +13,8 @@ from dualcba.adaptors import ADAPTOR_OPTIONS, ADAPTORS
 from dualcba.data import Transform
 from dualcba.errors import at_least, expected, one_of, unknown
 from dualcba.methods import Method, check_options, parse_method
-from dualcba.outer import LEVELS
+from dualcba.nets import Network
+from dualcba.outer import LEVELS, OuterLevel
 from dualcba.precision import PRECISIONS
 
 CHOICES: dict[str, Sequence[object]] = {
@@ -138,6 +139,15 @@ def check_network(network: nn.Module) -> None:
             raise ValueError(expected(f"dtype of the network's {name}", weight.dtype, wanted))
     if weights and not any(weight.requires_grad for _, weight in weights):
         raise ValueError("no parameter of the network requires a gradient, expected some to learn")
+
+
+def check_head(network: Network, outer: OuterLevel) -> None:
+    """Raise unless the head learns, where the adaptor learns by a virtual step of it."""
+    frozen = [name for name, p in network.head.named_parameters() if not p.requires_grad]
+    if frozen and outer.optimizer is not None and outer.levels == "bi":
+        name = f"{network.head_name}.{frozen[0]}"
+        wanted = "one that does: the adaptor learns by a step of the last layer"
+        raise ValueError(f"the network's {name} requires no gradient, expected {wanted}")
 
 
 def check_input(transform: Transform, shape: tuple[int, ...]) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dualcba.errors import expected
+from dualcba.transfer import to_device
 
 
 class ClassSets(nn.Module):
@@ -53,7 +54,7 @@ class ClassSets(nn.Module):
 
     def set_new(self, classes: Sequence[int]) -> None:
         """Say anew, in place, which classes the current task brings."""
-        index = torch.as_tensor(list(classes), dtype=torch.long, device=self.new.device)
+        index = to_device(torch.tensor(list(classes), dtype=torch.long), self.new.device)
         self.new.zero_().index_fill_(0, index, True)
         self.seen.logical_or_(self.new)
         self.owner.copy_(self.before.masked_fill(self.new, self.task))

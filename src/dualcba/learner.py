@@ -192,6 +192,7 @@ class Learner:
                 self.adaptor, rng, base, context,
                 lr=adaptor_lr, levels=levels, every=outer_every, freeze_after=freeze_after,
             )  # fmt: skip
+            arguments.check_head(self.network, self.outer)
             self.answers = Answers(
                 context, base, self.forwards, self.precision, self.engine, seed=seed,
                 average=ibn_average, augment=ibn_augment, seen_only=seen_only,
@@ -219,7 +220,7 @@ class Learner:
         if len(self.network.input_shape) == 3:  # what convolutions are quick with, on a CPU too
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         parts = (self.network, self.sets, self.memory, self.transform, self.lr)
-        context = Context(*parts, self.batch_size, self.precision.autocast)
+        context = Context(*parts, self.batch_size, self.precision.autocast, self.engine.run)
         self.method.bind(context)
         self.method.to(self.device)
         return context
@@ -248,10 +249,11 @@ class Learner:
         classes = classes.tolist() if isinstance(classes, Tensor | np.ndarray) else classes
         if not isinstance(classes, Iterable):
             raise ValueError(expected("classes of the new task", classes, "a list of labels"))
-        classes = list(classes)  # of an iterator too
-        self.sets.check(classes)
+        labels: list[Any] = list(classes)  # of an iterator too
+        labels = [c.item() if getattr(c, "shape", None) == () else c for c in labels]
+        self.sets.check(labels)
         with undisturbed(self.device):
-            self.tasks.begin(classes, self.step)
+            self.tasks.begin(labels, self.step)
 
     def end_task(self) -> None:
         """Say that the current task, or the stream, is over; a new task does so by itself."""

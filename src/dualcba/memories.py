@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dualcba.memory import Indices, Memory
+from dualcba.transfer import to_device
 
 KEY_BITS, LABEL_BITS = 40, 20
 EMPTY = 2**62  # the key of a row that holds nothing yet
@@ -116,40 +117,65 @@ class Herding(Memory):
     def fill(self, x: Tensor, y: Tensor, features: Callable[[Tensor], Tensor]) -> None:
         """Choose anew: classes among the samples by herding, the others give up their last.
 
-        `features` maps raw samples to (n, d). Waits for the device.
+        `features` maps raw samples to (n, d). Waits for the device once, for the labels.
         """
-        held_x, held_y = self.x[: self.filled], self.y[: self.filled]
-        arrived = set(y.tolist())
-        classes = sorted(arrived.union(held_y.tolist()))
-        chosen = []
-        for i, label in enumerate(classes):
-            quota = max(0, -(-(self.size - i) // len(classes)))  # they add up to the size
-            own = torch.cat([held_x[held_y == label], x[y == label]])
-            if label in arrived:
-                own = own[herd(features(own), quota)]
-            chosen.append((own[:quota], label))
-        self.seen = 0
-        for own, label in chosen:
-            rows = slice(self.seen, self.seen + len(own))
-            self.x[rows], self.y[rows] = own, label
-            self.seen = rows.stop
+        pool = torch.cat([self.x[: self.filled], x])
+        labels = torch.cat([self.y[: self.filled], y]).cpu().numpy()
+        classes, arrived = np.unique(labels), np.unique(labels[self.filled :])
+        if not len(classes):
+            return
+        quotas = -(-(self.size - np.arange(len(classes))) // len(classes))  # they add up to it
+        quotas = quotas.clip(min=0)
+        rows = {c: np.flatnonzero(labels == c) for c in classes}
+        ranked, most = self._herded(pool, [rows[c] for c in arrived], int(quotas.max()), features)
+        rows |= {c: len(pool) + k * most + np.arange(most) for k, c in enumerate(arrived)}
+        counts = np.minimum(quotas, [(labels == c).sum() for c in classes])
+        chosen = np.concatenate([rows[c][:n] for c, n in zip(classes, counts, strict=True)])
+        self.seen = len(chosen)
+        self.x[: self.seen] = pool[ranked[to_device(torch.from_numpy(chosen), pool.device)]]
+        self.y[: self.seen] = to_device(torch.from_numpy(classes.repeat(counts)), pool.device)
+
+    def _herded(
+        self,
+        pool: Tensor,
+        groups: Sequence[Indices],
+        count: int,
+        features: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, int]:
+        """All rows of the pool and then, so many for each group, those of it in herding order."""
+        every = torch.arange(len(pool), device=pool.device)
+        if not groups:
+            return every, 0
+        sizes = np.array([len(rows) for rows in groups])
+        place = np.arange(sizes.max())
+        padding = place >= sizes[:, None]  # (groups, n)
+        table = np.where(padding, 0, place + (sizes.cumsum() - sizes)[:, None])
+        arrays = (np.concatenate(groups), table, padding)
+        flat, among, void = (to_device(torch.from_numpy(a), pool.device) for a in arrays)
+        order = herd(features(pool[flat])[among], void, min(count, len(place)))
+        return torch.cat([every, flat[among.gather(1, order)].flatten()]), order.shape[1]
 
 
-def herd(features: Tensor, count: int) -> Tensor:
-    """Rows in herding order: the k-th brings the mean of the first k nearest to the mean of all.
+def herd(features: Tensor, padding: Tensor, count: int) -> Tensor:
+    """Groups of features (g, n, d), some of them padding (g, n) → rows in herding order (g, count).
 
-    >>> herd(torch.tensor([[0.0], [1.0], [4.0], [7.0]]), 3).tolist()  # their mean is 3
-    [2, 1, 3]
+    The k-th brings the mean of a group's first k nearest to the mean of all of it. What comes
+    after its last one means nothing.
+
+    >>> h = torch.tensor([[[0.0], [1.0], [4.0], [7.0]]])  # the mean is 3
+    >>> herd(h, torch.zeros(1, 4, dtype=torch.bool), 3).tolist()
+    [[2, 1, 3]]
     """
-    mean = features.mean(0)
-    half = features.square().sum(1) / 2
+    alive = ~padding.unsqueeze(2)
+    mean = (features * alive).sum(1) / alive.sum(1)
+    less = (features.square().sum(2) / 2).masked_fill(padding, torch.inf)
     missing = mean.clone()  # k · mean − the sum of those chosen
-    taken = torch.zeros(len(features), dtype=torch.bool, device=features.device)
-    order = torch.zeros(min(count, len(features)), dtype=torch.long, device=features.device)
-    for k in range(len(order)):
+    order = torch.zeros(len(features), count, dtype=torch.long, device=features.device)
+    groups = torch.arange(len(features), device=features.device)
+    for k in range(count):
         # nearest to the mean of k is nearest to what is missing
-        pick = (features @ missing - half).masked_fill(taken, -torch.inf).argmax().view(1)
-        order[k : k + 1] = pick
-        taken.index_fill_(0, pick, True)
-        missing += mean - features.index_select(0, pick).squeeze(0)
+        pick = ((features @ missing.unsqueeze(2)).squeeze(2) - less).argmax(1, keepdim=True)
+        order[:, k : k + 1] = pick
+        less.scatter_(1, pick, torch.inf)
+        missing += mean - features[groups, pick.squeeze(1)]
     return order

@@ -252,7 +252,7 @@ def test_it_runs_shows_and_does_not_repeat(tiny: Experiment, dualcba: Run) -> No
     got = dualcba("reproduce", "mine", "--seeds", 2, *QUICK)
     assert got.code == 0
     assert "samples/s" in got.err
-    words = ("4 runs needed, 0 already there", "My table", "er-dual-cba1", "IBN", "±", "2 seed(s)",
+    words = ("4 runs needed, 0 already there", "My table", "er-dual-cba1", "IBN", "±", "2 seeds",
              "paper's values do not apply", "4 results in x")  # fmt: skip
     assert all(word in got.out for word in words)
     assert "70.00" not in got.out

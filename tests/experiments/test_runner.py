@@ -222,3 +222,18 @@ def test_another_seed_another_result(tmp_path: Path, dualcba: Callable[..., Any]
     for method in ("er", "er-cba", "er-dual-cba"):
         one, two = (found[method, seed]["accuracy_matrix"] for seed in (0, 1))
         assert one != two
+
+
+def test_rows_reach_the_device_by_the_engine(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stream may lag behind, and whatever it reads must be its own until then."""
+    one = Run(spec(method="er", epochs=2, eval_every=0, tasks=2), digits, CPU)
+    receive, given = one.learner.engine.receive, []
+    monkeypatch.setattr(
+        one.learner.engine, "receive", lambda t: given.append(t.numpy()) or receive(t)
+    )
+    list(one.steps())
+    passes = [each.rows for epochs in one.plan for each in epochs]
+    assert all(map(np.array_equal, given, passes))
+    assert len(given) == len(passes) == 4

@@ -147,6 +147,9 @@ def test_names_tell_runs_apart() -> None:
         ({"seed": "a"}, ["seed", "'a'", "whole number"]),
         ({"seed": -1}, ["seed", "-1", "at least 0"]),
         ({"dataset": ["digits"]}, ["dataset", "['digits']"]),
+        ({"freeze_after": 9}, ["freeze_after", "9", "less than the number of tasks, 5"]),
+        ({"freeze_after": 2, "tasks": [5, 5]}, ["freeze_after", "2", "number of tasks, 2"]),
+        ({"method": "bic", "setting": "offline"}, ["setting is 'offline'", "a single pass"]),
     ],
     ids=str,
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dualcba import Dataset, Learner
 from dualcba.checks import check_learner
@@ -18,6 +21,7 @@ from dualcba.losses import identity
 from dualcba.memories import Balanced
 from dualcba.methods import METHODS, method_names
 from dualcba.nets import make_network
+from dualcba.normalization import modes
 from dualcba.randomness import pack, unpack
 
 COMPARISON = ["icarl", "lucir", "bic", "er-ace", "ss-il"]
@@ -111,6 +115,52 @@ def test_a_step_reads_nothing_on_the_host(
         learner.method.loss(new, mem, identity)
         if isinstance(learner.memory, Balanced):
             learner.memory._rows(draw["slots"], y)
+
+
+@pytest.mark.parametrize(
+    ("name", "often"), [("icarl", {"means": 3}), ("lucir", {"tune": 20}), ("bic", {"fit": 250})]
+)
+def test_what_is_done_often_outside_the_step_can_be_captured(
+    name: str, often: dict[str, int], make_learner: Make, teach: Any, images: Dataset
+) -> None:
+    """By the engine, always the same work for the same key, and nothing read on the host."""
+    learner = make_learner(name, network("mlp"), buffer=24)
+    teach(learner, tasks=2)
+    calls: list[tuple[Any, ...]] = []
+    run = learner.method.context.run
+    learner.method.context.run = lambda *call: calls.append(call) or run(*call)
+    learner.end_task()
+    for _ in range(3):
+        learner.predict(images.test_x)
+    assert Counter(key[0] for key, *_ in calls) == often
+    assert len({(key, *(t.shape for t in inputs)) for key, _, *inputs in calls}) == 1
+    _, fn, *inputs = calls[0]
+    with FakeTensorMode(allow_non_fake_inputs=True), modes(learner.network):
+        fn(*(torch.zeros_like(t) for t in inputs))
+
+
+@pytest.mark.parametrize("name", ["icarl", "lucir", "bic"])
+def test_the_end_of_a_task_waits_for_its_labels_alone(
+    name: str, make_learner: Make, teach: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples chosen by a mask, or one by one, would wait for the device each time."""
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            name = func.overloadpacket.__name__
+            seen[name] += 1
+            index = args[1] if name in ("index", "index_put_") else ()
+            assert not any(t is not None and t.dtype == torch.bool for t in index)
+            return func(*args, **kwargs or {})
+
+    learner = teach(make_learner(name, network("mlp"), buffer=24))
+    monkeypatch.setattr(F, "one_hot", lambda y, n: (y.unsqueeze(-1) == torch.arange(n)).long())
+    seen: Counter[str] = Counter()
+    with Watch():
+        learner.end_task()
+    assert not seen.keys() & {"nonzero", "_local_scalar_dense", "bincount", "masked_select"}
 
 
 @pytest.mark.gpu

@@ -208,6 +208,14 @@ def test_a_hundred_classes_in_ten_tasks() -> None:
     assert len(draw("predictions", group, "p")[0]) == 2
 
 
+def test_a_panel_above_an_empty_place_has_its_own_steps(served: tuple[Served, ...]) -> None:
+    (plot,), _ = draw("stability", served[:2], "name")  # five tasks, three to a row
+    panels = plot.figure.axes
+    assert [ax.axison for ax in panels] == [True] * 5 + [False]
+    labelled = [any(t.label1.get_visible() for t in ax.xaxis.get_major_ticks()) for ax in panels]
+    assert labelled[:5] == [False, False, True, True, True]
+
+
 def test_a_run_that_stands_under_two_norms_is_one_line(served: tuple[Served, ...]) -> None:
     er, dual = served[:2]
     without = replace(dual, entry=replace(dual.entry, row="ER-Dual-CBA without IBN", norm="bn"))

@@ -19,13 +19,13 @@ from dualcba.evaluation import NORMS
 from dualcba.experiments.catalog import Experiment
 from dualcba.report.comparison import Cell, Measure, Result, Row, Served, known, rows, serve
 from dualcba.report.gains import Gain, Gap, gains, in_one_line
-from dualcba.report.names import MISSING, score
+from dualcba.report.names import MISSING, score, seeds
 from dualcba.report.tables import number, p_value
 
 WIDE = 3
 """With more scores than these, a row has a line for each normalisation instead of a column."""
 
-CAPTION = "mean ± 95 % interval over {seeds} seed(s)"
+CAPTION = "mean ± 95 % interval over {seeds}"
 BESIDE = "; Δ is ours minus the paper's, under the normalisation that is named"
 SMALL = "; handwritten digits: the paper's values do not apply"
 GAIN = "gain over the base, seed by seed; p of a paired t test"
@@ -59,9 +59,9 @@ def show(
 
 
 def _caption(served: list[Served], found: list[Gain], *, small: bool) -> str:
-    seeds = "/".join(map(str, sorted({len(s.results) for s in served})))
+    over = seeds(*(len(s.results) for s in served))
     beside = BESIDE if any(s.entry.paper for s in served) else ""
-    return CAPTION.format(seeds=seeds) + beside + (f"; {GAIN}" * bool(found)) + SMALL * small
+    return CAPTION.format(seeds=over) + beside + (f"; {GAIN}" * bool(found)) + SMALL * small
 
 
 # ---------------------------------------------------------------------- scores

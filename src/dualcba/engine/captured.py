@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualcba.engine.eager import Input
+from dualcba.transfer import to_device
 
 MOST = 64
 """How many graphs are kept."""
@@ -123,14 +124,14 @@ class Captured:
         return self.entries[key]
 
     def _upload(self, array: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
+        return to_device(torch.from_numpy(array), self.device)
 
     def receive(self, tensor: Tensor) -> Tensor:
         """On the device; what the caller's stream still writes or may free is waited for."""
         if not tensor.is_cuda:
             host = tensor.clone() if tensor.is_pinned() else tensor  # the caller may write on it
             with torch.cuda.stream(self.stream):
-                return host.pin_memory().to(self.device, non_blocking=True)
+                return to_device(host, self.device)
         caller = torch.cuda.current_stream(tensor.device)
         self.stream.wait_stream(caller)
         with torch.cuda.stream(self.stream):

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualcba.transfer import to_device
+
 Input = Tensor | NDArray[np.int64]
 """A tensor on the device, or a small array on the host."""
 
@@ -56,11 +58,7 @@ class Eager:
         fn(*(t if isinstance(t, Tensor) else self._upload(t) for t in inputs))
 
     def _upload(self, array: NDArray[np.int64]) -> Tensor:
-        """Shared memory on a CPU; pinned and asynchronous on CUDA."""
-        host = torch.from_numpy(array)
-        if self.device.type == "cpu":
-            return host
-        return host.pin_memory().to(self.device, non_blocking=True)
+        return to_device(torch.from_numpy(array), self.device)
 
     def receive(self, tensor: Tensor) -> Tensor:
         """On the device."""

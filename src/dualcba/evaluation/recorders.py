@@ -39,7 +39,7 @@ AFTER = 5
 
 
 class Recorder:
-    """Watches one run.
+    """Watches one run; whoever calls it does so within the learner's `engine.scope()`.
 
     Parameters
     ----------

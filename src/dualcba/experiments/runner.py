@@ -137,7 +137,7 @@ class Run:
         train_x, train_y = train_x.to(device), train_y.to(device)
 
         def arrive(rows: Indices) -> Arrivals:
-            index = torch.from_numpy(rows).to(device)
+            index = engine.receive(torch.from_numpy(rows))  # the engine's: it may lag behind
             for k in range(len(rows)):
                 with engine.scope():
                     batch = train_x[index[k]], train_y[index[k]]

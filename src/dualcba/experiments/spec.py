@@ -126,6 +126,7 @@ class Spec:
             if getattr(self, field) is None and field not in foreign:
                 object.__setattr__(self, field, value)
         setting = parse_setting(self.setting)
+        said = "setting" if self.epochs is None else "epochs"  # what the number of passes is from
         if self.epochs is None:
             object.__setattr__(self, "epochs", OFFLINE_EPOCHS if setting.kind == "offline" else 1)
         if setting.kind == "semi" and not parse_method(self.method)[0].semi_supervised:
@@ -140,8 +141,9 @@ class Spec:
             wanted = "'mixed' where every sample has its label"
             raise ValueError(expected("labelled_batches", self.labelled_batches, wanted))
         if self.epochs != 1 and parse_method(self.method)[0].single_pass:
-            wanted = f"1: {self.method} only makes sense in a single pass"
-            raise ValueError(expected("epochs", self.epochs, wanted))
+            wanted = "one" if said == "setting" else "1"
+            wanted += f": {self.method} only makes sense in a single pass"
+            raise ValueError(expected(said, getattr(self, said), wanted))
         if not isinstance(self.options, dict):
             raise ValueError(expected("options", self.options, "names and values"))
         self._check_record()
@@ -286,11 +288,17 @@ def make_specs(options: dict[str, Any]) -> list[Spec]:
             return True
         return not any(field in ADAPTOR_OPTIONS[kind] for kind in kinds.values())
 
-    return [
+    specs = [
         Spec(**{f: v for f, v in options.items() if fits(f, m)}, method=m, seed=first + k)
         for m in dict.fromkeys(methods)
         for k in range(seeds)
     ]
+    for spec in specs:
+        tasks = spec.tasks if isinstance(spec.tasks, int) else len(spec.tasks)
+        if spec.freeze_after is not None and spec.freeze_after >= tasks:
+            wanted = f"less than the number of tasks, {tasks}"
+            raise ValueError(expected("freeze_after", spec.freeze_after, wanted))
+    return specs
 
 
 def read_toml(path: Path) -> dict[str, Any]:

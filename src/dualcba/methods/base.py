@@ -6,7 +6,7 @@ raw or at adapted logits, and gives every method CBA, Dual-CBA, IBN and the fast
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -22,6 +22,11 @@ from dualcba.memory import Memory, Reservoir
 from dualcba.nets import Network
 
 
+def directly(key: Hashable, fn: Callable[..., None], *inputs: Tensor) -> None:
+    """Call it."""
+    fn(*inputs)
+
+
 @dataclass
 class Context:
     """What a method may use of the learner it works in."""
@@ -34,6 +39,11 @@ class Context:
     batch_size: int
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
     """Enter it around forwards of the method's own, inside the step."""
+
+    run: Callable[..., None] = directly
+    """`run(key, fn, *inputs)`: work outside the step that is done often, such as an epoch at a
+    task's end. Calls with equal keys do the same on inputs of equal shapes, in place and without
+    waiting for the device; on a GPU they become one launch."""
 
 
 class Method(nn.Module):

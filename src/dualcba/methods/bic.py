@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,6 +14,7 @@ from dualcba.losses import Adapt, Batch
 from dualcba.methods.base import Context
 from dualcba.methods.exemplars import ExemplarMethod
 from dualcba.methods.teacher import distillation, join, sum_of_means
+from dualcba.optimizers import Adam
 
 
 class BiC(ExemplarMethod):
@@ -51,12 +51,18 @@ class BiC(ExemplarMethod):
         self.register_buffer("beta", weight.new_zeros(len(weight)))
         for name in ("quota", "arrived"):
             self.register_buffer(name, weight.new_zeros((), dtype=torch.long))
+        self.free = weight.new_zeros(2, dtype=torch.float64)  # α and β, while they are fitted
+        cuda = weight.is_cuda
+        self.adam = Adam([self.free], self.fitting_lr, fused=True, capturable=cuda)
 
     def begin_task(self) -> None:
         """Hold out as many new samples as exemplars."""
         super().begin_task()
-        self.quota.fill_(len(self.memory.y[self.memory.validation]))
+        self.quota.fill_(self._quota())
         self.arrived.zero_()
+
+    def _quota(self) -> int:
+        return len(self.memory.y[self.memory.validation])
 
     def correct(self, z: Tensor) -> Tensor:
         """α·z + β, of each class its own."""
@@ -86,11 +92,11 @@ class BiC(ExemplarMethod):
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Fit the correction of the newest classes, then choose exemplars."""
-        held = self.is_held_out(torch.arange(len(y), device=y.device))
+        held = slice(0, self._quota() * self.one_in, self.one_in)  # as `is_held_out` says
         rows = self.memory.validation
-        val_x = torch.cat([self.memory.x[rows], x[held]])
-        val_y = torch.cat([self.memory.y[rows], y[held]])
-        if len(val_y) and bool(held.any()):
+        if len(y[held]):
+            val_x = torch.cat([self.memory.x[rows], x[held]])
+            val_y = torch.cat([self.memory.y[rows], y[held]])
             self.fit(self.embed(val_x)[0], val_y)
         super().end_task(x, y)
 
@@ -98,22 +104,31 @@ class BiC(ExemplarMethod):
         """Corrected logits."""
         return self.correct(self.context.network(x)[0])
 
+    @torch.no_grad()
     def fit(self, z: Tensor, y: Tensor) -> None:
-        """α, β by which logits z are right about y; on the host, for the steps are tiny."""
-        new = self.context.sets.new
-        rest = self.correct(z).masked_fill(new, -torch.inf).logsumexp(1)  # of the other classes
-        own, weight = F.one_hot(y, len(new))[:, new], 1 / torch.bincount(y)[y]
-        arrays = [t.double().cpu().numpy() for t in (z[:, new], rest, own, weight)]
-        parts = math.ceil(len(y) / self.context.batch_size)
-        batches = [[a[k::parts] for a in arrays] for k in range(parts)]  # old and new in each
-        free, mean, square = np.array([1.0, 0.0]), np.zeros(2), np.zeros(2)
-        for t, (Z, R, Y, w) in enumerate(batches * self.epochs, start=1):
-            q = free[0] * Z + free[1]
-            total = np.logaddexp(R, np.logaddexp.reduce(q, 1))
-            error = (np.exp(q - total[:, None]) - Y) * (w / w.sum())[:, None]
-            slope = np.array([(error * Z).sum(), error.sum()])
-            mean, square = 0.9 * mean + 0.1 * slope, 0.999 * square + 0.001 * slope**2
-            step = (mean / (1 - 0.9**t)) / (np.sqrt(square / (1 - 0.999**t)) + 1e-8)  # Adam
-            free -= self.fitting_lr * step
-        self.alpha.masked_fill_(new, free[0])
-        self.beta.masked_fill_(new, free[1])
+        """α, β by which logits z are right about y: q is α·z + β for the newest classes alone."""
+        new, n = self.context.sets.new, len(y)
+        parts = math.ceil(n / self.context.batch_size)
+        rows = torch.arange(math.ceil(n / parts) * parts, device=y.device).view(-1, parts).T
+        there, rows = rows < n, rows.clamp(max=n - 1)  # old and new in each of the parts
+        of = F.one_hot(y, len(new)).double()
+        weight = (of / of.sum(0).clamp(min=1)).sum(1)[rows] * there  # every class weighs the same
+        weight = (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
+        rest = self.correct(z).masked_fill(new, 0.0).double()[rows]
+        slopes = torch.stack([z * new, new.expand_as(z)]).double()  # of q, by α and by β
+        inputs = slopes[:, rows].transpose(0, 1).flatten(2), rest, of[rows], weight
+
+        for value in self.adam.state.get(self.free, {}).values():
+            value.zero_()
+        self.free[0], self.free[1] = 1.0, 0.0
+        for _ in range(self.epochs):
+            self.context.run(("fit", n), self._fit, *inputs)
+        for live, value in zip((self.alpha, self.beta), self.free, strict=True):
+            live.copy_(torch.where(new, value.to(live.dtype), live))
+
+    def _fit(self, slopes: Tensor, rest: Tensor, of: Tensor, weight: Tensor) -> None:
+        """One epoch, part by part: (2, n·C), (n, C), (n, C) and (n, 1) each."""
+        for slope, fixed, own, w in zip(slopes, rest, of, weight, strict=True):
+            q = fixed + (self.free @ slope).view_as(fixed)
+            self.free.grad = slope @ ((q.softmax(1) - own) * w).flatten()
+            self.adam.step()

@@ -80,6 +80,9 @@ class ICaRL(ExemplarMethod):
 
     def before_scores(self) -> None:
         """Means of the exemplars by the network as it is now; running means for the rest."""
+        self.context.run(("means", self.memory.filled), self._average)
+
+    def _average(self) -> None:
         sums, has = self.sums, self.counts > 0
         if self.memory.filled:
             rows = slice(self.memory.filled)

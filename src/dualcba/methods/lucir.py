@@ -115,9 +115,15 @@ class LUCIR(ExemplarMethod):
         x, y = self.memory.x[: self.memory.filled], self.memory.y[: self.memory.filled]
         if self.context.sets.task == 0 or not len(y):
             return
-        h, parameters = self.embed(x)[1], list(self.head.parameters())
+        h = self.embed(x)[1]
+        for _ in range(self.epochs):
+            self.context.run(("tune", len(y)), self._tune, h, y)
+
+    def _tune(self, h: Tensor, y: Tensor) -> None:
+        """One epoch of the classifier."""
+        parameters = list(self.head.parameters())
         parts = math.ceil(len(y) / self.context.batch_size)
-        for k in list(range(parts)) * self.epochs:  # y is sorted, so the parts are alike
+        for k in range(parts):  # y is sorted, so the parts are alike
             loss = F.cross_entropy(self.head(h[k::parts]), y[k::parts])
             grads = torch.autograd.grad(loss, parameters)  # .grad is the learner's own
             torch._foreach_add_([p.detach() for p in parameters], grads, alpha=-self.tuning_lr)

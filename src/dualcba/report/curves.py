@@ -190,6 +190,8 @@ def _stability(served: Sequence[Served], name: str, title: str, norm: str) -> Pl
     cells[0].set(ylim=(0, min(top, 100)), yticks=[0, min(top, 100) // 2, min(top, 100)])
     for ax in cells[len(shown) :]:
         ax.set_axis_off()
+    for ax in cells[len(shown) - columns : len(shown)]:  # nothing stands below these
+        ax.tick_params(labelbottom=True)
     figure.supxlabel("step", fontsize=11)
     figure.supylabel("accuracy (%)", fontsize=11)
     key(figure, [s.entry.row for s in served], colours(served))

@@ -36,6 +36,16 @@ def method_title(name: str) -> str:
     return (title.rstrip("+") if kind else title) + KINDS[kind]
 
 
+def seeds(*counts: int) -> str:
+    """How many seeds stand behind what is shown together.
+
+    >>> seeds(1), seeds(3), seeds(3, 1, 3)
+    ('1 seed', '3 seeds', '1/3 seeds')
+    """
+    numbers = sorted(set(counts))
+    return f"{'/'.join(map(str, numbers))} seed{'s' * (numbers != [1])}"
+
+
 @dataclass(frozen=True)
 class Score:
     """A score's title, whether more is better, its definition; what is a cost has no norm."""

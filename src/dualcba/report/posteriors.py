@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualcba.report.comparison import Served
-from dualcba.report.names import NORMS
+from dualcba.report.names import NORMS, seeds
 from dualcba.report.runs import task_classes
 from dualcba.report.style import (
     BLUE,
@@ -296,7 +296,7 @@ def _alignment(s: Served, name: str, title: str) -> Plot:
     smoothed = ", smoothed; raw values pale" if points >= SMOOTH else ""
     caption = (
         f"Alignment of the gradients on training data and on the memory, {s.entry.row}, {title}"
-        f"{beside}; mean over {len(recordings)} seed(s){smoothed}."
+        f"{beside}; mean over {seeds(len(recordings))}{smoothed}."
     )
     return Plot(name, caption, f"Gradient alignment over steps of {s.entry.row}", figure)
 

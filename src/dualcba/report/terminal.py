@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 
 from dualcba.evaluation import NORMS, interval
+from dualcba.report.names import seeds
 
 COLUMNS = {"acc": "ACC ↑", "fm": "FM ↓", "acc_auc": "AUC ↑"}
 
@@ -19,10 +20,10 @@ def summary(results: Iterable[dict[str, Any]]) -> Table:
     for result in results:
         groups.setdefault(result["method"], []).append(result)
     first = next(iter(groups.values()))[0]
-    seeds = sorted({len({r["seed"] for r in group}) for group in groups.values()})
+    over = seeds(*(len({r["seed"] for r in group}) for group in groups.values()))
     table = Table(
         title=f"{first['dataset']}, {first['setting']}, buffer {first['buffer']}",
-        caption=f"percent; mean ± 95 % interval over {'/'.join(map(str, seeds))} seed(s)",
+        caption=f"percent; mean ± 95 % interval over {over}",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
