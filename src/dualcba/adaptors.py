@@ -165,8 +165,10 @@ class Adaptor(nn.Module):
 
     def _fused(self, z: Tensor) -> bool:
         """Whether the kernels do it."""
-        usual = self.space == "logit" and not (self.specific and self.specific.individual)
-        return usual and fused_outer.applies(z, *self.parameters())
+        if not z.is_cuda or self.space != "logit":
+            return False
+        individual = self.specific is not None and self.specific.individual
+        return not individual and fused_outer.applies(z, *self.parameters())
 
     def _weights(self) -> tuple[fused_outer.Weights | None, fused_outer.Weights | None]:
         """Those of ω and of ν."""

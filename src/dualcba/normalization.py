@@ -49,21 +49,24 @@ def grouped(
     ...     layer(x).detach().flatten().round(decimals=3).tolist()
     [-1.0, 1.0, -1.0, 1.0]
     """
-    for layer in layers:
-        layer.parts, layer.cumulative = groups, cumulative  # type: ignore[assignment]
-        layer.forward = partial(_by_part, layer, layer.forward)  # type: ignore[method-assign]
+    for layer in layers:  # past nn.Module's __setattr__, which takes its time
+        forward = partial(_by_part, layer, layer.forward)
+        vars(layer).update(parts=groups, cumulative=cumulative, forward=forward)
     try:
         yield
     finally:
         for layer in layers:
-            del layer.parts, layer.cumulative, layer.forward
+            for name in ("parts", "cumulative", "forward"):
+                del vars(layer)[name]
 
 
 def _by_part(layer: _BatchNorm, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    momentum, outputs = layer.momentum, []
-    for k, part in enumerate(x.chunk(layer.parts)):  # type: ignore[arg-type]
-        if layer.cumulative and momentum is not None:
-            layer.momentum = momentum / (1.0 + k * momentum)
+    parts, momentum = x.chunk(layer.parts), layer.momentum  # type: ignore[arg-type]
+    if not layer.cumulative or momentum is None:
+        return torch.cat([forward(part) for part in parts])
+    outputs = []
+    for k, part in enumerate(parts):
+        layer.momentum = momentum / (1.0 + k * momentum)
         outputs.append(forward(part))
     layer.momentum = momentum
     return torch.cat(outputs)

@@ -1,9 +1,10 @@
-"""SGD and Adam as torch has them, without the compiler that they would bring along.
+"""SGD and Adam as torch has them, without what surrounds them there.
 
 torch wraps the methods of its optimisers so that `torch.compile` leaves them alone, and the first
 call of any of them imports all of that compiler: seconds of a start, for a learner that compiles
 nothing. Here the same methods are called as they are inside; of another torch, whose wrappers
-cannot be looked through, they are the wrapped ones.
+cannot be looked through, they are the wrapped ones. Nor are there hooks or marks for a profiler,
+which a small step on a CPU would notice.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ class _Unwrapped(Optimizer):
     """What every optimiser does."""
 
     add_param_group = unwrap(Optimizer.add_param_group)
-    zero_grad = unwrap(Optimizer.zero_grad)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients; they are never kept as zeros."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = None
 
 
 class SGD(_Unwrapped, torch.optim.SGD):
@@ -33,6 +39,8 @@ class SGD(_Unwrapped, torch.optim.SGD):
         """Move the parameters by their gradients."""
         return _sgd_step(self, closure)
 
+    step.hooked = True  # type: ignore[attr-defined]  # else torch wraps it for its profiler
+
 
 class Adam(_Unwrapped, torch.optim.Adam):
     """`torch.optim.Adam`."""
@@ -41,3 +49,5 @@ class Adam(_Unwrapped, torch.optim.Adam):
     def step(self, closure: Any = None) -> Any:
         """Move the parameters by their gradients."""
         return _adam_step(self, closure)
+
+    step.hooked = True  # type: ignore[attr-defined]
