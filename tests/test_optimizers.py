@@ -47,6 +47,18 @@ def test_they_do_what_torchs_do(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_hooks_on_steps_are_called(name: str) -> None:
+    p = torch.ones(2, requires_grad=True)
+    optimizer, calls = getattr(optimizers, name)([p], lr=0.1), []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    p.sum().backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    assert calls == ["before", "after"]
+    assert bool((p < 1).all())
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_learner_imports_no_compiler(device: str) -> None:
     command = [sys.executable, "-c", LEARN.format(device=device)]
