@@ -84,6 +84,15 @@ def test_under_autocast_no_weights_of_former_steps_are_met_again(method: str) ->
         assert torch.equal(live(make_learner(same, method=method, precision="bf16")), answers)
 
 
+def test_a_state_can_be_loaded_in_inference_mode() -> None:
+    first, second = make_learner(), make_learner()
+    live(first)
+    state = first.state_dict()
+    with torch.inference_mode():
+        second.load_state_dict(state)
+    assert torch.equal(live(second), live(first))
+
+
 def test_samples_made_in_inference_mode_can_be_learnt_from() -> None:
     learner = make_learner()
     learner.new_task([0, 1])

@@ -370,14 +370,15 @@ class Learner:
             raise ValueError(f"the state's meta has no entry {sorted(lacking) or 'rng'}")
         self.tasks.check(meta)
         compare(self.state_dict()["tensors"], state["tensors"])
-        tensors = {k: self.engine.receive(v) for k, v in state["tensors"].items()}
-        with self.engine.scope():
-            restore(tensors, self._parts(), self._optimizers())
-            self.lr.copy_(tensors["lr"])
-            self.losses.values.copy_(tensors["losses"])
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.lr
-            self.tasks.load(tensors, meta)
+        with undisturbed(self.device):
+            tensors = {k: self._receive(v) for k, v in state["tensors"].items()}
+            with self.engine.scope():
+                restore(tensors, self._parts(), self._optimizers())
+                self.lr.copy_(tensors["lr"])
+                self.losses.values.copy_(tensors["losses"])
+                for group in self.optimizer.param_groups:
+                    group["lr"] = self.lr
+                self.tasks.load(tensors, meta)
         self.outer.rng.set_state(state["tensors"]["weights_rng"].cpu())
         for name, value in meta["rng"].items():
             self.draws.rng[name].bit_generator.state = value
