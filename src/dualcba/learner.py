@@ -331,6 +331,8 @@ class Learner:
 
     def _scores(self, x: ArrayLike | Tensor) -> Tensor:
         samples = self._samples(x, "given")
+        if samples.is_cuda:  # within `evaluating` the caller's stream is not the current one
+            samples = self.engine.receive(samples)
         with self.evaluating("ibn" if self.ibn else "bn"):
             parts = torch.split(samples, PREDICT_BATCH)
             return torch.cat([self.scores(self.engine.receive(p)) for p in parts]).cpu()
