@@ -263,6 +263,9 @@ class Learner:
     def observe(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor) -> None:
         """Learn from one batch of the stream: raw samples (n, *input_shape) and labels (n,)."""
         samples = self._samples(x, "observed")
+        if len(samples) <= self.method.labelled:
+            wanted = f"more than the {self.method.labelled} labelled ones that lead a batch"
+            raise ValueError(expected("number of observed samples", len(samples), wanted))
         low = -1 if self.method.unlabelled else 0
         labels = check_labels(y, len(samples), self.sets.num_classes, "observed", low)
         known = (labels >= 0).cpu().numpy() if self.method.unlabelled else None
