@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dualcba import Learner
+from dualcba import Learner, fused
 from dualcba.fused import applies, conv_norm, folds
 from dualcba.nets import Network, ResNet18
 from dualcba.norm_layers import convert_normalization
@@ -112,6 +112,24 @@ def test_the_kernels_do_what_the_layers_do(case: tuple[Any, ...], training: bool
     assert applies(norm, conv(torch.zeros(2, 8, 4, 4, device="cuda").to(memory_format=LAST)))
     compare(case, "cuda", training=training)
     torch.backends.cudnn.allow_tf32 = before
+
+
+def test_only_cudnns_own_convolutions_take_the_normalisation(monkeypatch: Any) -> None:
+    conv = nn.Conv2d(4, 8, 3, bias=False).to(torch.bfloat16)
+    norm, x = nn.BatchNorm2d(8).eval(), torch.zeros(2, 4, 6, 6)
+    monkeypatch.setattr(fused, "applies", lambda *_: True)
+
+    def taken(capability: int) -> bool:
+        fused._has_bfloat16_convolutions.cache_clear()
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (capability, 0))
+        with torch.no_grad():
+            return folds(conv, norm, x)
+
+    assert taken(8)
+    assert not taken(7)  # no bfloat16 in cuDNN
+    with torch.backends.cudnn.flags(enabled=False):
+        assert not taken(8)
+    fused._has_bfloat16_convolutions.cache_clear()
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -67,6 +68,29 @@ def test_modes_around_the_learner_change_nothing(mode: str, method: str) -> None
     answers = live(make_learner(method=method))
     with MODES[mode]():
         assert torch.equal(live(make_learner(network, method=method)), answers)
+
+
+class Own(nn.Linear):
+    """A layer that autocast lowers, not the learner."""
+
+
+@pytest.mark.parametrize("method", ["er-dual-cba", "icarl", "lucir"])
+def test_under_autocast_no_weights_of_former_steps_are_met_again(method: str) -> None:
+    layers = (Own(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    network = nn.Sequential(*layers)
+    same = copy.deepcopy(network)
+    answers = live(make_learner(network, method=method, precision="bf16"))
+    with MODES["autocast"]():
+        assert torch.equal(live(make_learner(same, method=method, precision="bf16")), answers)
+
+
+def test_a_state_can_be_loaded_in_inference_mode() -> None:
+    first, second = make_learner(), make_learner()
+    live(first)
+    state = first.state_dict()
+    with torch.inference_mode():
+        second.load_state_dict(state)
+    assert torch.equal(live(second), live(first))
 
 
 def test_samples_made_in_inference_mode_can_be_learnt_from() -> None:

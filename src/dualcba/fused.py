@@ -78,7 +78,15 @@ def folds(conv: nn.Module, norm: _BatchNorm, x: Tensor) -> bool:
         and not conv._forward_pre_hooks
         and conv.weight.dtype is torch.bfloat16
         and applies(norm, x)
+        and torch.backends.cudnn.enabled
+        and _has_bfloat16_convolutions(x.device)
     )
+
+
+@cache
+def _has_bfloat16_convolutions(device: torch.device) -> bool:
+    """Whether cuDNN has them there; elsewhere torch has its own, of which no ReLU is a part."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 8
 
 
 @cache

@@ -263,6 +263,9 @@ class Learner:
     def observe(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor) -> None:
         """Learn from one batch of the stream: raw samples (n, *input_shape) and labels (n,)."""
         samples = self._samples(x, "observed")
+        if len(samples) <= self.method.labelled:
+            wanted = f"more than the {self.method.labelled} labelled ones that lead a batch"
+            raise ValueError(expected("number of observed samples", len(samples), wanted))
         low = -1 if self.method.unlabelled else 0
         labels = check_labels(y, len(samples), self.sets.num_classes, "observed", low)
         known = (labels >= 0).cpu().numpy() if self.method.unlabelled else None
@@ -331,6 +334,8 @@ class Learner:
 
     def _scores(self, x: ArrayLike | Tensor) -> Tensor:
         samples = self._samples(x, "given")
+        if samples.is_cuda:  # within `evaluating` the caller's stream is not the current one
+            samples = self.engine.receive(samples)
         with self.evaluating("ibn" if self.ibn else "bn"):
             parts = torch.split(samples, PREDICT_BATCH)
             return torch.cat([self.scores(self.engine.receive(p)) for p in parts]).cpu()
@@ -370,14 +375,15 @@ class Learner:
             raise ValueError(f"the state's meta has no entry {sorted(lacking) or 'rng'}")
         self.tasks.check(meta)
         compare(self.state_dict()["tensors"], state["tensors"])
-        tensors = {k: self.engine.receive(v) for k, v in state["tensors"].items()}
-        with self.engine.scope():
-            restore(tensors, self._parts(), self._optimizers())
-            self.lr.copy_(tensors["lr"])
-            self.losses.values.copy_(tensors["losses"])
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.lr
-            self.tasks.load(tensors, meta)
+        with undisturbed(self.device):
+            tensors = {k: self._receive(v) for k, v in state["tensors"].items()}
+            with self.engine.scope():
+                restore(tensors, self._parts(), self._optimizers())
+                self.lr.copy_(tensors["lr"])
+                self.losses.values.copy_(tensors["losses"])
+                for group in self.optimizer.param_groups:
+                    group["lr"] = self.lr
+                self.tasks.load(tensors, meta)
         self.outer.rng.set_state(state["tensors"]["weights_rng"].cpu())
         for name, value in meta["rng"].items():
             self.draws.rng[name].bit_generator.state = value

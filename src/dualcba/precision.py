@@ -51,7 +51,8 @@ class Precision:
         return self.network.lowered(torch.bfloat16) if self.bf16 else nullcontext()
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Entered inside captured functions only: cached casts of weights must not outlive one."""
+        """Casts of weights are not kept: where an autocast is around they would outlive a step,
+        or, cast before a function is captured, be read by its graph for ever."""
         if not self.bf16:
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)

@@ -377,6 +377,20 @@ def test_the_search_for_nan_waits_for_the_steps_before_it(
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("exact")
+def test_answers_wait_for_what_the_caller_is_still_writing(
+    images: Dataset, make_learner: Make, make_batches: Any
+) -> None:
+    learner = settled(make_learner, make_batches)
+    want = learner.predict_proba(images.test_x)
+    ready, x = images.test_x.cuda(), torch.zeros_like(images.test_x, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda._sleep(400_000_000)
+    x.copy_(ready)
+    assert torch.equal(learner.predict_proba(x), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
 def test_accuracy_waits_for_its_counts(
     images: Dataset, make_learner: Make, make_batches: Any
 ) -> None:

@@ -564,3 +564,17 @@ def test_a_method_that_is_not_semi_supervised_is_refused(method: str) -> None:
     wanted = f"the setting 'semi-0.2' does not fit the method '{method}', expected a method that"
     with pytest.raises(ValueError, match=wanted):
         Spec(method=method, setting="semi-0.2")
+
+
+@pytest.mark.parametrize("n", [3, 4])
+def test_a_batch_of_no_more_than_the_labelled_ones_is_told_so(n: int) -> None:
+    """Without anything unlabelled the strong view would be empty, and batch statistics NaN."""
+    layers = (torch.nn.Flatten(), torch.nn.Linear(192, 8), torch.nn.BatchNorm1d(8))
+    network = torch.nn.Sequential(*layers, torch.nn.Linear(8, 4))
+    learner = Learner(network, (3, 8, 8), 4, method=FixMatch(ER(), labelled=4), device="cpu")
+    learner.new_task([0, 1])
+    x, y = torch.zeros(6, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0, 1, -1, -1])
+    with pytest.raises(ValueError, match=f"samples is {n}, expected more than the 4 labelled"):
+        learner.observe(x[:n], y[:n])
+    learner.observe(x, y)
+    assert learner.step == 1
