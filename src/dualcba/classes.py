@@ -54,7 +54,9 @@ class ClassSets(nn.Module):
 
     def set_new(self, classes: Sequence[int]) -> None:
         """Say anew, in place, which classes the current task brings."""
-        index = to_device(torch.tensor(list(classes), dtype=torch.long), self.new.device)
+        index = to_device(
+            torch.tensor(list(classes), dtype=torch.long, device="cpu"), self.new.device
+        )
         self.new.zero_().index_fill_(0, index, True)
         self.seen.logical_or_(self.new)
         self.owner.copy_(self.before.masked_fill(self.new, self.task))

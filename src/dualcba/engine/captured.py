@@ -31,7 +31,10 @@ class _Mail:
     def __init__(self, static: Tensor) -> None:
         self.static = static
         shape, dtype = static.shape, static.dtype
-        self.slots = [torch.empty(shape, dtype=dtype, pin_memory=True) for _ in range(AHEAD)]
+        host = torch.device("cpu")  # whatever the default device is
+        self.slots = [
+            torch.empty(shape, dtype=dtype, device=host, pin_memory=True) for _ in range(AHEAD)
+        ]
         self.read: list[torch.cuda.Event | None] = [None] * AHEAD
         self.turn = 0
 

@@ -55,7 +55,8 @@ class Eager:
 
     def run(self, key: Hashable, fn: Callable[..., None], *inputs: Input) -> None:
         """Call it."""
-        fn(*(t if isinstance(t, Tensor) else self._upload(t) for t in inputs))
+        with self.scope():
+            fn(*(t if isinstance(t, Tensor) else self._upload(t) for t in inputs))
 
     def _upload(self, array: NDArray[np.int64]) -> Tensor:
         return to_device(torch.from_numpy(array), self.device)
@@ -72,8 +73,8 @@ class Eager:
         """Nothing is under way."""
 
     def scope(self) -> AbstractContextManager[object]:
-        """The current stream."""
-        return nullcontext()
+        """The current stream; of several GPUs its own, where our kernels are to be launched."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def finish(self) -> None:
         """Everything runs on the caller's own stream: nothing to wait for."""
