@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 from dualcba import Learner, Transform
+from dualcba.nets import Network
 from dualcba.nets import make_network as make_network_by_name
+from dualcba.precision import Precision
 
 
 @contextmanager
@@ -202,3 +204,14 @@ def test_the_package_runs_as_a_module() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "online" in done.stdout
+
+
+@pytest.mark.parametrize(("capability", "bf16"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_auto_is_bfloat16_where_the_gpu_has_it(
+    capability: tuple[int, int], bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    network = Network(nn.Linear(3, 2), (3,), 2)
+    assert Precision("auto", torch.device("cuda"), network).bf16 is bf16
+    assert not Precision("auto", torch.device("cpu"), network).bf16
+    assert Precision("bf16", torch.device("cpu"), network).bf16

@@ -39,10 +39,10 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 
 
 class Precision:
-    """What a network computes in: `"fp32"`, `"bf16"`, or `"auto"`, bfloat16 on CUDA alone."""
+    """What a network computes in: `"fp32"`, `"bf16"`, or `"auto"`, bfloat16 where a GPU has it."""
 
     def __init__(self, name: str, device: torch.device, network: Network) -> None:
-        self.bf16 = name == "bf16" or (name == "auto" and device.type == "cuda")
+        self.bf16 = name == "bf16" or (name == "auto" and _has_bfloat16(device))
         self.device = device
         self.network = network
 
@@ -56,3 +56,8 @@ class Precision:
         if not self.bf16:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    """Whether it is a GPU with bfloat16 in its own units, as all are since Ampere."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
