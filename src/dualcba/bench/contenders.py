@@ -25,8 +25,8 @@ SLOW = ("usual",)
 def contenders(methods: Sequence[str], against: Sequence[str] = tuple(AGAINST)) -> dict[Name, Make]:
     """dualcba's own learner for each method, and the others where they have that method.
 
-    >>> [" ".join(name) for name in contenders(["er", "derpp"], ["bare"])]
-    ['er dualcba', 'er bare', 'derpp dualcba']
+    >>> [" ".join(name) for name in contenders(["er", "clser"], ["bare"])]
+    ['er dualcba', 'er bare', 'clser dualcba']
     """
     for other in against:
         if other not in AGAINST:

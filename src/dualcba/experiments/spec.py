@@ -16,7 +16,7 @@ from dualcba.data import DATASETS
 from dualcba.errors import at_least, expected, unknown
 from dualcba.evaluation import ANYTIME, RECORDERS
 from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_setting
-from dualcba.methods import check_options, parse_method
+from dualcba.methods import METHODS, check_options, parse_method
 from dualcba.nets import NETWORKS
 from dualcba.norm_layers import NORMALIZATIONS
 from dualcba.outer import LEVELS
@@ -130,9 +130,8 @@ class Spec:
         if self.epochs is None:
             object.__setattr__(self, "epochs", OFFLINE_EPOCHS if setting.kind == "offline" else 1)
         if setting.kind == "semi" and not parse_method(self.method)[0].semi_supervised:
-            wanted = (
-                "a method that is a sum over logits of reservoir draws, such as 'er' or 'derpp'"
-            )
+            fit = [name for name, m in METHODS.items() if m.semi_supervised]
+            wanted = f"a method that is a sum over logits of reservoir draws: {', '.join(fit)}"
             raise ValueError(
                 f"the setting {self.setting!r} does not fit the method {self.method!r}, "
                 f"expected {wanted}"

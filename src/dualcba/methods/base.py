@@ -53,6 +53,9 @@ class Method(nn.Module):
     of the rest they need.
     """
 
+    title: str = ""
+    """What tables call it, as its paper does; its name where nothing is said."""
+
     draws: int = 1
     """How many independent memory draws a step makes."""
 

@@ -35,6 +35,7 @@ class BiC(ExemplarMethod):
     Wu et al., Large scale incremental learning, 2019.
     """
 
+    title = "BiC"
     single_pass = True  # a second epoch would train on what the first held out
     held_out, one_in = 10, 8
     temperature, epochs, fitting_lr = 2.0, 250, 1e-3

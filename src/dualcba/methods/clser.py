@@ -44,6 +44,7 @@ class CLSER(Method):
     complementary learning system, ICLR 2022.
     """
 
+    title = "CLSER"
     semi_supervised = True
 
     def __init__(

@@ -27,6 +27,7 @@ class DERpp(Method):
     NeurIPS 2020.
     """
 
+    title = "DER++"
     semi_supervised = True
     draws = 2
     columns = ("logits", "raw_logits")

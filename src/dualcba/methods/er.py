@@ -18,6 +18,7 @@ class ER(Method):
     Chaudhry et al., On tiny episodic memories in continual learning, 2019.
     """
 
+    title = "ER"
     semi_supervised = True
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:

@@ -20,6 +20,7 @@ class ERACE(Method):
     learning, 2022.
     """
 
+    title = "ER-ACE"
     adaptable = False
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:

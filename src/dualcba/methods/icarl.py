@@ -33,6 +33,7 @@ class ICaRL(ExemplarMethod):
     Rebuffi et al., iCaRL: incremental classifier and representation learning, 2017.
     """
 
+    title = "iCaRL"
     one_per_class = True
     means: Tensor
     has_mean: Tensor

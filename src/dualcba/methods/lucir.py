@@ -54,6 +54,7 @@ class LUCIR(ExemplarMethod):
     Hou et al., Learning a unified classifier incrementally via rebalancing, 2019.
     """
 
+    title = "LUCIR"
     nearest, margin, epochs, tuning_lr = 2, 0.5, 20, 0.01
     strength: Tensor
     met: Tensor

@@ -34,6 +34,8 @@ class RAR(DERpp):
     rehearsal, NeurIPS 2022.
     """
 
+    title = "RAR"
+
     def __init__(
         self,
         *,

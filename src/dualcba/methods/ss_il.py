@@ -30,6 +30,7 @@ class SSIL(Method):
     Ahn et al., SS-IL: separated softmax for incremental learning, 2021.
     """
 
+    title = "SS-IL"
     adaptable = False
 
     def __init__(self, *, temperature: float = 2.0, weight: float = 1.0) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MISSING = "–"
+from dualcba.methods import METHODS
 
-BASES = {
-    "er": "ER", "derpp": "DER++", "clser": "CLSER", "rar": "RAR", "er-ace": "ER-ACE",
-    "ss-il": "SS-IL", "icarl": "iCaRL", "lucir": "LUCIR", "bic": "BiC",
-}  # fmt: skip
+MISSING = "–"
 KINDS = {"": "", "cba": "-CBA", "dual-cba": "-Dual-CBA"}
 
 
@@ -32,7 +29,7 @@ def method_title(name: str) -> str:
     ('DER++', 'DER-Dual-CBA', 'mine-CBA')
     """
     base, kind = split_method(name)
-    title = BASES.get(base, base)
+    title = (base in METHODS and METHODS[base].title) or base
     return (title.rstrip("+") if kind else title) + KINDS[kind]
 
 

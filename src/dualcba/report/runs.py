@@ -13,9 +13,10 @@ from dualcba.data.stream import split_classes
 from dualcba.experiments.catalog import Entry
 from dualcba.experiments.spec import Spec
 from dualcba.experiments.store import RESULT
+from dualcba.methods import METHODS
 from dualcba.randomness import generator
 from dualcba.report.comparison import Result, Served
-from dualcba.report.names import BASES, KINDS, method_title, split_method
+from dualcba.report.names import KINDS, method_title, split_method
 
 DATASETS = {
     "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet",
@@ -107,7 +108,7 @@ def _serve(column: str, groups: list[list[Result]]) -> list[Served]:
 def _place(method: str) -> tuple[int, str, int]:
     """Rehearsal methods first, each before its CBA and its Dual-CBA."""
     base, kind = split_method(method)
-    order = list(BASES)
+    order = list(METHODS)
     return order.index(base) if base in order else len(order), base, list(KINDS).index(kind)
 
 
