@@ -21,6 +21,7 @@ from dualcba.report.comparison import (
 )
 from dualcba.report.gains import Gap, alike, gap
 from dualcba.report.names import MISSING, NORMS, method_title, score, split_method
+from dualcba.report.runs import NAMED, SCORING, usual
 from dualcba.report.tables import WIDE, number, p_value
 
 SEEDS = 3
@@ -121,27 +122,23 @@ def tall(lines: Sequence[Row]) -> str:
 # ---------------------------------------------------------------------- variants
 
 
-USUAL = ("method", "dataset", "setting", "buffer")
-
-
 def differences(spec: Fields) -> dict[str, Any]:
     """What a spec has that its method has not by itself; how it was scored is left out."""
-    usual = complete({name: spec[name] for name in USUAL})
-    left = ("eval_every", "record")
-    changed = {k: v for k, v in spec.items() if k not in left and v != usual.get(k)}
+    plain = usual(dict(spec))
+    changed = {k: v for k, v in spec.items() if k not in SCORING and v != plain.get(k)}
     options: dict[str, Any] = changed.pop("options", None) or {}
     return changed | options
 
 
 def variants(found: Collected, file: str, scores: Sequence[str]) -> str:
     """Each row of a file by what is not usual in it, beside the main table's value."""
-    main = {tuple(complete(e.spec)[name] for name in USUAL): e for e in named("main").entries}
+    main = {tuple(complete(e.spec)[name] for name in NAMED): e for e in named("main").entries}
     order = {e.spec["method"]: k for k, e in enumerate(main.values())}
     served = []
     for group in found.of(file):
         title, spec = method_title(group.spec["method"]), dict(group.spec)
         changed = [f"{k} = {v}" for k, v in differences(spec).items()]
-        entry = main.get(tuple(spec[name] for name in USUAL))
+        entry = main.get(tuple(spec[name] for name in NAMED))
         paper = entry.paper if entry else {}
         shown = Entry(", ".join([title, *changed]), "", spec, "bn", paper)
         served.append(Served(shown, group.results))

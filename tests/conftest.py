@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -216,5 +218,21 @@ def dualcba(
         out, err = capfd.readouterr()
         assert isinstance(code, int)
         return Outcome(code, out, err, folder)
+
+    return run
+
+
+@pytest.fixture
+def interpreted() -> Callable[[str], None]:
+    """Runs code where Triton's kernels are NumPy; skips where there is no Triton, or a GPU."""
+    if find_spec("triton") is None or torch.cuda.is_available():
+        pytest.skip("needs Triton, and no GPU, which would run the kernels itself")
+    root = Path(__file__).parents[1]
+    paths = [str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}
+
+    def run(code: str) -> None:
+        command = [sys.executable, "-c", code]
+        subprocess.run(command, check=True, env=environment, cwd=root, timeout=300)
 
     return run

@@ -79,14 +79,14 @@ def folds(conv: nn.Module, norm: _BatchNorm, x: Tensor) -> bool:
         and conv.weight.dtype is torch.bfloat16
         and applies(norm, x)
         and torch.backends.cudnn.enabled
-        and _has_bfloat16_convolutions(x.device)
+        and torch.version.hip is None  # cuDNN's own: elsewhere no ReLU is a part of them
+        and has_bfloat16(x.device)
     )
 
 
-@cache
-def _has_bfloat16_convolutions(device: torch.device) -> bool:
-    """Whether cuDNN has them there; elsewhere torch has its own, of which no ReLU is a part."""
-    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 8
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether it is a GPU with bfloat16 in its own units, as all are since Ampere."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
 
 
 @cache

@@ -338,7 +338,8 @@ class Learner:
             samples = self.engine.receive(samples)
         with self.evaluating("ibn" if self.ibn else "bn"):
             parts = torch.split(samples, PREDICT_BATCH)
-            return torch.cat([self.scores(self.engine.receive(p)) for p in parts]).cpu()
+            there = (p if p.is_cuda else self.engine.receive(p) for p in parts)
+            return torch.cat([self.scores(p) for p in there]).cpu()
 
     def _samples(self, x: ArrayLike | Tensor, what: str) -> Tensor:
         samples = check_samples(x, what, self.network.input_shape)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
+from dualcba.fused import has_bfloat16
 from dualcba.nets import Network
 
 PRECISIONS = ("auto", "fp32", "bf16")
@@ -42,7 +43,7 @@ class Precision:
     """What a network computes in: `"fp32"`, `"bf16"`, or `"auto"`, bfloat16 where a GPU has it."""
 
     def __init__(self, name: str, device: torch.device, network: Network) -> None:
-        self.bf16 = name == "bf16" or (name == "auto" and _has_bfloat16(device))
+        self.bf16 = name == "bf16" or (name == "auto" and has_bfloat16(device))
         self.device = device
         self.network = network
 
@@ -56,8 +57,3 @@ class Precision:
         if not self.bf16:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
-
-
-def _has_bfloat16(device: torch.device) -> bool:
-    """Whether it is a GPU with bfloat16 in its own units, as all are since Ampere."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8

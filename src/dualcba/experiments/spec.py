@@ -140,7 +140,7 @@ class Spec:
             wanted = "'mixed' where every sample has its label"
             raise ValueError(expected("labelled_batches", self.labelled_batches, wanted))
         if self.epochs != 1 and parse_method(self.method)[0].single_pass:
-            wanted = "one" if said == "setting" else "1"
+            wanted = "another" if said == "setting" else "1"
             wanted += f": {self.method} only makes sense in a single pass"
             raise ValueError(expected(said, getattr(self, said), wanted))
         if not isinstance(self.options, dict):

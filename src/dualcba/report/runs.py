@@ -23,6 +23,9 @@ DATASETS = {
     "digits": "Digits", "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST",
 }  # fmt: skip
 
+NAMED = ("method", "dataset", "setting", "buffer")
+"""Fields by which a run is called; the others have a usual value beside them."""
+
 SCORING = ("eval_every", "anytime", "record")
 """Fields that say how a run was scored, not what it is."""
 
@@ -80,9 +83,8 @@ def usual(spec: dict[str, Any]) -> dict[str, Any]:
 
     Nothing where that cannot be said: the method may come from a package that is not here.
     """
-    names = ("method", "dataset", "setting", "buffer")
     try:
-        return Spec(**{name: spec[name] for name in names}).to_dict()
+        return Spec(**{name: spec[name] for name in NAMED}).to_dict()
     except (KeyError, TypeError, ValueError):
         return {}
 
