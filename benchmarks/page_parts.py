@@ -238,8 +238,9 @@ def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> 
         "have been run:",
         markdown(heads, lines),
         "Some runs stand in several tables beside the same value. Counted once: "
-        f"{told(within_tolerance(distinct.values()), percent=True)}.\nAnother reading of a setting "
-        "has the field in its line and is not in the total.",
+        f"{told(within_tolerance(distinct.values()), percent=True)}.\nOf all, {near(counted)} lie "
+        f"within {TOLERANCE} points; the others that agree do so by their interval alone.\nAnother "
+        "reading of a setting has the field in its line and is not in the total.",
     ]
     if far:
         heads = ["experiment", "column", "row", "ours", "paper", "difference"]
@@ -248,6 +249,12 @@ def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> 
         lists = [f"- {name}: {'; '.join(where)}" for name, where in missing.items()]
         parts += ["Not run yet:", "\n".join(lists)]
     return "\n\n".join(parts)
+
+
+def near(rows: Iterable[Row]) -> int:
+    """How many lie within the tolerance however wide their interval is."""
+    differences = [row.cells[0].difference for row in rows]
+    return sum(d is not None and abs(d) <= TOLERANCE for d in differences)
 
 
 def told(share: Share, *, percent: bool = False) -> str:
