@@ -212,6 +212,22 @@ def test_an_ema_of_batches_of_one():
     assert learner.predict(np.zeros((1, 5))).shape == (1,)
 
 
+def test_an_ema_leaves_no_sample_alone():
+    """Of three samples in batches of two, one would have no batch statistics."""
+    learner = vectors(batch_size=2, ibn=True, ibn_average="ema")
+    learner.new_task([0, 1])
+    learner.observe(np.random.default_rng(0).normal(size=(3, 5)), [0, 1, 0])
+    assert learner.predict(np.zeros((1, 5))).shape == (1,)
+
+
+def test_samples_that_require_a_gradient_get_none():
+    learner = vectors()
+    learner.new_task([0, 1])
+    x = torch.ones(4, 5, requires_grad=True)
+    learner.observe(x, [0, 1, 0, 1])
+    assert x.grad is None
+
+
 def test_building_a_learner_leaves_the_global_generator_alone():
     from dualcba import load_dataset
     from dualcba.experiments import make_learner

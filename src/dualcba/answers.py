@@ -140,10 +140,13 @@ class Answers:
 def _portions(n: int, size: int, most: int) -> Iterator[tuple[int, int, slice]]:
     """n rows in parts of about `size`: how many came before, how many pass together, their rows.
 
+    No row is alone in its part: it would have no batch statistics.
+
     >>> list(_portions(10, 4, 2))
     [(0, 1, slice(0, 4, None)), (1, 2, slice(4, 10, None))]
     """
-    sizes = [len(part) for part in np.array_split(np.arange(n), math.ceil(n / size))]
+    parts = min(math.ceil(n / size), n // 2)
+    sizes = [len(part) for part in np.array_split(np.arange(n), parts)]
     k = start = 0
     while k < len(sizes):
         groups = min(most, sizes[k:].count(sizes[k]))
