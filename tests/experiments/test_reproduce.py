@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dualcba.data import load_dataset
+from dualcba.data import Dataset, load_dataset
 from dualcba.experiments import Hardware, Spec, catalog, write_result
 from dualcba.experiments.catalog import Entry, Experiment, experiments, named
 from dualcba.experiments.pace import Pace, estimate, measure
@@ -199,6 +199,11 @@ def test_a_pace_is_measured() -> None:
         pace = measure(Spec(method=method), load_dataset("digits"), CPU)
         assert isinstance(pace, Pace)
         assert 0 < pace.sample < pace.step < 1
+
+
+def test_the_pace_of_a_stream_of_few_steps(images: Dataset) -> None:
+    pace = measure(Spec(tasks=2, batch_size=32), images, CPU)  # two tasks of two steps
+    assert pace.step > 0
 
 
 def test_finished_runs_of_the_same_kind_tell_how_long(tmp_path: Path) -> None:
