@@ -251,13 +251,16 @@ def test_a_network_without_batch_norm(
 
 
 def test_a_memory_of_one_or_none_is_too_little_to_estimate_from(
-    make_learner: Make, images: Dataset
+    make_learner: Make, teach: Teach, images: Dataset
 ) -> None:
-    learner = make_learner(ibn=True)
-    with learner.evaluating("ibn"):
-        stats = running(learner)
-    close(stats, running(learner))
-    learner.predict(images.test_x)
+    learner = make_learner(ibn=True, buffer=1)
+    for filled in (0, 1):
+        assert learner.memory.filled == filled
+        stats, views = under_ibn(learner)
+        assert views == []
+        close(stats, running(learner))
+        learner.predict(images.test_x)
+        teach(learner)
 
 
 # ---------------------------------------------------------------- the tools
