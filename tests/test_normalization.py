@@ -276,6 +276,14 @@ def test_layers_without_running_statistics_are_left_out() -> None:
     assert batch_norms(nn.Linear(2, 2)) == []
 
 
+def test_a_layer_that_tracks_nothing_goes_on_so() -> None:
+    layer = nn.BatchNorm1d(3)
+    layer.track_running_stats = False  # by hand: the statistics are there, and stay
+    with untracked([layer]):
+        pass
+    assert not layer.track_running_stats
+
+
 def test_untracked_uses_batch_statistics_and_leaves_the_running_ones() -> None:
     network = net()
     network[2].eval()
