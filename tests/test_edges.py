@@ -79,6 +79,11 @@ def test_evaluating_may_be_nested(make_learner, teach, images):
         assert torch.equal(layer.running_var, var)
 
 
+def test_evaluating_under_a_norm_that_there_is_not():
+    with pytest.raises(ValueError, match="norm is 'IBN', expected 'bn' or 'ibn'"):
+        vectors().evaluating("IBN").__enter__()
+
+
 def test_a_method_object_works_in_one_learner():
     method = ER()
     vectors(method=method)

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from dualcba.engine import Engine
+from dualcba.errors import one_of
 from dualcba.forwards import Forwards
 from dualcba.methods import Context, Method
 from dualcba.normalization import Statistics, grouped, modes, share, weighed
 from dualcba.precision import Precision, undisturbed
 from dualcba.randomness import Array, Layout, generator, pack, unpack
 
+NORMS = ("bn", "ibn")
 IBN_BATCH = 200
 IBN_TOGETHER = 5  # so many batches of the IBN pass go through a GPU at once
 
@@ -69,6 +71,7 @@ class Answers:
     @contextmanager
     def evaluating(self, norm: str, step: int) -> Iterator[None]:
         """Evaluation mode under BN or IBN statistics; afterwards all is as it was."""
+        one_of(NORMS, norm=norm)
         norms = self.forwards.norms
         incremental = norm == "ibn" and bool(norms) and self.context.memory.filled > 1
         with undisturbed(self.engine.device), self.engine.scope(), torch.no_grad():
