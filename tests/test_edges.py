@@ -79,6 +79,16 @@ def test_evaluating_may_be_nested(make_learner, teach, images):
         assert torch.equal(layer.running_var, var)
 
 
+def test_an_adaptor_that_cannot_be_made_leaves_network_and_method_alone(tmp_path: Path):
+    method, net = ER(), MLP((5,), 4, width=6).eval()
+    given = {"method": method, "adaptor": "dual-cba", "dtype": torch.float32, "device": "cpu"}
+    with pytest.raises(FileNotFoundError):
+        Learner(net, (5,), 4, agnostic_from=tmp_path / "none", **given)
+    assert not net.training
+    assert not net.fc._forward_pre_hooks
+    Learner(net, (5,), 4, **given)  # the method is still free
+
+
 def test_evaluating_under_a_norm_that_there_is_not():
     with pytest.raises(ValueError, match="norm is 'IBN', expected 'bn' or 'ibn'"):
         vectors().evaluating("IBN").__enter__()
