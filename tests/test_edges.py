@@ -243,13 +243,15 @@ def test_samples_that_require_a_gradient_get_none():
     assert x.grad is None
 
 
-def test_building_a_learner_leaves_the_global_generator_alone():
+@pytest.mark.parametrize("adaptor", [None, "trained", "pretrained"])
+def test_building_a_learner_leaves_the_global_generator_alone(adaptor):
     from dualcba import load_dataset
     from dualcba.experiments import make_learner
 
+    spec = Spec(method="er-dual-cba", adaptor=adaptor) if adaptor else Spec(method="er")
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    make_learner(Spec(method="er"), load_dataset("digits"), Hardware("cpu"))
+    make_learner(spec, load_dataset("digits"), Hardware("cpu"))
     assert torch.equal(torch.get_rng_state(), before)
 
 
