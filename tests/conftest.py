@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from dualcba import Dataset, Learner, from_arrays
 from dualcba.data import disjoint
-from dualcba.experiments import fields
 
 CLASSES, SHAPE = 6, (3, 8, 8)
 
@@ -170,12 +169,6 @@ def differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
 def differ() -> Callable[[dict[str, Any], dict[str, Any]], list[str]]:
     """`differences`, to be called."""
     return differences
-
-
-@pytest.fixture(scope="session")
-def pending() -> set[str]:
-    """Fields that the paper's experiments use before `Spec` has them; empty once it does."""
-    return {"levels", "adaptor", "freeze_after", "record"}.difference(fields())
 
 
 @dataclass

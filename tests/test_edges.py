@@ -79,6 +79,21 @@ def test_evaluating_may_be_nested(make_learner, teach, images):
         assert torch.equal(layer.running_var, var)
 
 
+def test_an_adaptor_that_cannot_be_made_leaves_network_and_method_alone(tmp_path: Path):
+    method, net = ER(), MLP((5,), 4, width=6).eval()
+    given = {"method": method, "adaptor": "dual-cba", "dtype": torch.float32, "device": "cpu"}
+    with pytest.raises(FileNotFoundError):
+        Learner(net, (5,), 4, agnostic_from=tmp_path / "none", **given)
+    assert not net.training
+    assert not net.fc._forward_pre_hooks
+    Learner(net, (5,), 4, **given)  # the method is still free
+
+
+def test_evaluating_under_a_norm_that_there_is_not():
+    with pytest.raises(ValueError, match="norm is 'IBN', expected 'bn' or 'ibn'"):
+        vectors().evaluating("IBN").__enter__()
+
+
 def test_a_method_object_works_in_one_learner():
     method = ER()
     vectors(method=method)
@@ -212,13 +227,31 @@ def test_an_ema_of_batches_of_one():
     assert learner.predict(np.zeros((1, 5))).shape == (1,)
 
 
-def test_building_a_learner_leaves_the_global_generator_alone():
+def test_an_ema_leaves_no_sample_alone():
+    """Of three samples in batches of two, one would have no batch statistics."""
+    learner = vectors(batch_size=2, ibn=True, ibn_average="ema")
+    learner.new_task([0, 1])
+    learner.observe(np.random.default_rng(0).normal(size=(3, 5)), [0, 1, 0])
+    assert learner.predict(np.zeros((1, 5))).shape == (1,)
+
+
+def test_samples_that_require_a_gradient_get_none():
+    learner = vectors()
+    learner.new_task([0, 1])
+    x = torch.ones(4, 5, requires_grad=True)
+    learner.observe(x, [0, 1, 0, 1])
+    assert x.grad is None
+
+
+@pytest.mark.parametrize("adaptor", [None, "trained", "pretrained"])
+def test_building_a_learner_leaves_the_global_generator_alone(adaptor):
     from dualcba import load_dataset
     from dualcba.experiments import make_learner
 
+    spec = Spec(method="er-dual-cba", adaptor=adaptor) if adaptor else Spec(method="er")
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    make_learner(Spec(method="er"), load_dataset("digits"), Hardware("cpu"))
+    make_learner(spec, load_dataset("digits"), Hardware("cpu"))
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -251,13 +251,16 @@ def test_a_network_without_batch_norm(
 
 
 def test_a_memory_of_one_or_none_is_too_little_to_estimate_from(
-    make_learner: Make, images: Dataset
+    make_learner: Make, teach: Teach, images: Dataset
 ) -> None:
-    learner = make_learner(ibn=True)
-    with learner.evaluating("ibn"):
-        stats = running(learner)
-    close(stats, running(learner))
-    learner.predict(images.test_x)
+    learner = make_learner(ibn=True, buffer=1)
+    for filled in (0, 1):
+        assert learner.memory.filled == filled
+        stats, views = under_ibn(learner)
+        assert views == []
+        close(stats, running(learner))
+        learner.predict(images.test_x)
+        teach(learner)
 
 
 # ---------------------------------------------------------------- the tools
@@ -271,6 +274,14 @@ def test_layers_without_running_statistics_are_left_out() -> None:
     network = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3, track_running_stats=False))
     assert batch_norms(network) == [network[0]]
     assert batch_norms(nn.Linear(2, 2)) == []
+
+
+def test_a_layer_that_tracks_nothing_goes_on_so() -> None:
+    layer = nn.BatchNorm1d(3)
+    layer.track_running_stats = False  # by hand: the statistics are there, and stay
+    with untracked([layer]):
+        pass
+    assert not layer.track_running_stats
 
 
 def test_untracked_uses_batch_statistics_and_leaves_the_running_ones() -> None:

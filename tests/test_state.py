@@ -119,15 +119,19 @@ def test_a_snapshot_stands_still(make_learner: Make, teach: Teach, make_batches:
 
 
 def test_a_loaded_learner_does_not_share_the_snapshot(
-    make_learner: Make, teach: Teach, make_batches: Any
+    make_learner: Make, teach: Teach, make_batches: Any, differ: Differ
 ) -> None:
-    state = teach(make_learner()).state_dict()
+    state = teach(make_learner(Everything(), adaptor="dual-cba")).state_dict()
     kept = {k: v.clone() for k, v in state["tensors"].items()}
-    other = make_learner()
+    other = make_learner(Everything(), adaptor="dual-cba")
     other.load_state_dict(state)
     for x, y in make_batches(3)[1]:
         other.observe(x, y)
     assert all(torch.equal(v, kept[k]) for k, v in state["tensors"].items())
+    before = other.state_dict()
+    for tensor in state["tensors"].values():
+        tensor.zero_()
+    assert differ(before, other.state_dict()) == []
 
 
 def test_what_the_state_holds(make_learner: Make, teach: Teach) -> None:

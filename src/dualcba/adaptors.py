@@ -24,8 +24,9 @@ class _MLP(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, width: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.hidden = nn.Linear(inputs, width)
-        self.output = nn.Linear(width, outputs)
+        with torch.random.fork_rng(devices=[]):  # torch's default weights, which are not kept
+            self.hidden = nn.Linear(inputs, width)
+            self.output = nn.Linear(width, outputs)
         self.reset(generator)
 
     def reset(self, generator: torch.Generator) -> None:

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from dualcba.engine import Engine
+from dualcba.errors import one_of
 from dualcba.forwards import Forwards
 from dualcba.methods import Context, Method
 from dualcba.normalization import Statistics, grouped, modes, share, weighed
 from dualcba.precision import Precision, undisturbed
 from dualcba.randomness import Array, Layout, generator, pack, unpack
 
+NORMS = ("bn", "ibn")
 IBN_BATCH = 200
 IBN_TOGETHER = 5  # so many batches of the IBN pass go through a GPU at once
 
@@ -69,6 +71,7 @@ class Answers:
     @contextmanager
     def evaluating(self, norm: str, step: int) -> Iterator[None]:
         """Evaluation mode under BN or IBN statistics; afterwards all is as it was."""
+        one_of(NORMS, norm=norm)
         norms = self.forwards.norms
         incremental = norm == "ibn" and bool(norms) and self.context.memory.filled > 1
         with undisturbed(self.engine.device), self.engine.scope(), torch.no_grad():
@@ -140,10 +143,13 @@ class Answers:
 def _portions(n: int, size: int, most: int) -> Iterator[tuple[int, int, slice]]:
     """n rows in parts of about `size`: how many came before, how many pass together, their rows.
 
+    No row is alone in its part: it would have no batch statistics.
+
     >>> list(_portions(10, 4, 2))
     [(0, 1, slice(0, 4, None)), (1, 2, slice(4, 10, None))]
     """
-    sizes = [len(part) for part in np.array_split(np.arange(n), math.ceil(n / size))]
+    parts = min(math.ceil(n / size), n // 2)
+    sizes = [len(part) for part in np.array_split(np.arange(n), parts)]
     k = start = 0
     while k < len(sizes):
         groups = min(most, sizes[k:].count(sizes[k]))

@@ -8,6 +8,7 @@ virtual step of `bilevel` both come from one forward.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -62,10 +63,14 @@ class Iteration:
         if "outer" not in draw:
             new, *mem = self.forwards.inner(x, y, draw)
             return new, mem, None
-        with self.engine.aside():  # it takes the network as it is, and nothing of the rest
+        # it takes the network as it is, and nothing of the rest; but that a lone sample takes
+        # the running statistics, which the others move
+        beside = len(draw["outer"]) > 1
+        with self.engine.aside() if beside else nullcontext():
             buf = self.forwards.outer(draw)
         new, *mem = self.forwards.inner(x, y, draw)
-        self.engine.join()
+        if beside:
+            self.engine.join()
         return new, mem, buf
 
     def _inner_step(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:

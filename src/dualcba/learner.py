@@ -175,19 +175,20 @@ class Learner:
         self.dtype = dtype
         self.step = 0
 
+        with undisturbed(self.device), self.engine.scope():  # before anything of the caller's moves
+            self.sets = ClassSets(num_classes)
+            rng = torch_generator(seed, "adaptor")
+            self.adaptor = make_adaptor(kind, options, agnostic_from, self.sets, rng)
         if not network.training:
             network.train()  # as a whole; parts that were frozen by hand stay as they are
         self.method = base
         self.network = Network(network, shape, num_classes, head=head)
         self.precision = Precision(precision, self.device, self.network)
         with undisturbed(self.device), self.engine.scope():
-            self.sets = ClassSets(num_classes)
             self.memory = base.make_memory(buffer, shape, dtype, num_classes)
             self.lr = torch.tensor(lr, device=self.device)
             context = self._place(transform)
             self.forwards = Forwards(context, base, self.views, concat=forward == "concat")
-            rng = torch_generator(seed, "adaptor")
-            self.adaptor = make_adaptor(kind, options, agnostic_from, self.sets, rng)
             self.outer = OuterLevel(
                 self.adaptor, rng, base, context,
                 lr=adaptor_lr, levels=levels, every=outer_every, freeze_after=freeze_after,
@@ -215,8 +216,9 @@ class Learner:
         self.transform = self.method.make_transform(transform).to(self.device)
         views = self.method.make_views(transform)
         self.views = {name: view.to(self.device) for name, view in views.items()}
-        for module in (self.network, self.sets, self.memory):
-            module.to(self.device)
+        for module in (self.network, self.sets, self.memory, self.adaptor):
+            if module is not None:
+                module.to(self.device)
         if len(self.network.input_shape) == 3:  # what convolutions are quick with, on a CPU too
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         parts = (self.network, self.sets, self.memory, self.transform, self.lr)

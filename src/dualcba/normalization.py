@@ -26,13 +26,14 @@ def batch_norms(network: nn.Module) -> list[_BatchNorm]:
 @contextmanager
 def untracked(layers: Sequence[_BatchNorm]) -> Iterator[None]:
     """Batch statistics as in training, with the running statistics left untouched."""
+    before = [layer.track_running_stats for layer in layers]
     for layer in layers:
         layer.track_running_stats = False
     try:
         yield
     finally:
-        for layer in layers:
-            layer.track_running_stats = True
+        for layer, own in zip(layers, before, strict=True):
+            layer.track_running_stats = own
 
 
 @contextmanager

@@ -112,16 +112,16 @@ def make_adaptor(
     sets: ClassSets,
     rng: torch.Generator,
 ) -> Adaptor | None:
-    """An adaptor on the device of the class sets; ν comes from `source`, frozen, where given."""
+    """An adaptor, if any; ν comes from `source`, frozen, where given."""
     if kind is None:
         return None
     if source is None:
-        return ADAPTORS[kind](sets, rng, **options).to(sets.owner.device)
+        return ADAPTORS[kind](sets, rng, **options)
     loaded = load_agnostic(source)
     options = {"specific": "none", **options, "agnostic": loaded.part}
     adaptor = ADAPTORS[kind](sets, rng, **options)
     loaded.check(adaptor)
-    return adaptor.to(sets.owner.device)
+    return adaptor
 
 
 def _zero_state(optimizer: torch.optim.Optimizer | None, parameters: Sequence[Tensor]) -> None:

@@ -105,11 +105,10 @@ class Tasks:
             raise ValueError(expected("boundaries of the state", has, repr(wanted)))
 
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Go on from what `tensors` and `meta` gave."""
+        """Go on from what `tensors`, on the device, and `meta` gave."""
         kept = below(tensors, "task_data")
-        pairs = [(kept[f"{i}.x"], kept[f"{i}.y"]) for i in range(len(kept) // 2)]
-        device = self.engine.device
-        self.data = [(x.to(device), y.to(device)) for x, y in pairs]
+        pairs = range(len(kept) // 2)
+        self.data = [(kept[f"{i}.x"].clone(), kept[f"{i}.y"].clone()) for i in pairs]
         self.starts = list(meta["task_starts"])
         self.open = meta["task_open"]
         if self.boundaries is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,23 @@ def test_eager_runs_what_it_is_given() -> None:
     assert out.tolist() == [1, 2, 3]
     with engine.scope():
         engine.reset()
+
+
+@pytest.mark.parametrize(("batch_size", "beside"), [(8, True), (1, False)])
+def test_a_lone_sample_of_the_outer_draw_waits_its_turn(
+    batch_size: int, beside: bool, make_learner: Make, teach: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the running statistics that the inner forward moves: they must not run at once."""
+    calls: list[str] = []
+
+    def aside(_: Eager) -> Any:
+        calls.append("aside")
+        return nullcontext()
+
+    monkeypatch.setattr(Eager, "aside", aside)
+    monkeypatch.setattr(Eager, "join", lambda _: calls.append("join"))
+    teach(make_learner(batch_size=batch_size))
+    assert calls == ["aside", "join"] * (3 * beside)  # of five steps every second
 
 
 # ---------------------------------------------------------------- on CUDA

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualcba import Dataset, Learner
-from dualcba.bilevel import hypergradient, trainable
+from dualcba.bilevel import buffer_gradient as single_level
+from dualcba.bilevel import hypergradient, inner_gradient, trainable
 from dualcba.data import disjoint
 from dualcba.evaluation.alignment import Alignment, judge
 from dualcba.experiments import Hardware, Run, Spec
@@ -123,6 +124,43 @@ def test_the_batches_are_the_arriving_one_and_draws_from_the_memory(
         assert set(batch.y.tolist()) <= known
     again = recorder.batches(x, y)
     assert torch.equal(again[2].z, outer.z)  # by the seed and the step
+
+
+@pytest.mark.parametrize("levels", ["joint", "buffer"])
+def test_the_copy_learns_by_the_levels_of_the_learner(
+    levels: str, prepared: Callable[..., Any]
+) -> None:
+    learner, recorder, x, y = prepared("er-dual-cba", levels=levels)
+    new, mem, outer = recorder.batches(x, y)
+    twin = copy.deepcopy(learner)
+    joint = levels == "joint"
+    last = (new, mem) if joint else (outer,)
+    grads = (inner_gradient if joint else single_level)(twin.adaptor, learner.method, *last)
+    for p, g in zip(trainable(twin.adaptor), grads, strict=True):
+        p.grad = g
+    twin.adaptor_optimizer.step()
+    want = new.z + twin.adaptor(torch.cat([b.z for b in (new, *mem)]))[new.rows]
+    assert torch.equal(recorder.adapted(new, mem, outer)(new), want)
+
+
+def test_where_labelled_samples_lead_a_batch_they_have_no_other_view(images: Dataset) -> None:
+    given = {"setting": "semi-0.5", "labelled_batches": "cycled"}
+    run = Run(
+        Spec(dataset="digits", network="mlp", tasks=2, batch_size=4, eval_every=0, **given),
+        images, Hardware(device="cpu"),
+    )  # fmt: skip
+    recorder = Alignment(run.learner, images, run.stream, [1, 1])
+    next(run.steps())
+    new, mem, _ = recorder.batches(images.train_x[:8], images.train_y[:8])
+    assert [len(b.x) for b in (new, *mem, new.views["strong"])] == [8, 4, 4]
+    assert all(isinstance(v, float) for v in recording(images, **given)["with"])
+
+
+def test_an_adaptor_of_which_nothing_learns_any_more(images: Dataset) -> None:
+    """Frozen from the third task on, it is measured as it is."""
+    got = recording(images, tasks=3, specific="none", freeze_after=2)
+    assert got["task"] == [2, 2, 3, 3]
+    assert all(isinstance(v, float) for v in got["with"])
 
 
 def recording(images: Dataset, **options: Any) -> dict[str, Any]:

@@ -116,6 +116,7 @@ def test_networks_that_do_not_fit(module: nn.Module, head: str | None, words: li
         Network(module, (4,), 3, head=head)
     assert all(word in str(caught.value) for word in words), caught.value
     assert "\n" not in str(caught.value)
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in module.modules())
 
 
 @pytest.mark.parametrize("name", NETWORKS)

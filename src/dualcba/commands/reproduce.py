@@ -29,6 +29,7 @@ from dualcba.experiments.reproduce import (
 from dualcba.experiments.store import check_folder, read_runs
 from dualcba.experiments.work import how_many
 from dualcba.report import render
+from dualcba.report.names import count
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def reproduce(request: Request, load: Load, hardware: Hardware) -> None:
     out = request.out
     check_folder(out)
     plan = make_plan(chosen, request.seeds, read_runs(out))
-    request.say(f"{_count(len(plan.needed), 'run')} needed, {plan.there} already there")
+    request.say(f"{count(len(plan.needed), 'run')} needed, {plan.there} already there")
     able = plan if request.dry_run else _with_data(plan, load, request)
     if able.missing and request.shown:
         request.say(_how_long(able, load, hardware, request))
@@ -121,12 +122,12 @@ def show(chosen: Sequence[Experiment], out: Path, *, small: bool) -> None:
     console = wide_console()
     for experiment in chosen:
         show_tables(experiment, results, console, small=small)
-    typer.echo(f"{_count(len(results), 'result')} in {out}")
+    typer.echo(f"{count(len(results), 'result')} in {out}")
 
 
 def _briefly(paths: Sequence[Path], out: Path) -> list[str]:
     page = f"for all in one page: dualcba report {out}"
-    return [f"{_count(len(paths), 'file')} of tables and figures in {out / 'tables'}", page]
+    return [f"{count(len(paths), 'file')} of tables and figures in {out / 'tables'}", page]
 
 
 def _json(chosen: Sequence[Experiment], plan: Plan, out: Path) -> str:
@@ -144,16 +145,16 @@ def _how_long(plan: Plan, load: Load, hardware: Hardware, request: Request) -> s
     except OSError as error:
         if not request.dry_run:
             raise
-        return f"{_count(len(specs), 'run')} to do; how long they take is not known: {error}"
-    sources = [f"{_count(told.finished, 'run')} from finished ones of the same kind"] * (
+        return f"{count(len(specs), 'run')} to do; how long they take is not known: {error}"
+    sources = [f"{count(told.finished, 'run')} from finished ones of the same kind"] * (
         told.finished > 0
     )
-    sources += [f"{_count(told.timed, 'run')} from a few timed steps"] * (told.timed > 0)
+    sources += [f"{count(told.timed, 'run')} from a few timed steps"] * (told.timed > 0)
     ways = request.ways
     jobs = how_many(ways.jobs, len(specs), hardware, abreast=ways.abreast)
     length, number = in_words(told.seconds / jobs), "one" if jobs == 1 else str(jobs)
     return (
-        f"{_count(len(specs), 'run')} to do, about {length} here {number} at a time "
+        f"{count(len(specs), 'run')} to do, about {length} here {number} at a time "
         f"({', '.join(sources)})"
     )
 
@@ -170,11 +171,3 @@ def _one_of_each_kind(missing: Sequence[Wanted]) -> list[Spec]:
         kind = (spec.dataset, spec.network, spec.method, spec.setting, spec.norm)
         kinds.setdefault((*kind, one.get("adaptor") == "pretrained"), spec)
     return list(kinds.values())
-
-
-def _count(number: int, what: str) -> str:
-    """
-    >>> _count(1, "run"), _count(2, "run")
-    ('1 run', '2 runs')
-    """
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

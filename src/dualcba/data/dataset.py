@@ -69,7 +69,7 @@ def check_samples(
     x: ArrayLike | Tensor, where: str, shape: tuple[int, ...] | None = None
 ) -> Tensor:
     """Samples as a uint8 or float32 tensor, or a `ValueError` that says what is wrong."""
-    samples = x if isinstance(x, Tensor) else torch.from_numpy(_numeric(x, where))
+    samples = x.detach() if isinstance(x, Tensor) else torch.from_numpy(_numeric(x, where))
     if samples.is_complex():
         raise ValueError(expected(f"dtype of {where} x", str(samples.dtype), "real numbers"))
     if samples.dim() < 2 or samples.numel() == 0:

@@ -1,7 +1,8 @@
 """Any-time evaluation, the scores of a continual run, and what else a run can record."""
 
+from dualcba.answers import NORMS
 from dualcba.evaluation.alignment import Alignment
-from dualcba.evaluation.evaluator import ANYTIME, NORMS, Evaluator
+from dualcba.evaluation.evaluator import ANYTIME, Evaluator
 from dualcba.evaluation.recorders import Predictions, Recorder, Transitions
 from dualcba.evaluation.scores import interval, summarize
 

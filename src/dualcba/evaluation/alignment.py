@@ -15,6 +15,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dualcba.adaptors import Adaptor
-from dualcba.bilevel import hypergradient, trainable
 from dualcba.data import Dataset, Task, Transform
 from dualcba.evaluation.recorders import Recorder
+from dualcba.forwards import Forwards
 from dualcba.learner import Learner
-from dualcba.losses import Adapt, Batch, identity, inner_batches, stacked, total
+from dualcba.losses import Adapt, Batch, identity, total
 from dualcba.normalization import modes, untracked
 from dualcba.randomness import generator
 
@@ -35,7 +35,6 @@ EVERY = 10
 """Steps between measurements, at least; rounded up to a multiple of the adaptor's."""
 
 Parameters = Mapping[str, Tensor]
-Raw = tuple[Tensor, Tensor, Mapping[str, Tensor]]
 
 MEASURED = ("dot", "norm_trn", "bound", "lipschitz", "loss_after")
 
@@ -57,6 +56,10 @@ class Alignment(Recorder):
         self, learner: Learner, data: Dataset, stream: Sequence[Task], steps: Sequence[int]
     ) -> None:
         super().__init__(learner, data, stream, steps)
+        context = replace(learner.method.context, autocast=nullcontext)  # in full precision
+        concat = learner.forwards.concat
+        self.forwards = Forwards(context, learner.method, learner.views, concat=concat)
+        self.forwards.samplewise = False  # apart is one after the other: nothing here is in a hurry
         self.every = math.ceil(EVERY / learner.outer_every) * learner.outer_every
         self.points: list[tuple[int, int]] = []  # step, task from 0
         self.values: dict[str, list[Tensor]] = {}
@@ -84,7 +87,7 @@ class Alignment(Recorder):
         out = {"alpha": self.learner.lr.clone(), "loss": loss}
         adapts: dict[str, Adapt] = {"without": identity}
         if self.learner.adaptor is not None:
-            adapts["with"] = _adapt(self.updated_adaptor(new, mem, outer), new, mem)
+            adapts["with"] = self.adapted(new, mem, outer)
         for which, adapt in adapts.items():
             G_trn = gradient(self.learner.method.loss(new, mem, adapt), theta)
             for scope, part in (("", theta), ("head.", self._head(theta))):
@@ -110,20 +113,15 @@ class Alignment(Recorder):
         lipschitz = _norm([G_after[n] - G_buf[n] for n in theta]) / (lr * norm)
         return dot, norm, lr * lipschitz / 2 * norm.square(), lipschitz, after
 
-    def updated_adaptor(self, new: Batch, mem: Sequence[Batch], outer: Batch) -> Adaptor:
-        """A copy of the adaptor after one outer step on these batches."""
-        learner = self.learner
-        assert learner.adaptor is not None
-        adaptor, optimizer = copy.deepcopy((learner.adaptor, learner.adaptor_optimizer))
-        if optimizer is None:
-            return adaptor
-        optimizer._warned_capturable_if_run_uncaptured = True  # of a copy, torch would warn anew
-        head = learner.network.head
-        grads = hypergradient(adaptor, learner.method, new, mem, outer, head, learner.lr)
-        for p, g in zip(trainable(adaptor), grads, strict=True):
-            p.grad = g
-        optimizer.step()
-        return adaptor
+    def adapted(self, new: Batch, mem: Sequence[Batch], outer: Batch) -> Adapt:
+        """Logits as a copy of φ adapts them that has learnt from these batches, where φ learns."""
+        level = copy.copy(self.learner.outer)
+        level.adaptor, level.optimizer = copy.deepcopy((level.adaptor, level.optimizer))
+        if level.phi:
+            assert level.optimizer is not None
+            level.optimizer._warned_capturable_if_run_uncaptured = True  # else a copy warns anew
+            level.step(new, mem, outer if level.takes_a_draw else None)
+        return level.adapt(new, mem)
 
     # ------------------------------------------------------------------ forwards
 
@@ -131,44 +129,32 @@ class Alignment(Recorder):
         """New batch, memory draws and B_buf through the network, as a step of the learner's own."""
         learner = self.learner
         rng = generator(learner.seed, "alignment", learner.step)
-        inner: list[Raw] = [(x, y, {}), *(self._draw(rng) for _ in range(learner.method.draws))]
-        views = [self._augment(learner.transform, raw[0], rng) for raw in inner]
-        count = len(inner)
-        for view in learner.views.values():
-            inner.append(inner[0])
-            views.append(self._augment(view, x, rng))
-        made = self._forward(views, inner)
-        new, *mem = made[:count]
-        new.views = dict(zip(learner.views, made[count:], strict=True))
-        drawn = self._draw(rng)
-        (outer,) = self._forward([self._augment(learner.transform, drawn[0], rng)], [drawn])
-        return new, mem, outer
+        names = [f"mem{i}" for i in range(learner.method.draws)]
+        draw = {name: self._rows(rng) for name in names}
+        for name, count in {"new": len(x), **{name: len(draw[name]) for name in names}}.items():
+            draw |= self._augment(f"{name}.augment", learner.transform, count, rng)
+        for name, view in learner.views.items():
+            draw |= self._augment(f"view.{name}", view, len(x) - learner.method.labelled, rng)
+        with torch.enable_grad(), untracked(learner.norms):
+            new, *mem = self.forwards.inner(x, y, draw)
+        rows = self._rows(rng)
+        augment = self._augment("outer", learner.transform, len(rows), rng)
+        raw, labels, columns = learner.memory.read(rows)
+        seen = learner.transform(raw, augment.get("outer"))
+        z, h = self._outputs(seen, labels)
+        return new, mem, Batch(seen, labels, z, h, columns)
 
-    def _draw(self, rng: np.random.Generator) -> Raw:
-        memory = self.learner.memory
-        rows = memory.draw(self.learner.batch_size, rng)
-        return memory.read(self.learner.engine.receive(torch.from_numpy(rows)))
+    def _rows(self, rng: np.random.Generator) -> Tensor:
+        rows = self.learner.memory.draw(self.learner.batch_size, rng)
+        return self.learner.engine.receive(torch.from_numpy(rows))
 
-    def _augment(self, transform: Transform, x: Tensor, rng: np.random.Generator) -> Tensor:
+    def _augment(
+        self, name: str, transform: Transform, count: int, rng: np.random.Generator
+    ) -> dict[str, Tensor]:
         if not transform.random:
-            return transform(x)  # type: ignore[no-any-return]
-        params = transform.draw(rng, len(x))
-        return transform(x, self.learner.engine.receive(torch.from_numpy(params)))  # type: ignore[no-any-return]
-
-    def _forward(self, views: Sequence[Tensor], raw: Sequence[Raw]) -> list[Batch]:
-        """Together or one by one, as the learner does; rows count on from batch to batch."""
-        labels = [r[1] for r in raw]
-        sizes = [len(v) for v in views]
-        if self.learner.forwards.concat:
-            z, h = self._outputs(torch.cat(list(views)), torch.cat(labels))
-            outputs = list(zip(z.split(sizes), h.split(sizes), strict=True))
-        else:
-            outputs = [self._outputs(v, y) for v, y in zip(views, labels, strict=True)]
-        ends = np.cumsum(sizes).tolist()
-        return [
-            Batch(view, y, z, h, columns, slice(end - len(view), end))
-            for view, (_, y, columns), (z, h), end in zip(views, raw, outputs, ends, strict=True)
-        ]
+            return {}
+        params = transform.draw(rng, count)
+        return {name: self.learner.engine.receive(torch.from_numpy(params))}
 
     def _outputs(self, x: Tensor, y: Tensor, theta: Parameters | None = None) -> Any:
         """Logits and features at θ, batch statistics used and running ones untouched."""
@@ -258,13 +244,6 @@ def judge(recording: Mapping[str, Any], which: str = "with") -> dict[str, float]
         "falls": float((after <= loss).mean()),
         "cosine": float((dot / (norm_buf * norm_trn)).mean()),
     }
-
-
-def _adapt(adaptor: Adaptor, new: Batch, mem: Sequence[Batch]) -> Adapt:
-    """Adapted logits; θ takes the adaptor's output as a constant."""
-    with torch.no_grad():
-        r = adaptor(stacked([b.z for b in inner_batches(new, mem)]))
-    return lambda b: adaptor.adapt(b.z, r[b.rows])
 
 
 def _norm(parts: Sequence[Tensor]) -> Tensor:

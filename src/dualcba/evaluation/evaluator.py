@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualcba.answers import NORMS
 from dualcba.data import Dataset, Task
 from dualcba.evaluation.scores import Scores, summarize
 from dualcba.learner import Learner
 
-NORMS = ("bn", "ibn")
 ANYTIME = {"both": NORMS, "bn": ("bn",), "ibn": ("ibn",)}
 """What may be scored between task ends, where twice a point is too dear."""
 
@@ -57,10 +57,9 @@ class Evaluator:
         self.owner = torch.cat([owner, torch.full((short,), self.tasks)]).to(device)
         with learner.engine.scope():
             self._count = torch.zeros(self.tasks + 1, dtype=torch.long, device=device)
+            self._none = torch.full_like(self._count, -1)  # in the place of what is not scored
         self.points: list[tuple[int, int, str]] = []  # step, task, kind
         self.counts: dict[str, list[Tensor]] = {norm: [] for norm in NORMS}
-        with learner.engine.scope():
-            self._none = torch.full_like(self._count, -1)  # in the place of what is not scored
 
     def evaluate(self, kind: str, task: int | None = None) -> None:
         """Score now; `kind` is `"start"`, `"anytime"`, `"end"` (of a task) or `"both"`.

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualcba.answers import NORMS
 from dualcba.data import Dataset, Task
-from dualcba.evaluation.evaluator import NORMS
 from dualcba.learner import Learner
 from dualcba.normalization import modes
 from dualcba.randomness import generator

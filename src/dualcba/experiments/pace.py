@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from dualcba.data import Dataset
@@ -92,10 +93,10 @@ def measure(spec: Spec, data: Dataset, hardware: Hardware) -> Pace:
         next(steps)
     engine.finish()
     begun, count = time.perf_counter(), 0
-    while count < timed - 1 and (cuda or time.perf_counter() - begun < ENOUGH):
-        next(steps)
+    for count, _ in enumerate(islice(steps, timed - 1), 1):  # noqa: B007
         engine.finish()
-        count += 1
+        if not cuda and time.perf_counter() - begun > ENOUGH:
+            break
     step = (time.perf_counter() - begun) / count
     return Pace(step, _evaluation(run))
 

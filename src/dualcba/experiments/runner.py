@@ -299,7 +299,7 @@ def device_name(device: torch.device) -> str:
 
 
 def cost(learner: Learner) -> dict[str, int | None]:
-    """Parameters that train, and the most bytes that were allocated on the GPU meanwhile."""
+    """Parameters of network and adaptor, and the most bytes on the GPU at once since it began."""
     parts = [learner.network, *([learner.adaptor] if learner.adaptor else [])]
     cuda = learner.device.type == "cuda"
     return {

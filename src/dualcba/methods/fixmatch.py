@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -106,7 +105,3 @@ class FixMatch(Method):
     def scores(self, x: Tensor) -> Tensor:
         """The method's own."""
         return self.method.scores(x)
-
-    def extra_repr(self) -> Any:
-        """What it adds."""
-        return f"threshold={self.threshold}, weight={self.weight}"

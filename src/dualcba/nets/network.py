@@ -66,7 +66,11 @@ class Network(nn.Module):
         self._lowered: dict[str, Tensor] = {}
         self.head_name = _find_head(module, head)
         self._handle = self.head.register_forward_pre_hook(self._remember)
-        self._probe()
+        try:
+            self._probe()
+        except ValueError:
+            self._handle.remove()  # nothing is left on a network that does not fit
+            raise
 
     @property
     def head(self) -> nn.Module:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dualcba.evaluation import NORMS, interval
-from dualcba.experiments.catalog import Entry, Experiment, matches
+from dualcba.experiments.catalog import Entry, Experiment, serving
 from dualcba.experiments.catalog import score as value
 from dualcba.report.names import score as named
 
@@ -104,11 +104,8 @@ def serve(experiment: Experiment, results: Iterable[Result]) -> list[Served]:
 def _matching(entry: Entry, results: list[Result]) -> tuple[Result, ...]:
     plain = ("method", "dataset", "setting", "buffer")  # no default depends on another field
     wanted = {name: entry.spec[name] for name in plain if entry.spec.get(name) is not None}
-    found: dict[int, Result] = {}
-    for result in results:
-        if wanted.items() <= result.items() and matches(result, entry.spec):
-            found.setdefault(result["seed"], result)
-    return tuple(found[seed] for seed in sorted(found))
+    near = (result for result in results if wanted.items() <= result.items())
+    return tuple(serving(entry.spec, near))
 
 
 def measure(results: Sequence[Result], norm: str, score: str) -> Measure | None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dualcba.evaluation import NORMS, interval
 from dualcba.report.comparison import Result, Served
 from dualcba.report.names import NORMS as NORM_TITLES
+from dualcba.report.names import seeds
 from dualcba.report.style import (
     BLUE,
     FAINT,
@@ -155,10 +156,8 @@ def _anytime(served: Sequence[Served], name: str, title: str) -> Plot:
 
 
 def _seeds(served: Sequence[Served]) -> str:
-    numbers = sorted({len(s.results) for s in served})
-    if numbers == [1]:
-        return "one seed"
-    return f"mean and 95 % band over {'/'.join(map(str, numbers))} seeds"
+    counts = {len(s.results) for s in served}
+    return "one seed" if counts == {1} else f"mean and 95 % band over {seeds(*counts)}"
 
 
 def stability(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dualcba.files import whole
 from dualcba.report.comparison import Result
-from dualcba.report.names import slug
+from dualcba.report.names import count, slug
 from dualcba.report.runs import read_runs
 from dualcba.report.sections import Fact, Section, report_sections
 from dualcba.report.style import Plot, render
@@ -78,17 +78,13 @@ def make_page(results: list[Result], title: str) -> str:
 def _head(title: str, results: list[Result]) -> str:
     methods = len({r["method"] for r in results})
     seeds = len({r["seed"] for r in results})
-    lead = f"{_count(len(results), 'run')}, {_count(methods, 'method')}, {_count(seeds, 'seed')}"
+    lead = f"{count(len(results), 'run')}, {count(methods, 'method')}, {count(seeds, 'seed')}"
     return (
         f"<header><h1>{escape_html(title)}</h1>"
         f'<p class="lead">{lead}. Accuracies are in percent; ± is the half-width of the 95 % '
         "interval over seeds (Student’s t). Every run is evaluated twice: with the running "
         "statistics of training (BN) and with statistics from the memory (IBN).</p></header>"
     )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _facts(facts: Iterable[Fact]) -> str:

@@ -33,6 +33,15 @@ def method_title(name: str) -> str:
     return (title.rstrip("+") if kind else title) + KINDS[kind]
 
 
+def count(number: int, what: str) -> str:
+    """So many of something.
+
+    >>> count(1, "run"), count(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def seeds(*counts: int) -> str:
     """How many seeds stand behind what is shown together.
 
@@ -101,7 +110,7 @@ SCORES = {
         "network's",
     ),
     "parameters": Score(
-        "parameters, M", False, "millions of parameters that train, the adaptor's among them", True
+        "parameters, M", False, "millions of parameters, the adaptor's among them", True
     ),
     "gpu_memory": Score("GPU memory, MB", False, "the most that was allocated at once", True),
     "seconds_per_task": Score(

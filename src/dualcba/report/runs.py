@@ -78,14 +78,15 @@ def collections(results: Sequence[Result]) -> list[Collection]:
     ]
 
 
-def usual(spec: dict[str, Any]) -> dict[str, Any]:
-    """What a spec would be with nothing chosen but its method, data, setting and buffer.
+def usual(spec: dict[str, Any], chosen: Sequence[str] = NAMED) -> dict[str, Any]:
+    """What a spec would be with nothing chosen but these of its fields.
 
-    Nothing where that cannot be said: the method may come from a package that is not here.
+    Nothing where that cannot be said: the method may come from a package that is not here, and the
+    dataset may be gone.
     """
     try:
-        return Spec(**{name: spec[name] for name in NAMED}).to_dict()
-    except (KeyError, TypeError, ValueError):
+        return Spec(**{name: spec[name] for name in chosen if name in spec}).to_dict()
+    except (TypeError, ValueError):
         return {}
 
 
@@ -153,12 +154,11 @@ def command(spec: dict[str, Any], seeds: Sequence[int]) -> str:
     >>> command({"method": "er", "dataset": "digits", "lr": 0.1, "options": {}}, [0, 1, 2])
     'dualcba run --method er --dataset digits --lr 0.1 --seeds 3'
     """
-    first = ("method", "dataset", "setting", "buffer")
-    usual = _defaults({k: spec[k] for k in first if spec.get(k) is not None})
+    plain = usual(spec, ("method", "dataset", "setting"))
     words = ["dualcba", "run"]
     for name in ("method", "dataset", *(k for k in spec if k not in ("method", "dataset", "seed"))):
         value = spec.get(name)
-        if name in ("method", "dataset") or (value is not None and value != usual.get(name)):
+        if name in ("method", "dataset") or (value is not None and value != plain.get(name)):
             words += _option(name, value)
     runs = list(seeds)
     if runs != list(range(len(runs))):
@@ -166,14 +166,6 @@ def command(spec: dict[str, Any], seeds: Sequence[int]) -> str:
     contiguous = runs == list(range(runs[0], runs[0] + len(runs)))
     text = shlex.join(words + (["--seeds", str(len(runs))] if contiguous and len(runs) > 1 else []))
     return text if contiguous else f"{text}  # and seeds {', '.join(map(str, runs[1:]))}"
-
-
-def _defaults(given: dict[str, Any]) -> dict[str, Any]:
-    """What a field is where it is not given; nothing is known of a dataset that is gone."""
-    try:
-        return Spec(**{k: v for k, v in given.items() if k != "buffer"}).to_dict()
-    except (TypeError, ValueError):
-        return {}
 
 
 def _option(name: str, value: Any) -> list[str]:
