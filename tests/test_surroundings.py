@@ -215,3 +215,20 @@ def test_auto_is_bfloat16_where_the_gpu_has_it(
     assert Precision("auto", torch.device("cuda"), network).bf16 is bf16
     assert not Precision("auto", torch.device("cpu"), network).bf16
     assert Precision("bf16", torch.device("cpu"), network).bf16
+
+
+def test_a_step_that_fails_leaves_no_empty_rows_in_the_memory() -> None:
+    network = nn.Sequential(nn.Linear(5, 4))
+    learner = Learner(network, (5,), 4, dtype=torch.float32, batch_size=4, device="cpu")
+    learner.new_task([2, 3])
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    hook = network.register_forward_hook(refuse)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        learner.observe(np.ones((6, 5)), [2, 3] * 3)
+    hook.remove()
+    assert learner.memory.filled == 0
+    learner.observe(np.ones((2, 5)), [2, 3])
+    assert learner.memory.y[: learner.memory.filled].tolist() == [2, 3]

@@ -312,11 +312,16 @@ class Learner:
     def _iterate(self, x: Tensor, y: Tensor, store: NDArray[np.bool_], *, outer: bool) -> None:
         """Draw what the iteration needs, and have the engine run it."""
         fresh = outer and self.outer.takes_a_draw
+        seen = self.memory.seen
         parts = self.draws.draw(self.step, len(x), store, outer=fresh)
         packet, layout = pack({"at": self.losses.place(self.step), **parts})
         run = partial(self.iteration.run, layout=layout, outer=outer)
         key = ("step", layout, len(self.outer.phi) if outer else 0)  # how many learn in it
-        self.engine.run(key, run, x, y, packet)
+        try:
+            self.engine.run(key, run, x, y, packet)
+        except BaseException:  # as when there is no room for a batch: its rows were not written
+            self.memory.seen = seen
+            raise
 
     def check_finite(self) -> None:
         """Stop with a `FloatingPointError` if a recent loss was not finite."""
