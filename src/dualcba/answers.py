@@ -55,8 +55,9 @@ class Answers:
         self.average = average
         self.augment = augment
         self.seen_only = seen_only
-        self._running = Statistics(forwards.norms)
-        self._estimated = Statistics(forwards.norms)
+        self.norms = [layer for layer in forwards.norms if layer.training]  # not those frozen
+        self._running = Statistics(self.norms)
+        self._estimated = Statistics(self.norms)
         self._estimated_at = -1  # the step of the estimate
         self._depth = 0  # how deep in `evaluating`
 
@@ -69,10 +70,9 @@ class Answers:
     @contextmanager
     def evaluating(self, norm: str, step: int) -> Iterator[None]:
         """Evaluation mode under BN or IBN statistics; afterwards all is as it was."""
-        norms = self.forwards.norms
-        incremental = norm == "ibn" and bool(norms) and self.context.memory.filled > 1
+        incremental = norm == "ibn" and bool(self.norms) and self.context.memory.filled > 1
         with undisturbed(self.engine.device), self.engine.scope(), torch.no_grad():
-            running = self._running if self._depth == 0 else Statistics(norms)
+            running = self._running if self._depth == 0 else Statistics(self.norms)
             self._depth += 1
             if incremental:
                 running.keep()
@@ -112,7 +112,7 @@ class Answers:
         draw = unpack(packet, layout)
         rows, augment = draw["rows"], draw.get("augment")
         size, most = self._portion()
-        network, norms = self.context.network, self.forwards.norms
+        network, norms = self.context.network, self.norms
         with (
             modes(network, norms),
             weighed(norms) as weigh,

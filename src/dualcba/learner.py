@@ -85,7 +85,8 @@ class Learner:
         mix; `"concat"`: together.
     ibn
         Whether `predict` re-estimates batch-normalisation statistics from the memory; by default
-        with Dual-CBA. `ibn_augment` and `ibn_average` (`"cumulative"`, `"ema"`) say how.
+        with Dual-CBA. Layers that come in evaluation mode keep theirs, as in training.
+        `ibn_augment` and `ibn_average` (`"cumulative"`, `"ema"`) say how.
     seen_only
         Answer only with classes that have been seen; otherwise with any of them.
     boundaries
