@@ -186,6 +186,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         r"input shape for resnet18 is \(64,\), expected .*; the network 'mlp' takes any",
     ),
     "task": (lambda: make_learner().new_task(3), "new task is 3, expected a list of labels"),  # type: ignore[arg-type]
+    "mask": (
+        lambda: make_learner().new_task(torch.tensor([False, True, True])),
+        r"new task is \[False, True, True\], expected at least one label from 0",
+    ),
     "ibn": (lambda: make_learner(ibn="no"), "ibn is 'no', expected True, False or None"),
     "seen": (lambda: make_learner(seen_only="no"), "seen_only is 'no', expected True or False"),
 }
