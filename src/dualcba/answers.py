@@ -65,7 +65,10 @@ class Answers:
         """Raw samples on the device → (n, C) scores; call it within `evaluating`."""
         with self.precision.lowered(), self.precision.autocast():
             scores = self.method.scores(self.context.transform(x)).float()
-        return scores.masked_fill(~self.context.sets.seen, -torch.inf) if self.seen_only else scores
+        if not self.seen_only:
+            return scores
+        seen = self.context.sets.seen
+        return scores.masked_fill(seen.any() & ~seen, -torch.inf)  # all, as long as there is none
 
     @contextmanager
     def evaluating(self, norm: str, step: int) -> Iterator[None]:

@@ -88,7 +88,7 @@ class Learner:
         with Dual-CBA. Layers that come in evaluation mode keep theirs, as in training.
         `ibn_augment` and `ibn_average` (`"cumulative"`, `"ema"`) say how.
     seen_only
-        Answer only with classes that have been seen; otherwise with any of them.
+        Answer only with classes that have been seen, once there are any; otherwise with any class.
     boundaries
         `"given"`: the caller says by `new_task` when a task begins; `"inferred"`: nobody does, and
         tasks and new classes follow from the labels, by the rule of `dualcba.boundaries`.
