@@ -29,6 +29,8 @@ def whole(path: Path) -> Iterator[Path]:
         os.umask(mask)
         draft.chmod(0o666 & ~mask)  # as any other file of the user's
         draft.replace(path)
-    except BaseException:
+    except BaseException as error:
         draft.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            error.filename = str(path)  # the system does not name it where a disk is full
         raise
