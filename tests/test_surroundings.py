@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from dualcba import Learner, Transform
+from dualcba.experiments.spec import read_toml
 from dualcba.nets import Network
 from dualcba.nets import make_network as make_network_by_name
 from dualcba.precision import Precision
@@ -190,6 +192,24 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: make_learner().new_task(torch.tensor([False, True, True])),
         r"new task is \[False, True, True\], expected at least one label from 0",
     ),
+    "std": (lambda: Transform([0.0], [0.0]), r"std is \[0\.0\], expected numbers above 0"),
+    "pad": (lambda: Transform([0.0], [1.0], pad=-1), "pad is -1, expected a whole number of at"),
+    "width": (
+        lambda: make_learner(adaptor_options={"width": "8"}),
+        "width is '8', expected a whole number of at least 1",
+    ),
+    "state": (
+        lambda: make_learner().load_state_dict({}),
+        "the state has no entry 'meta', expected what state_dict gave",
+    ),
+    "bytes": (
+        lambda: make_learner(dtype=torch.uint8).predict(np.zeros((2, 6), np.int64)),
+        "dtype of given x is 'int64', expected torch.uint8",
+    ),
+    "folder": (
+        lambda: read_toml(Path(__file__).parent),
+        "tests is a folder, expected a TOML file",
+    ),
     "ibn": (lambda: make_learner(ibn="no"), "ibn is 'no', expected True, False or None"),
     "seen": (lambda: make_learner(seen_only="no"), "seen_only is 'no', expected True or False"),
 }
@@ -198,7 +218,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_one_line_at_once(mistake: str) -> None:
     make, message = MISTAKES[mistake]
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises((ValueError, OSError), match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
 
@@ -236,3 +256,9 @@ def test_a_step_that_fails_leaves_no_empty_rows_in_the_memory() -> None:
     assert learner.memory.filled == 0
     learner.observe(np.ones((2, 5)), [2, 3])
     assert learner.memory.y[: learner.memory.filled].tolist() == [2, 3]
+
+
+def test_a_learning_rate_may_come_from_numpy() -> None:
+    lr, adaptor_lr = np.logspace(-2, -1, 2, dtype=np.float32)
+    got = live(make_learner(lr=lr, adaptor_lr=adaptor_lr))
+    assert torch.equal(got, live(make_learner(lr=float(lr), adaptor_lr=float(adaptor_lr))))

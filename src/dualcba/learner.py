@@ -191,7 +191,7 @@ class Learner:
             self.adaptor = make_adaptor(kind, options, agnostic_from, self.sets, rng)
             self.outer = OuterLevel(
                 self.adaptor, rng, base, context,
-                lr=adaptor_lr, levels=levels, every=outer_every, freeze_after=freeze_after,
+                lr=float(adaptor_lr), levels=levels, every=outer_every, freeze_after=freeze_after,
             )  # fmt: skip
             arguments.check_head(self.network, self.outer)
             self.answers = Answers(
@@ -350,7 +350,8 @@ class Learner:
     def _samples(self, x: ArrayLike | Tensor, what: str) -> Tensor:
         samples = check_samples(x, what, self.network.input_shape)
         if samples.dtype != self.dtype:
-            raise ValueError(expected(f"dtype of {what} x", str(samples.dtype), str(self.dtype)))
+            given = getattr(x, "dtype", samples.dtype)
+            raise ValueError(expected(f"dtype of {what} x", str(given), str(self.dtype)))
         return samples
 
     def scores(self, x: Tensor) -> Tensor:
@@ -376,6 +377,9 @@ class Learner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a snapshot of a learner built with the same arguments."""
+        for part in ("meta", "tensors"):
+            if part not in state:
+                raise ValueError(f"the state has no entry {part!r}, expected what state_dict gave")
         meta = state["meta"]
         lacking = {"step", "task_starts", "task_open", "rng"}.difference(meta)
         if lacking or set(meta["rng"]) != set(self.draws.rng):

@@ -306,5 +306,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing, expected a TOML file") from None
+    except IsADirectoryError:
+        raise IsADirectoryError(f"{path} is a folder, expected a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error
