@@ -262,3 +262,22 @@ def test_a_learning_rate_may_come_from_numpy() -> None:
     lr, adaptor_lr = np.logspace(-2, -1, 2, dtype=np.float32)
     got = live(make_learner(lr=lr, adaptor_lr=adaptor_lr))
     assert torch.equal(got, live(make_learner(lr=float(lr), adaptor_lr=float(adaptor_lr))))
+
+
+def test_a_network_that_the_caller_put_into_evaluation_mode_goes_on_learning() -> None:
+    network = make_network()
+    learner, twin = make_learner(network), make_learner()
+    live(learner)
+    live(twin)
+    network.eval()
+    assert torch.equal(live(learner), live(twin))
+    assert network.training
+
+
+def test_what_was_frozen_stays_so_after_that() -> None:
+    network = make_network()
+    network[1].eval()
+    learner = make_learner(network)
+    network.eval()
+    live(learner)
+    assert [m.training for m in network] == [True, False, True, True]

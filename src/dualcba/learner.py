@@ -178,6 +178,7 @@ class Learner:
 
         if not network.training:
             network.train()  # as a whole; parts that were frozen by hand stay as they are
+        self._modes = [(module, module.training) for module in network.modules()]
         self.method = base
         self.network = Network(network, shape, num_classes, head=head)
         self.precision = Precision(precision, self.device, self.network)
@@ -299,6 +300,9 @@ class Learner:
                 self.tasks.infer(labels, self.step)
             if not self.tasks.open:
                 raise ValueError("no task has begun, expected new_task(classes) before observe")
+            if not self.network.module.training:  # the caller may have tested it by itself
+                for module, mode in self._modes:
+                    module.training = mode
             outer = self.outer.due(self.step - self.task_starts[-1])
             for k in range(self.method.repeats):
                 last = k == self.method.repeats - 1
