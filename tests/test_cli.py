@@ -97,7 +97,6 @@ def test_without_options_the_demonstration_runs(
 
     seen: list[Any] = []
     monkeypatch.setattr(cli, "run_with_progress", lambda specs, *a, **k: seen.extend(specs) or [])
-    monkeypatch.setattr(cli, "summary", lambda results: "")
     assert dualcba("run").code == 0
     assert {s.dataset for s in seen} == {"digits"}
     want = [(m, k) for m in ("er", "er-cba", "er-dual-cba") for k in range(5)]

@@ -176,9 +176,11 @@ def test_fixmatch_hands_everything_on():
 
 def test_only_classes_that_were_seen():
     learner = vectors(seen_only=True, buffer=20)
+    x = np.random.default_rng(0).normal(size=(9, 5))
+    assert torch.equal(learner.predict_proba(x), vectors(buffer=20).predict_proba(x))  # none yet
     learner.new_task([2])
     learner.observe(np.zeros((4, 5)), [2, 2, 2, 2])
-    assert learner.predict(np.random.default_rng(0).normal(size=(9, 5))).unique().tolist() == [2]
+    assert learner.predict(x).unique().tolist() == [2]
     assert learner.predict_proba(np.zeros((1, 5))).tolist() == [[0.0, 0.0, 1.0, 0.0]]
 
 

@@ -263,6 +263,22 @@ def test_a_memory_of_one_or_none_is_too_little_to_estimate_from(
         teach(learner)
 
 
+def test_a_frozen_layer_is_tested_with_the_statistics_it_was_trained_with() -> None:
+    network = nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+    )
+    network[1].eval()
+    learner = Learner(network, (3,), 2, dtype=torch.float32, batch_size=4, device="cpu")
+    learner.new_task([0, 1])
+    learner.observe(np.random.default_rng(0).normal(2, 3, (8, 3)), [0, 1] * 4)
+    (mean, var), (moved, _) = ((n.running_mean.clone(), n.running_var) for n in learner.norms)
+    assert mean.eq(0).all()
+    assert var.eq(1).all()
+    with learner.evaluating("ibn"):
+        assert torch.equal(network[1].running_mean, mean)
+        assert not torch.equal(network[3].running_mean, moved)
+
+
 # ---------------------------------------------------------------- the tools
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 import struct
@@ -12,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from dualcba import Dataset, Learner
+from dualcba.files import whole
 from dualcba.losses import Batch, CrossEntropy, MeanSquaredError, Term
 from dualcba.methods.er import ER
 from dualcba.state import below, compare, read, write
@@ -320,3 +323,20 @@ def test_views_are_written_as_plain_tensors(tmp_path: Path) -> None:
     state = read(path)
     assert torch.equal(state["tensors"]["t"], base.T)
     assert state["meta"] == {"n": 2**100}
+
+
+def test_a_disk_that_is_full_is_an_error_of_the_system_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr("dualcba.state.save_file", full)
+    with pytest.raises(OSError, match=r"a\.safetensors cannot be written: No space left"):
+        write(tmp_path / "a.safetensors", {"tensors": {}, "meta": {}})
+    with (
+        pytest.raises(OSError, match=r"No space left on device: .*a\.json"),
+        whole(tmp_path / "a.json"),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert list(tmp_path.iterdir()) == []

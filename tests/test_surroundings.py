@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from dualcba import Learner, Transform
+from dualcba.experiments.spec import read_toml
 from dualcba.nets import Network
 from dualcba.nets import make_network as make_network_by_name
 from dualcba.precision import Precision
@@ -186,6 +188,28 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
         r"input shape for resnet18 is \(64,\), expected .*; the network 'mlp' takes any",
     ),
     "task": (lambda: make_learner().new_task(3), "new task is 3, expected a list of labels"),  # type: ignore[arg-type]
+    "mask": (
+        lambda: make_learner().new_task(torch.tensor([False, True, True])),
+        r"new task is \[False, True, True\], expected at least one label from 0",
+    ),
+    "std": (lambda: Transform([0.0], [0.0]), r"std is \[0\.0\], expected numbers above 0"),
+    "pad": (lambda: Transform([0.0], [1.0], pad=-1), "pad is -1, expected a whole number of at"),
+    "width": (
+        lambda: make_learner(adaptor_options={"width": "8"}),
+        "width is '8', expected a whole number of at least 1",
+    ),
+    "state": (
+        lambda: make_learner().load_state_dict({}),
+        "the state has no entry 'meta', expected what state_dict gave",
+    ),
+    "bytes": (
+        lambda: make_learner(dtype=torch.uint8).predict(np.zeros((2, 6), np.int64)),
+        "dtype of given x is 'int64', expected torch.uint8",
+    ),
+    "folder": (
+        lambda: read_toml(Path(__file__).parent),
+        "tests is a folder, expected a TOML file",
+    ),
     "ibn": (lambda: make_learner(ibn="no"), "ibn is 'no', expected True, False or None"),
     "seen": (lambda: make_learner(seen_only="no"), "seen_only is 'no', expected True or False"),
 }
@@ -194,7 +218,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_one_line_at_once(mistake: str) -> None:
     make, message = MISTAKES[mistake]
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises((ValueError, OSError), match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
 
@@ -215,3 +239,45 @@ def test_auto_is_bfloat16_where_the_gpu_has_it(
     assert Precision("auto", torch.device("cuda"), network).bf16 is bf16
     assert not Precision("auto", torch.device("cpu"), network).bf16
     assert Precision("bf16", torch.device("cpu"), network).bf16
+
+
+def test_a_step_that_fails_leaves_no_empty_rows_in_the_memory() -> None:
+    network = nn.Sequential(nn.Linear(5, 4))
+    learner = Learner(network, (5,), 4, dtype=torch.float32, batch_size=4, device="cpu")
+    learner.new_task([2, 3])
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    hook = network.register_forward_hook(refuse)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        learner.observe(np.ones((6, 5)), [2, 3] * 3)
+    hook.remove()
+    assert learner.memory.filled == 0
+    learner.observe(np.ones((2, 5)), [2, 3])
+    assert learner.memory.y[: learner.memory.filled].tolist() == [2, 3]
+
+
+def test_a_learning_rate_may_come_from_numpy() -> None:
+    lr, adaptor_lr = np.logspace(-2, -1, 2, dtype=np.float32)
+    got = live(make_learner(lr=lr, adaptor_lr=adaptor_lr))
+    assert torch.equal(got, live(make_learner(lr=float(lr), adaptor_lr=float(adaptor_lr))))
+
+
+def test_a_network_that_the_caller_put_into_evaluation_mode_goes_on_learning() -> None:
+    network = make_network()
+    learner, twin = make_learner(network), make_learner()
+    live(learner)
+    live(twin)
+    network.eval()
+    assert torch.equal(live(learner), live(twin))
+    assert network.training
+
+
+def test_what_was_frozen_stays_so_after_that() -> None:
+    network = make_network()
+    network[1].eval()
+    learner = make_learner(network)
+    network.eval()
+    live(learner)
+    assert [m.training for m in network] == [True, False, True, True]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dualcba import fused_outer
 from dualcba.classes import ClassSets
-from dualcba.errors import expected
+from dualcba.errors import at_least, expected
 
 WIDTH = 256
 
@@ -242,8 +242,7 @@ def _check(specific: str, agnostic: bool, continual: bool, space: str, width: in
         )
     if continual and (specific != "single" or agnostic):
         raise ValueError("continual is True, expected False beside anything but one single part")
-    if width < 1:
-        raise ValueError(expected("width", width, "at least 1"))
+    at_least(1, width=width)
 
 
 def class_specific(sets: ClassSets, generator: torch.Generator, **options: object) -> Adaptor:

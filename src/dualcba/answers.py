@@ -57,8 +57,9 @@ class Answers:
         self.average = average
         self.augment = augment
         self.seen_only = seen_only
-        self._running = Statistics(forwards.norms)
-        self._estimated = Statistics(forwards.norms)
+        self.norms = [layer for layer in forwards.norms if layer.training]  # not those frozen
+        self._running = Statistics(self.norms)
+        self._estimated = Statistics(self.norms)
         self._estimated_at = -1  # the step of the estimate
         self._depth = 0  # how deep in `evaluating`
 
@@ -66,16 +67,18 @@ class Answers:
         """Raw samples on the device → (n, C) scores; call it within `evaluating`."""
         with self.precision.lowered(), self.precision.autocast():
             scores = self.method.scores(self.context.transform(x)).float()
-        return scores.masked_fill(~self.context.sets.seen, -torch.inf) if self.seen_only else scores
+        if not self.seen_only:
+            return scores
+        seen = self.context.sets.seen
+        return scores.masked_fill(seen.any() & ~seen, -torch.inf)  # all, as long as there is none
 
     @contextmanager
     def evaluating(self, norm: str, step: int) -> Iterator[None]:
         """Evaluation mode under BN or IBN statistics; afterwards all is as it was."""
         one_of(NORMS, norm=norm)
-        norms = self.forwards.norms
-        incremental = norm == "ibn" and bool(norms) and self.context.memory.filled > 1
+        incremental = norm == "ibn" and bool(self.norms) and self.context.memory.filled > 1
         with undisturbed(self.engine.device), self.engine.scope(), torch.no_grad():
-            running = self._running if self._depth == 0 else Statistics(norms)
+            running = self._running if self._depth == 0 else Statistics(self.norms)
             self._depth += 1
             if incremental:
                 running.keep()
@@ -115,7 +118,7 @@ class Answers:
         draw = unpack(packet, layout)
         rows, augment = draw["rows"], draw.get("augment")
         size, most = self._portion()
-        network, norms = self.context.network, self.forwards.norms
+        network, norms = self.context.network, self.norms
         with (
             modes(network, norms),
             weighed(norms) as weigh,

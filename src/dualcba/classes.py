@@ -63,8 +63,8 @@ class ClassSets(nn.Module):
 
     def check(self, classes: Sequence[int]) -> None:
         """Raise unless these can be the new classes of a task."""
-        whole = (int, np.integer)
-        fine = [isinstance(c, whole) and 0 <= c < self.num_classes for c in classes]
+        whole = [isinstance(c, int | np.integer) and not isinstance(c, bool) for c in classes]
+        fine = [w and 0 <= c < self.num_classes for w, c in zip(whole, classes, strict=True)]
         if not fine or not all(fine):
             wanted = f"at least one label from 0 to {self.num_classes - 1}"
             raise ValueError(expected("classes of the new task", list(classes), wanted))

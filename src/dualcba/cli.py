@@ -199,7 +199,9 @@ def _tell(results: list[dict[str, Any]], out: Path, *, quiet: bool, as_json: boo
     if as_json:
         typer.echo(json.dumps(results))
     elif not quiet:
-        wide_console().print(summary(results))
+        console = wide_console()
+        for table in summary(results, console):
+            console.print(table)
         typer.echo(f"{len(results)} results in {out}")
 
 

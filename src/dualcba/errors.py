@@ -47,8 +47,8 @@ def at_least(low: int, **fields: int) -> None:
 def above_zero(**fields: float) -> None:
     """Raise unless each is a finite number above 0."""
     for field, value in fields.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 < value < math.inf:
+        number = isinstance(value, int | float | np.integer | np.floating)
+        if not number or isinstance(value, bool) or not 0 < value < math.inf:
             raise ValueError(expected(field, value, "a number above 0"))
 
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # no such locks on Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -29,6 +34,24 @@ def whole(path: Path) -> Iterator[Path]:
         os.umask(mask)
         draft.chmod(0o666 & ~mask)  # as any other file of the user's
         draft.replace(path)
-    except BaseException:
+    except BaseException as error:
         draft.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            error.filename = str(path)  # the system does not name it where a disk is full
         raise
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Other processes that ask for the same folder wait, where the system can lock one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network disks have no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)  # which lets the next one in

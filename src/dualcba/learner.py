@@ -85,9 +85,10 @@ class Learner:
         mix; `"concat"`: together.
     ibn
         Whether `predict` re-estimates batch-normalisation statistics from the memory; by default
-        with Dual-CBA. `ibn_augment` and `ibn_average` (`"cumulative"`, `"ema"`) say how.
+        with Dual-CBA. Layers that come in evaluation mode keep theirs, as in training.
+        `ibn_augment` and `ibn_average` (`"cumulative"`, `"ema"`) say how.
     seen_only
-        Answer only with classes that have been seen; otherwise with any of them.
+        Answer only with classes that have been seen, once there are any; otherwise with any class.
     boundaries
         `"given"`: the caller says by `new_task` when a task begins; `"inferred"`: nobody does, and
         tasks and new classes follow from the labels, by the rule of `dualcba.boundaries`.
@@ -181,6 +182,7 @@ class Learner:
             self.adaptor = make_adaptor(kind, options, agnostic_from, self.sets, rng)
         if not network.training:
             network.train()  # as a whole; parts that were frozen by hand stay as they are
+        self._modes = [(module, module.training) for module in network.modules()]
         self.method = base
         self.network = Network(network, shape, num_classes, head=head)
         self.precision = Precision(precision, self.device, self.network)
@@ -191,7 +193,7 @@ class Learner:
             self.forwards = Forwards(context, base, self.views, concat=forward == "concat")
             self.outer = OuterLevel(
                 self.adaptor, rng, base, context,
-                lr=adaptor_lr, levels=levels, every=outer_every, freeze_after=freeze_after,
+                lr=float(adaptor_lr), levels=levels, every=outer_every, freeze_after=freeze_after,
             )  # fmt: skip
             arguments.check_head(self.network, self.outer)
             self.answers = Answers(
@@ -300,6 +302,9 @@ class Learner:
                 self.tasks.infer(labels, self.step)
             if not self.tasks.open:
                 raise ValueError("no task has begun, expected new_task(classes) before observe")
+            if not self.network.module.training:  # the caller may have tested it by itself
+                for module, mode in self._modes:
+                    module.training = mode
             outer = self.outer.due(self.step - self.task_starts[-1])
             for k in range(self.method.repeats):
                 last = k == self.method.repeats - 1
@@ -314,11 +319,16 @@ class Learner:
     def _iterate(self, x: Tensor, y: Tensor, store: NDArray[np.bool_], *, outer: bool) -> None:
         """Draw what the iteration needs, and have the engine run it."""
         fresh = outer and self.outer.takes_a_draw
+        seen = self.memory.seen
         parts = self.draws.draw(self.step, len(x), store, outer=fresh)
         packet, layout = pack({"at": self.losses.place(self.step), **parts})
         run = partial(self.iteration.run, layout=layout, outer=outer)
         key = ("step", layout, len(self.outer.phi) if outer else 0)  # how many learn in it
-        self.engine.run(key, run, x, y, packet)
+        try:
+            self.engine.run(key, run, x, y, packet)
+        except BaseException:  # as when there is no room for a batch: its rows were not written
+            self.memory.seen = seen
+            raise
 
     def check_finite(self) -> None:
         """Stop with a `FloatingPointError` if a recent loss was not finite."""
@@ -346,7 +356,8 @@ class Learner:
     def _samples(self, x: ArrayLike | Tensor, what: str) -> Tensor:
         samples = check_samples(x, what, self.network.input_shape)
         if samples.dtype != self.dtype:
-            raise ValueError(expected(f"dtype of {what} x", str(samples.dtype), str(self.dtype)))
+            given = getattr(x, "dtype", samples.dtype)
+            raise ValueError(expected(f"dtype of {what} x", str(given), str(self.dtype)))
         return samples
 
     def scores(self, x: Tensor) -> Tensor:
@@ -372,6 +383,9 @@ class Learner:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a snapshot of a learner built with the same arguments."""
+        for part in ("meta", "tensors"):
+            if part not in state:
+                raise ValueError(f"the state has no entry {part!r}, expected what state_dict gave")
         meta = state["meta"]
         lacking = {"step", "task_starts", "task_open", "rng"}.difference(meta)
         if lacking or set(meta["rng"]) != set(self.draws.rng):

@@ -83,7 +83,10 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
     """One safetensors file, with the rest of the state as JSON in its header."""
     tensors = {k: v.contiguous().cpu() for k, v in state["tensors"].items()}
     with whole(path) as draft:
-        save_file(tensors, draft, {"dualcba": json.dumps(state["meta"])})
+        try:
+            save_file(tensors, draft, {"dualcba": json.dumps(state["meta"])})
+        except SafetensorError as error:  # as where the disk is full
+            raise OSError(f"{path} cannot be written: {error}") from error
 
 
 def read(path: Path, what: str = "saved learner") -> dict[str, Any]:

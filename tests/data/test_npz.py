@@ -153,6 +153,7 @@ def test_a_member_that_is_no_array_is_refused(path: Path) -> None:
         ({"x": X[:0], "y": Y[:0]}, "there is no sample, expected some"),
         ({"train_x": X, "train_y": Y, "test_x": X[:, :1], "test_y": Y}, "sample of test x"),
         ({"x": np.full((30, 2), np.nan), "y": Y}, "NaN"),
+        ({"x": X, "y": Y + 10**9}, "highest label is 1000000002, expected classes counted from 0"),
     ],
 )
 def test_what_is_wrong_is_named(path: Path, arrays: dict[str, Any], line: str) -> None:

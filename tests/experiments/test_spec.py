@@ -189,3 +189,12 @@ def test_a_file_that_is_no_toml(content: bytes, tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"x\.toml is not a TOML file"):
         read_toml(path)
+
+
+def test_files_of_one_stem_in_two_folders_have_two_names(tmp_path: Path) -> None:
+    names = set()
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "data.npz").touch()
+        names.add(Spec(method="er", dataset=str(tmp_path / folder / "data.npz")).name)
+    assert len(names) == 2

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from dualcba.experiments import Spec, check_free, read_results, write_result
+from dualcba.experiments import (
+    Spec,
+    check_free,
+    read_plan,
+    read_results,
+    write_plan,
+    write_result,
+)
 
 ONE, TWO = Spec(method="er", seed=0), Spec(method="er", seed=1)
 
@@ -73,3 +82,11 @@ def test_drafts_are_no_results(tmp_path: Path) -> None:
     (folder / ".draft-x").write_text("{")
     assert read_results(tmp_path) == []
     check_free(tmp_path, [ONE])
+
+
+def test_calls_that_begin_together_all_stand_in_the_plan(tmp_path: Path) -> None:
+    """Each opens the folder itself, so threads wait for each other as processes do."""
+    calls = [[Spec(method="er", seed=k)] for k in range(16)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(partial(write_plan, tmp_path), calls))
+    assert sorted(spec.seed for spec in read_plan(tmp_path)) == list(range(16))

@@ -65,6 +65,20 @@ def check_labels(
     return labels
 
 
+def count_classes(highest: int, samples: int) -> int:
+    """How many classes labels from 0 to `highest` have, each of which needs a sample.
+
+    >>> count_classes(2**40, 100)
+    Traceback (most recent call last):
+    ...
+    ValueError: highest label is 1099511627776, expected classes counted from 0, for 100 samples
+    """
+    if highest >= samples:
+        wanted = f"classes counted from 0, for {samples} samples"
+        raise ValueError(expected("highest label", highest, wanted))
+    return highest + 1
+
+
 def check_samples(
     x: ArrayLike | Tensor, where: str, shape: tuple[int, ...] | None = None
 ) -> Tensor:
@@ -130,7 +144,7 @@ def from_arrays(
     """
     x = check_samples(train_x, "train")
     y = check_labels(train_y, len(x), num_classes, "train")
-    classes = num_classes if num_classes is not None else int(y.max()) + 1
+    classes = num_classes if num_classes is not None else count_classes(int(y.max()), len(y))
     tx = check_samples(test_x, "test", tuple(x.shape[1:]))
     if tx.dtype != x.dtype:
         raise ValueError(expected("dtype of test x", str(tx.dtype), f"{x.dtype}, as in training"))

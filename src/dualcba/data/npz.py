@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualcba.data.dataset import Dataset, from_arrays
+from dualcba.data.dataset import Dataset, count_classes, from_arrays
 from dualcba.data.folder import hold_out
 
 Array = NDArray[Any]
@@ -113,4 +113,5 @@ def _labels(y: Array, path: Path) -> NDArray[np.int64]:
 def _classes(*labels: Array) -> int | None:
     """One more than the largest label of all; none where `from_arrays` will say what is wrong."""
     highest = [int(y.max()) for y in labels if y.size and y.dtype.kind in "ui"]
-    return max(highest) + 1 if len(highest) == len(labels) else None
+    samples = sum(len(y) for y in labels)
+    return count_classes(max(highest), samples) if len(highest) == len(labels) else None

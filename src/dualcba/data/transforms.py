@@ -11,6 +11,8 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dualcba.errors import at_least, expected
+
 
 class Transform(nn.Module):
     """Random crop after zero padding, random flip, and normalisation, for whole batches.
@@ -40,9 +42,12 @@ class Transform(nn.Module):
         self, mean: Sequence[float], std: Sequence[float], *, pad: int = 0, flip: bool = False
     ) -> None:
         super().__init__()
+        at_least(0, pad=pad)
         self.pad = pad
         self.flip = flip
         m, s = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
+        if not bool((s > 0).all()):
+            raise ValueError(expected("std", std, "numbers above 0"))
         self.register_buffer("scale", (1 / s).float(), persistent=False)
         self.register_buffer("shift", (-m / s).float(), persistent=False)
 

@@ -241,7 +241,7 @@ class Spec:
         shown = {f: getattr(self, f) for f in ("dataset", "setting", "method", "buffer", "seed")}
         stem = Path(self.dataset).stem
         name = f"{stem}-" + "{setting}-{method}-b{buffer}-s{seed}".format(**shown)
-        if self == Spec(**shown):
+        if self == Spec(**shown) and self.dataset in DATASETS:  # two files may have one stem
             return name
         content = json.dumps(self.to_dict() | {"seed": None}, sort_keys=True)
         return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
@@ -306,5 +306,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing, expected a TOML file") from None
+    except IsADirectoryError:
+        raise IsADirectoryError(f"{path} is a folder, expected a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error

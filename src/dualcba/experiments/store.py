@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dualcba.experiments.spec import Spec
-from dualcba.files import whole
+from dualcba.files import one_at_a_time, whole
 
 RESULT = "result.json"
 PLAN = "plan.json"
@@ -77,10 +77,11 @@ def _read_result(path: Path) -> dict[str, Any]:
 def write_plan(out: Path, specs: Iterable[Spec]) -> Path:
     """Write down what is going to be run, beside what earlier calls were going to run there."""
     path = out / PLAN
-    before = read_plan(out) if path.exists() else []
-    planned = {spec.name: spec.to_dict() for spec in (*before, *specs)}
-    with whole(path) as draft:
-        draft.write_text(json.dumps({"specs": list(planned.values())}, indent=1) + "\n")
+    with one_at_a_time(out):
+        before = read_plan(out) if path.exists() else []
+        planned = {spec.name: spec.to_dict() for spec in (*before, *specs)}
+        with whole(path) as draft:
+            draft.write_text(json.dumps({"specs": list(planned.values())}, indent=1) + "\n")
     return path
 
 
