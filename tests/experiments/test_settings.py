@@ -93,6 +93,18 @@ def test_epochs_of_a_setting() -> None:
     assert Spec(setting="offline", epochs=3).epochs == 3
 
 
+@pytest.mark.parametrize("base", ["er", "derpp", "clser", "rar"])
+@pytest.mark.parametrize("adaptor", ["cba", "dual-cba"])
+def test_the_adaptors_rate_offline_is_the_protocols(base: str, adaptor: str) -> None:
+    """On CIFAR-100 1e-2 beside ER, 1e-4 beside the others; elsewhere as ever."""
+    given = {"method": f"{base}-{adaptor}", "setting": "offline"}
+    assert Spec(dataset="cifar100", **given).adaptor_lr == (0.01 if base == "er" else 0.0001)
+    assert Spec(dataset="cifar100", **given, adaptor_lr=0.5).adaptor_lr == 0.5
+    assert Spec(dataset="cifar100", method=given["method"]).adaptor_lr == 0.01
+    assert Spec(dataset="cifar10", **given).adaptor_lr == 0.001
+    assert Spec(dataset="cifar100", method=base, setting="offline").adaptor_lr is None
+
+
 # ---------------------------------------------------------------- schedule
 
 

@@ -33,6 +33,11 @@ OWN: dict[str, Any] = {"buffer": 200, "tasks": 5, "batch_size": 32, "network": "
 
 """What a dataset, or one of the user's own, brings where a field is not given."""
 
+OFFLINE: dict[tuple[str, str], dict[str, Any]] = {
+    ("cifar100", base): {"adaptor_lr": 0.0001} for base in ("derpp", "clser", "rar")
+}
+"""What the setting `offline` brings instead, by dataset and base method."""
+
 ADAPTOR_DEFAULTS: dict[str, Any] = {
     "adaptor_lr": 0.01, "outer_every": 5, "space": "logit", "width": 256,
     "levels": "bi", "specific": "single", "agnostic": True, "divide": False,
@@ -122,10 +127,13 @@ class Spec:
                 raise ValueError(f"{field} is {value!r} for the method {self.method!r}, {why}")
         if self.loads_adaptor and self.specific is None:
             object.__setattr__(self, "specific", "none")
-        for field, value in (ADAPTOR_DEFAULTS | OWN | DEFAULTS.get(self.dataset, {})).items():
+        setting = parse_setting(self.setting)
+        defaults = ADAPTOR_DEFAULTS | OWN | DEFAULTS.get(self.dataset, {})
+        if setting.kind == "offline":
+            defaults |= OFFLINE.get((self.dataset, self.method.removesuffix(f"-{kind}")), {})
+        for field, value in defaults.items():
             if getattr(self, field) is None and field not in foreign:
                 object.__setattr__(self, field, value)
-        setting = parse_setting(self.setting)
         said = "setting" if self.epochs is None else "epochs"  # what the number of passes is from
         if self.epochs is None:
             object.__setattr__(self, "epochs", OFFLINE_EPOCHS if setting.kind == "offline" else 1)
