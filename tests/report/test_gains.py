@@ -64,6 +64,19 @@ def test_runs_that_differ_in_more_than_the_adaptor_are_not_paired() -> None:
     assert gains([served("er", [20.0, 21.0], buffer=200), elsewhere]) == []
 
 
+@pytest.mark.parametrize(
+    ("field", "usual", "other"),
+    [("labelled_batches", "mixed", "cycled"), ("ibn_average", "cumulative", "ema"),
+     ("ibn_augment", True, False)],
+)  # fmt: skip
+def test_nor_are_runs_under_another_ibn_or_with_labels_served_otherwise(
+    field: str, usual: Any, other: Any
+) -> None:
+    dual = served("er-dual-cba", [25.0, 26.0], **{field: usual})
+    assert gains([served("er", [20.0, 21.0], **{field: other}), dual]) == []
+    assert len(gains([served("er", [20.0, 21.0]), dual])) == 1  # an older run does not name it
+
+
 def test_a_spec_that_stands_twice_is_tested_once() -> None:
     base, dual = served("er", [20.0, 22.0]), served("er-dual-cba", [25.0, 26.0])
     again = replace(base, entry=replace(base.entry, row="ER + IBN", norm="ibn"))

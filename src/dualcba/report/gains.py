@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,15 +12,20 @@ import numpy as np
 from dualcba.evaluation import interval
 from dualcba.experiments.catalog import Entry
 from dualcba.experiments.catalog import score as value
+from dualcba.experiments.spec import Spec
 from dualcba.report.comparison import Served
 from dualcba.report.names import score as named
 from dualcba.report.names import split_method
 
 SAME = (
     "dataset", "setting", "buffer", "tasks", "class_order", "epochs", "network", "batch_size",
-    "lr", "norm", "forward", "seen_only", "boundaries",
+    "lr", "norm", "forward", "ibn_augment", "ibn_average", "seen_only", "boundaries",
+    "labelled_batches",
 )  # fmt: skip
 """What a method and its Dual-CBA must share to be compared."""
+
+USUAL = {field.name: field.default for field in dataclasses.fields(Spec)}
+"""What a field is where an older run, or an entry of the catalogue, does not name it."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,8 @@ def gains(served: Sequence[Served], score: str = "acc") -> list[Gain]:
 def alike(one: Entry, two: Entry) -> bool:
     """Whether two entries are of the same setting, so that their methods can be compared."""
     options = [e.spec.get("options") or {} for e in (one, two)]
-    same = all(one.spec.get(name) == two.spec.get(name) for name in SAME)
+    first, second = (USUAL | e.spec for e in (one, two))
+    same = all(first[name] == second[name] for name in SAME)
     return same and options[0] == options[1]
 
 
