@@ -146,6 +146,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "concat": {"forward": "concat"},
     "lone samples": {"batch_size": 1, "buffer": 1, "epochs": 1},
     "semi": {"setting": "semi-0.2", "method": "derpp-dual-cba"},
+    "semi, cycled": {"setting": "semi-0.2", "labelled_batches": "cycled"},
     "blurry": {"setting": "blurry-10"},
     "offline": {"setting": "offline"},
     "inferred": {"boundaries": "inferred"},
