@@ -92,25 +92,25 @@ class Statistics:
     """A copy of the running statistics of some layers, on their device, written in place."""
 
     def __init__(self, layers: Sequence[_BatchNorm]) -> None:
-        self.live: list[Tensor] = []
-        for layer in layers:
-            stats = (layer.running_mean, layer.running_var, layer.num_batches_tracked)
-            self.live += [s for s in stats if s is not None]
-        self.kept = [s.clone() for s in self.live]
+        found = [(m.running_mean, m.running_var, m.num_batches_tracked) for m in layers]
+        averages = [t for mean, var, _ in found for t in (mean, var) if t is not None]
+        counts = [count for _, _, count in found if count is not None]
+        self.live = averages, counts  # apart: a GPU copies a list of one dtype by one launch
+        self.kept = [t.clone() for t in averages], [t.clone() for t in counts]
 
     def keep(self) -> None:
         """Copy the layers' statistics here."""
-        copy(self.kept, self.live)
+        _copy(self.kept, self.live)
 
     def restore(self) -> None:
         """Copy what was kept back into the layers."""
-        copy(self.live, self.kept)
+        _copy(self.live, self.kept)
 
 
-def copy(into: Sequence[Tensor], source: Sequence[Tensor]) -> None:
-    """Copy a list of tensors in place."""
-    if into:
-        torch._foreach_copy_(list(into), list(source))
+def _copy(into: Sequence[list[Tensor]], source: Sequence[list[Tensor]]) -> None:
+    for targets, tensors in zip(into, source, strict=True):
+        if targets:
+            torch._foreach_copy_(targets, tensors)
 
 
 @contextmanager
