@@ -18,15 +18,7 @@ from typing import Any
 
 from dualcba.evaluation import NORMS, interval
 from dualcba.experiments import read_results
-
-
-def plain(result: dict[str, Any]) -> dict[str, Any]:
-    """The spec without the seed, in the adaptor's file too."""
-    spec = {k: v for k, v in result["spec"].items() if k != "seed"}
-    source, _, seed = Path(str(spec.get("adaptor"))).stem.rpartition("-s")
-    if source and seed == str(result["seed"]):
-        spec["adaptor"] = f"from {source}"
-    return spec
+from dualcba.experiments.catalog import seedless
 
 
 def measured(values: list[float | None]) -> dict[str, Any] | None:
@@ -41,7 +33,7 @@ def measured(values: list[float | None]) -> dict[str, Any] | None:
 def row(group: list[dict[str, Any]]) -> dict[str, Any]:
     group = sorted(group, key=lambda r: r["seed"])
     seeds = [r["seed"] for r in group]
-    spec = plain(group[0])
+    spec = seedless(group[0]["spec"])
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"{spec['method']} has seeds {seeds}, expected each once")
     scores = {
@@ -78,7 +70,7 @@ def main() -> None:
     if not results:
         sys.exit(f"error: {args.runs} holds no complete run, expected a folder of runs")
     for result in results:
-        groups.setdefault(json.dumps(plain(result), sort_keys=True), []).append(result)
+        groups.setdefault(json.dumps(seedless(result["spec"]), sort_keys=True), []).append(result)
     try:
         rows = [row(group) for group in groups.values()]
     except ValueError as error:

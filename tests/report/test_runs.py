@@ -57,7 +57,7 @@ def test_groups_of_one_method_are_named_by_what_differs() -> None:
         made(method="er-dual-cba", specific="none"), made(method="er-dual-cba"),
         made(method="er", seed=1), made(method="er"), made(method="er", buffer=50),
     ]  # fmt: skip
-    first, second = collections(results)
+    second, first = collections(results)  # the smaller buffer first
     assert (first.title, second.title) == ("Digits, online, M = 100", "Digits, online, M = 50")
     assert [s.entry.row for s in first.served] == [
         "ER",
@@ -65,6 +65,18 @@ def test_groups_of_one_method_are_named_by_what_differs() -> None:
         "ER-Dual-CBA",
     ]
     assert [r["seed"] for r in first.served[0].results] == [0, 1]
+
+
+def test_parts_learnt_elsewhere_by_the_same_seed_are_of_one_group() -> None:
+    results = [made(method="er-dual-cba", specific="none", seed=k) for k in (0, 1)]
+    for k, result in enumerate(results):
+        result["spec"]["adaptor"] = f"runs/adaptors/cifar10-s{k}.safetensors"
+    (group,) = collections([made(method="er-dual-cba"), *results])
+    assert [s.entry.row for s in group.served][1] == (
+        "ER-Dual-CBA, specific none, adaptor from cifar10"
+    )
+    assert [r["seed"] for r in group.served[1].results] == [0, 1]
+    assert "--adaptor cifar10-sSEED.safetensors" in command(group.served[1].entry.spec, [0, 1])
 
 
 def test_a_dataset_of_ones_own_and_an_unknown_method_are_no_obstacle() -> None:

@@ -128,6 +128,19 @@ def donor(spec: dict[str, Any]) -> str | None:
     return adaptor.removeprefix(FROM) if adaptor.startswith(FROM) else None
 
 
+def seedless(spec: dict[str, Any]) -> dict[str, Any]:
+    """A spec without its seed, in the adaptor's file too: `from` the dataset of that seed's run.
+
+    >>> seedless({"method": "er-dual-cba", "adaptor": "adaptors/cifar10-s2.safetensors", "seed": 2})
+    {'method': 'er-dual-cba', 'adaptor': 'from cifar10'}
+    """
+    out = {name: value for name, value in spec.items() if name != "seed"}
+    source, _, seed = Path(str(spec.get("adaptor"))).stem.rpartition("-s")
+    if source and seed == str(spec.get("seed")):
+        out["adaptor"] = FROM + source
+    return out
+
+
 def complete(spec: dict[str, Any]) -> dict[str, Any]:
     """All fields of a spec, defaults filled in.
 

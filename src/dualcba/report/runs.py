@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dualcba.data.stream import split_classes
-from dualcba.experiments.catalog import Entry
+from dualcba.experiments.catalog import Entry, donor, seedless
 from dualcba.experiments.spec import Spec
 from dualcba.experiments.store import RESULT
 from dualcba.methods import METHODS
@@ -67,15 +67,21 @@ def _read(path: Path) -> Result:
 def collections(results: Sequence[Result]) -> list[Collection]:
     """The runs by dataset, setting and buffer; in each, one entry per spec without its seed."""
     places: dict[str, dict[str, dict[int, Result]]] = {}
-    for result in results:
+    for result in sorted(results, key=_order):
         place = places.setdefault(place_title(result), {})
-        spec = usual(result["spec"]) | result["spec"] | {"seed": None}
+        spec = usual(result["spec"]) | {"seed": None} | seedless(result["spec"])
         group = place.setdefault(json.dumps(spec, sort_keys=True), {})
         group.setdefault(result["seed"], result)  # an older run may not name every field
     return [
         Collection(title, tuple(_serve(title, [list(g.values()) for g in groups.values()])))
         for title, groups in places.items()
     ]
+
+
+def _order(result: Result) -> tuple[str, bool, str, int]:
+    """By dataset, then the plain stream before other settings, then the smaller buffer first."""
+    setting = str(result["setting"])
+    return str(result["dataset"]), setting != "online", setting, int(result["buffer"])
 
 
 def usual(spec: dict[str, Any], chosen: Sequence[str] = NAMED) -> dict[str, Any]:
@@ -98,7 +104,7 @@ def place_title(result: Result) -> str:
 
 
 def _serve(column: str, groups: list[list[Result]]) -> list[Served]:
-    specs = [{k: v for k, v in g[0]["spec"].items() if k != "seed"} for g in groups]
+    specs = [seedless(g[0]["spec"]) for g in groups]
     short = [_label(spec, specs, without=SCORING) for spec in specs]
     served = []
     for group, spec, label in zip(groups, specs, short, strict=True):
@@ -153,11 +159,15 @@ def command(spec: dict[str, Any], seeds: Sequence[int]) -> str:
 
     >>> command({"method": "er", "dataset": "digits", "lr": 0.1, "options": {}}, [0, 1, 2])
     'dualcba run --method er --dataset digits --lr 0.1 --seeds 3'
+
+    A class-agnostic part that came from each seed's own run elsewhere is a file for each.
     """
     plain = usual(spec, ("method", "dataset", "setting"))
     words = ["dualcba", "run"]
     for name in ("method", "dataset", *(k for k in spec if k not in ("method", "dataset", "seed"))):
         value = spec.get(name)
+        if name == "adaptor" and (source := donor(spec)):
+            value = f"{source}-sSEED.safetensors"
         if name in ("method", "dataset") or (value is not None and value != plain.get(name)):
             words += _option(name, value)
     runs = list(seeds)

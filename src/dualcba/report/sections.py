@@ -80,7 +80,7 @@ def report_sections(results: list[Result]) -> tuple[list[Fact], list[Section]]:
     facts = [
         *_agreement(paper),
         *_whose([*served, *small]),
-        *(f for group in rest for f in _facts(group)),
+        *(f for group in rest for f in _facts(group, 3 if len(rest) == 1 else 1)),
     ]
     sections = []
     for title, text, found in (
@@ -149,8 +149,8 @@ def _agreement(paper: Sequence[Row]) -> list[Fact]:
     return [Fact("Beside the paper", f"{share.within} of {share.cells}", detail)]
 
 
-def _facts(group: Collection) -> list[Fact]:
-    """The best method of a collection, and the largest set of paired seeds' gain."""
+def _facts(group: Collection, most: int) -> list[Fact]:
+    """The best method of a collection, and so many gains, of plain methods before variants."""
     out = []
     ranked = [
         (cell.ibn, row) for row in rows(group.served, ["acc"]) for cell in row.cells if cell.ibn
@@ -159,7 +159,8 @@ def _facts(group: Collection) -> list[Fact]:
         best, row = max(ranked, key=lambda pair: pair[0].mean)
         highest = spread(best).replace("\u2007", "")
         out.append(Fact(f"Highest ACC, {group.title}", highest, f"{row.row}, IBN"))
-    for gain in [g for g in gains(group.served) if g.adaptors.seeds][:3]:
+    found = [g for g in gains(group.served) if g.adaptors.seeds]
+    for gain in sorted(found, key=lambda g: "," in g.dual + g.base)[:most]:
         value = spread(gain.adaptors, sign=True).replace("\u2007", "")
         p = "" if gain.adaptors.p is None else f", p = {p_value(gain.adaptors.p)}"
         p = p.replace("= <", "<")
