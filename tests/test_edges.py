@@ -268,3 +268,20 @@ def test_a_network_that_is_no_module():
     frozen[1].eval()
     Learner(frozen, (5,), 4, dtype=torch.float32, device="cpu")
     assert not frozen[1].training
+
+
+def test_the_end_of_a_task_that_failed_can_be_had_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = Learner(nn.Linear(5, 4), (5,), 4, method="icarl", dtype=torch.float32, device="cpu")
+    learner.new_task([0, 1])
+    learner.observe(torch.randn(6, 5), torch.tensor([0, 1] * 3))
+    end, ended = learner.method.end_task, []
+    monkeypatch.setattr(learner.method, "end_task", fails)
+    with pytest.raises(MemoryError):
+        learner.end_task()
+    monkeypatch.setattr(learner.method, "end_task", lambda x, y: (ended.append(len(x)), end(x, y)))
+    learner.new_task([2])
+    assert ended == [6]
+
+
+def fails(*_: object) -> None:
+    raise MemoryError

@@ -56,14 +56,13 @@ class Tasks:
         """Let the method finish the task with its samples, if it rereads them."""
         if not self.open:
             return
-        self.open = False
         with self.engine.scope():
             if self.data:
                 x, y = (torch.cat(part) for part in zip(*self.data, strict=True))
             else:
                 x, y = self.context.memory.x[:0], self.context.memory.y[:0]
             self.method.end_task(x, y)
-        self.data = []
+        self.open, self.data = False, []
         self.answers.forget()  # the method may have changed network and memory
 
     def infer(self, labels: NDArray[np.int64] | None, step: int) -> None:

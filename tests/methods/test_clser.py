@@ -56,6 +56,14 @@ def batches(method: CLSER, seed: int = 0) -> tuple[Batch, list[Batch], Batch]:
     return out[0], [out[1]], out[2]
 
 
+def test_layers_that_are_frozen_are_so_in_the_averages() -> None:
+    network = nn.Sequential(nn.Linear(D, 6), nn.BatchNorm1d(6), nn.BatchNorm1d(6), nn.Linear(6, C))
+    network[1].eval()
+    method = bound(network)
+    for average in (method.stable, method.plastic):
+        assert [m.training for m in average.module] == [True, False, True, True]
+
+
 def logp(z: Floats) -> Floats:
     shifted = z - z.max(1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))

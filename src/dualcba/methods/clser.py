@@ -122,7 +122,7 @@ def _logits(average: Network, x: Tensor) -> Tensor:
 
 
 def _frozen_copy(network: Network) -> Network:
-    copy = deepcopy(network).requires_grad_(False).train()
+    copy = deepcopy(network).requires_grad_(False)  # in training; frozen layers stay frozen
     for layer in batch_norms(copy):
         layer.track_running_stats = False  # batch statistics only; nobody asks for the others
     return copy
