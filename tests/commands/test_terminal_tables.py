@@ -44,7 +44,7 @@ def shown(name: str, width: int, seeds: int = 3) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["main", "per-task", "computation", "anytime", "transfer-intra"])
-@pytest.mark.parametrize("width", [80, 120, 220])
+@pytest.mark.parametrize("width", [80, 120, 130, 220])
 def test_nothing_is_cut_off(name: str, width: int) -> None:
     lines = shown(name, width)
     assert max(map(len, lines)) <= width

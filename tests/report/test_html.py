@@ -157,7 +157,9 @@ def test_an_experiment_writes_its_tables(
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in paths)
     text = (tmp_path / "out" / "small.md").read_text()
     assert text.startswith("# Small & simple\n")
-    assert "Digits, M = 50" in text
+    assert "**Digits, M = 50**" not in text
+    assert text.endswith("\nNot run: Digits, M = 50.\n")
+    assert r"\caption{Small \& simple. Digits, M = 100}" in (tmp_path / "out/small.tex").read_text()
 
 
 def test_an_experiment_writes_its_figures(
@@ -166,6 +168,9 @@ def test_an_experiment_writes_its_figures(
     made = experiment(figure="anytime", scores=())
     names = [p.name for p in render(made, results, tmp_path)]
     assert names == ["small-1.svg", "small-1.png", "small.md"]
+    text = (tmp_path / "small.md").read_text()
+    assert "](small-1.svg)\n\nAny-time accuracy, Digits, M = 100: mean over the tasks" in text
+    assert "left out" not in text  # a column without runs has no figure to miss
 
 
 def test_a_figure_without_its_recording_is_a_line(

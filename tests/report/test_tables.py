@@ -173,6 +173,9 @@ def test_a_cost_has_no_norm_and_its_digits(rows: list[Row]) -> None:
     ]  # fmt: skip
     assert table.rows[0][3:] == ("0.082 ± \u20070.000", "11.179", "−11.097")
     assert not isinstance(table.rows[0][-1], Strong)
+    megabytes = (Cell("gpu_memory", "bn", Measure(5651.6, 27.3, 3), None, 1072.0),)
+    (table,) = blocks([Row("ER", "here", "bn", (0, 1, 2), megabytes)])
+    assert table.rows[0][3:] == ("5652 ± \u200727", "1072", "+4580")
 
 
 def test_real_runs_fill_a_table(

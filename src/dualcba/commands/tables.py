@@ -108,7 +108,7 @@ def _wide(found: Sequence[Row], scores: Sequence[str]) -> Table:
     for name in scores:
         ours = ["ours"] if score(name).cost else [norm.upper() for norm in NORMS]
         for part in [*ours, *(["paper", "Δ"] if compared else [])]:
-            table.add_column(f"{score(name).arrowed}\n{part}", justify="right", no_wrap=True)
+            _score_column(table, name, f"\n{part}")
     for row in found:
         texts = [row.norm.upper()] if compared else []
         for cell in _cells(row, scores):
@@ -123,7 +123,7 @@ def _long(found: Sequence[Row], scores: Sequence[str]) -> Table:
     table, compared = _table(), _compared(found)
     table.add_column("", no_wrap=True)
     for name in scores:
-        table.add_column(score(name).arrowed, justify="right", no_wrap=True)
+        _score_column(table, name)
     for row in found:
         cells = _cells(row, scores)
         lines = [("BN", [_spread(c.bn, c.score) for c in cells])]
@@ -136,6 +136,11 @@ def _long(found: Sequence[Row], scores: Sequence[str]) -> Table:
         for k, (name, texts) in enumerate(lines):
             table.add_row("" if k else row.row, name, *texts)
     return table
+
+
+def _score_column(table: Table, name: str, part: str = "") -> None:
+    title = score(name).arrowed  # of several words, and yet not to be cut
+    table.add_column(title + part, justify="right", no_wrap=True, min_width=len(title))
 
 
 def _spread(m: Measure | Gap | None, name: str, *, sign: bool = False) -> str:

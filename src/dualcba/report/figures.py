@@ -24,7 +24,7 @@ FIGURES: dict[str, Callable[[Sequence[Served], str, str], Drawn]] = {
 
 
 def draw(kind: str, served: Sequence[Served], name: str) -> Drawn:
-    """An experiment's figures, one or more per column."""
+    """An experiment's figures, one or more per column that has runs."""
     if kind not in FIGURES:
         raise ValueError(unknown("figure", kind, FIGURES))
     plots: list[Plot] = []
@@ -32,6 +32,8 @@ def draw(kind: str, served: Sequence[Served], name: str) -> Drawn:
     columns = list(dict.fromkeys(s.entry.column for s in served))
     for number, column in enumerate(columns, 1):
         part = [s for s in served if s.entry.column == column and s.results]
+        if not part:
+            continue
         stem = name if len(columns) == 1 else f"{name}-{number}"
         drawn, left_out = FIGURES[kind](part, stem, column)
         plots += drawn

@@ -60,11 +60,8 @@ class Score:
     up: bool
     meaning: str
     cost: bool = False
-
-    @property
-    def digits(self) -> int:
-        """Behind the point, where it is shown."""
-        return 3 if self.cost else 1
+    digits: int = 1
+    """Behind the point, where it is shown."""
 
     @property
     def arrowed(self) -> str:
@@ -110,11 +107,11 @@ SCORES = {
         "network's",
     ),
     "parameters": Score(
-        "parameters, M", False, "millions of parameters, the adaptor's among them", True
+        "parameters, M", False, "millions of parameters, the adaptor's among them", True, 3
     ),
-    "gpu_memory": Score("GPU memory, MB", False, "the most that was allocated at once", True),
+    "gpu_memory": Score("GPU memory, MB", False, "the most that was allocated at once", True, 0),
     "seconds_per_task": Score(
-        "s per task", False, "seconds of training per task on the host's clock", True
+        "s per task", False, "seconds of training per task on the host's clock", True, 2
     ),
 }
 

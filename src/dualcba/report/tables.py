@@ -63,7 +63,8 @@ def spread(m: Measure | Gap | None, digits: int = 1, *, sign: bool = False) -> s
     mean = number(None if m is None else m.mean, digits, sign=sign)
     if m is None or m.half is None:
         return mean
-    return f"{mean} ± {m.half:{digits + 3}.{digits}f}".replace("  ", " \u2007")
+    half = f"{m.half:{digits + 3}.{digits}f}".replace(" ", "\u2007")
+    return f"{mean} ± {half}"
 
 
 def blocks(found: Sequence[Row], note: str = "") -> list[Table]:
@@ -245,10 +246,11 @@ def escape_latex(text: str) -> str:
     return rf"\textbf{{{plain}}}" if isinstance(text, Strong) else plain
 
 
-def latex(table: Table) -> str:
-    """A table in LaTeX, with booktabs."""
+def latex(table: Table, of: str = "") -> str:
+    """A table in LaTeX, with booktabs; its caption opens with what it is a table of."""
     align = "".join("r" if column.number else "l" for column in table.columns)
-    lines = [r"\begin{table}", r"\centering", rf"\caption{{{escape_latex(table.title)}}}"]
+    title = f"{of}. {table.title}" if of else table.title
+    lines = [r"\begin{table}", r"\centering", rf"\caption{{{escape_latex(title)}}}"]
     lines += [rf"\begin{{tabular}}{{{align}}}", r"\toprule"]
     groups = _groups(table.columns)
     if any(name for name, _ in groups):

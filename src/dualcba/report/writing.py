@@ -9,6 +9,7 @@ from dualcba.files import whole
 from dualcba.report import figures, style
 from dualcba.report.comparison import Result, Served, rows, serve
 from dualcba.report.gains import in_one_line
+from dualcba.report.style import Plot
 from dualcba.report.tables import (
     comma_separated,
     gains_comma_separated,
@@ -24,30 +25,38 @@ def render(experiment: Experiment, results: list[Result], out: Path) -> list[Pat
     A figure that cannot be drawn is left out; the Markdown file says why.
     """
     served = serve(experiment, results)
-    if not any(s.results for s in served):
+    done = {s.entry.column for s in served if s.results}
+    if not done:
         raise ValueError(
             f"no result serves the experiment {experiment.name!r}, expected runs of its specs"
         )
     contents: dict[str, bytes] = {}
+    plots: list[Plot] = []
     remarks: list[str] = []
     if experiment.figure:
         plots, remarks = figures.draw(experiment.figure, served, experiment.name)
         for plot in plots:
             for format in ("svg", "png"):
                 contents[f"{plot.name}.{format}"] = style.render(plot, format)
-    contents |= _texts(experiment, served, remarks)
+    absent = dict.fromkeys(s.entry.column for s in served if s.entry.column not in done)
+    remarks += [f"Not run: {'; '.join(absent)}."] if absent else []
+    served = [s for s in served if s.entry.column in done]
+    contents |= _texts(experiment, served, plots, remarks)
     return [_write(out / name, content) for name, content in contents.items()]
 
 
-def _texts(experiment: Experiment, served: list[Served], remarks: list[str]) -> dict[str, bytes]:
+def _texts(
+    experiment: Experiment, served: list[Served], plots: list[Plot], remarks: list[str]
+) -> dict[str, bytes]:
     name, scores = experiment.name, experiment.scores
     tables, gains = with_gains(served, scores) if scores else ([], [])
     head = [f"# {experiment.title}\n", *([f"{experiment.note}\n"] if experiment.note else [])]
     notes = [f"{line}\n" for line in (in_one_line(gains), *remarks) if line]
-    texts = {f"{name}.md": "\n".join([*head, *map(markdown, tables), *notes])}
+    shown = [f"![{plot.alt}]({plot.name}.svg)\n\n{plot.caption}\n" for plot in plots]
+    texts = {f"{name}.md": "\n".join([*head, *map(markdown, tables), *shown, *notes])}
     if tables:
         texts[f"{name}.csv"] = comma_separated(rows(served, scores))
-        texts[f"{name}.tex"] = "\n".join(map(latex, tables))
+        texts[f"{name}.tex"] = "\n".join(latex(t, experiment.title) for t in tables)
     if gains:
         texts[f"{name}-gains.csv"] = gains_comma_separated(gains)
     return {path: text.encode() for path, text in texts.items()}
