@@ -18,7 +18,7 @@ from dualcba.report.curves import band, boundaries, of_task, so_far
 from dualcba.report.figures import FIGURES, draw
 from dualcba.report.posteriors import confusion
 from dualcba.report.runs import collections
-from dualcba.report.style import BLUE, GREY, ORANGE, Plot, apart, colours, families, render
+from dualcba.report.style import BLUE, GREY, INK, ORANGE, Plot, apart, colours, families, render
 
 Result = dict[str, Any]
 
@@ -126,6 +126,32 @@ def test_alignment_where_a_line_was_not_measured(served: tuple[Served, ...]) -> 
     result = {**first, "recordings": {"alignment": {"step": [5, 10, 15], **lines}}}
     (plot,), _ = draw("alignment", [Served(served[0].entry, (result,))], "name")
     assert [len(line.get_xdata()) for line in plot.figure.axes[0].lines[:2]] == [2, 3]
+
+
+def test_alignment_has_its_bound_and_its_family_s_colour(served: tuple[Served, ...]) -> None:
+    first, entry = served[0].results[0], served[0].entry
+    measured, nothing = [1.0, 2.0, 3.0], [None] * 3
+
+    def lines(method: str, **given: Any) -> list[tuple[str, str]]:
+        result = {**first, "recordings": {"alignment": {"step": [5, 10, 15], **given}}}
+        one = Served(replace(entry, spec={"method": method}), (result,))
+        (plot,), _ = draw("alignment", [one], "name")
+        assert "bound of Theorem 1" in plot.caption
+        return [(x.get_color(), x.get_linestyle()) for x in plot.figure.axes[0].lines[:-1]]
+
+    plain = {"with": nothing, "without": measured, "bound": nothing, "bound_without": measured}
+    assert lines("er", **plain) == [(GREY, "-"), (INK, "--")]
+    full = dict.fromkeys(("with", "without", "bound", "bound_without"), measured)
+    assert lines("er-cba", **full) == [(ORANGE, "-"), (GREY, "-"), (INK, "--")]
+
+
+def test_labels_of_several_lines_have_room(served: tuple[Served, ...]) -> None:
+    def height(row: str) -> float:
+        named = [replace(s, entry=replace(s.entry, row=row)) for s in served] * 4
+        plot = score_bars(rows(named, ["acc"]), ["er"] * len(named), "acc", "here")
+        return float(plot.figure.get_figheight())
+
+    assert height("ER-Dual-CBA, specific individual, freeze after 6") > height("ER")
 
 
 def test_a_family_keeps_its_colour() -> None:

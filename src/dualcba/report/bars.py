@@ -27,7 +27,8 @@ def score_bars(
 ) -> Plot:
     """One method per line: BN pale, IBN full, whiskers for the interval, diamonds for the paper."""
     with styled():
-        figure, axes = new_figure(height=1.0 + 0.46 * max(len(rows), 3))
+        labels = [beside(row.row) for row in rows]
+        figure, axes = new_figure(height=1.0 + max(0.46, _room(labels)) * max(len(rows), 3))
         ax = axes[0][0]
         for place, (row, method) in enumerate(zip(rows, methods, strict=True)):
             cell = next(c for c in row.cells if c.score == which)
@@ -41,7 +42,7 @@ def score_bars(
                         ax.errorbar(m.mean, y, xerr=m.half, color=INK, linewidth=1, capsize=2)
                 if norm == cell.norm and cell.paper is not None:
                     ax.plot(cell.paper, y, "D", color="white", markeredgecolor=INK, markersize=5.5)
-        ax.set_yticks(range(len(rows)), [beside(r.row) for r in rows])
+        ax.set_yticks(range(len(rows)), labels)
         ax.set_ylim(len(rows) - 0.4, -0.6)
         ax.set_xlim(0, min(100, ax.get_xlim()[1]))  # an interval may reach beyond
         ax.set_xlabel(f"{score(which).title} (%)")
@@ -52,6 +53,11 @@ def score_bars(
     caption = f"{score(which).title}, {title}: BN (pale) and IBN (full); whiskers: 95 % interval"
     caption += "; diamonds: the paper, at the norm it reports." if paper else "."
     return Plot(name, caption, f"Bars of {score(which).title} per method under BN and IBN", figure)
+
+
+def _room(labels: Sequence[str]) -> float:
+    """Inches that the label with the most lines takes, and a little more."""
+    return 0.19 * max((label.count("\n") + 1 for label in labels), default=1) + 0.04
 
 
 def _norm_key(ax: Axes, paper: bool) -> None:
@@ -78,7 +84,8 @@ def cost(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], l
     if not served:
         return [], ["Cost: left out, no run says how long it took."]
     with styled():
-        figure, axes = new_figure(height=1.0 + 0.32 * max(len(served), 3))
+        labels = [beside(s.entry.row) for s in served]
+        figure, axes = new_figure(height=1.0 + max(0.32, _room(labels)) * max(len(served), 3))
         ax = axes[0][0]
         for place, (s, method) in enumerate(zip(served, _methods(served), strict=True)):
             colour = FAMILIES[split_method(method)[1]]
@@ -89,7 +96,7 @@ def cost(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], l
                 f"{train:,.3g} + {evaluate:,.3g}", (train + evaluate, place), xytext=(5, 0),
                 textcoords="offset points", va="center", fontsize=9, color=MUTED,
             )  # fmt: skip
-        ax.set_yticks(range(len(served)), [beside(s.entry.row) for s in served])
+        ax.set_yticks(range(len(served)), labels)
         ax.set_ylim(len(served) - 0.4, -0.6)
         ax.margins(x=0.25)
         ax.set_xlim(left=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from itertools import cycle
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +14,10 @@ from dualcba.report.comparison import Result, Served
 from dualcba.report.names import NORMS as NORM_TITLES
 from dualcba.report.names import seeds
 from dualcba.report.style import (
-    BLUE,
     FAINT,
-    MORE,
     MUTED,
-    ORANGE,
     Axes,
+    Figure,
     Plot,
     by_family,
     colours,
@@ -143,16 +140,27 @@ def _anytime(served: Sequence[Served], name: str, title: str) -> Plot:
         ax.margins(x=0)
         few_ticks(ax, 4)
     axes[0][0].set_ylabel("accuracy so far (%)")
-    if max(len(s.entry.row) for s in served) > LABEL:
-        key(figure, [s.entry.row for s in served], colours(served))
-    else:
-        label_ends(axes[0][1], ends)
+    _name(figure, axes[0][1], served, ends, colours(served))
     names = ", ".join(s.entry.row for s in served)
     caption = (
         f"Any-time accuracy, {title}: mean over the tasks seen so far, {_seeds(served)}. "
         "Vertical lines are task boundaries."
     )
     return Plot(name, caption, f"Any-time accuracy over steps of {names}, BN and IBN", figure)
+
+
+def _name(
+    figure: Figure,
+    ax: Axes,
+    served: Sequence[Served],
+    ends: Sequence[tuple[float, str, str]],
+    palette: Sequence[str],
+) -> None:
+    """Names where the lines end, or above where they are long."""
+    if max(len(s.entry.row) for s in served) > LABEL:
+        key(figure, [s.entry.row for s in served], palette)
+    else:
+        label_ends(ax, ends)
 
 
 def _seeds(served: Sequence[Served]) -> str:
@@ -209,9 +217,9 @@ def shift(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], 
     if not usable:
         return [], ["Feature shift: left out, no run was scored between task ends."]
     with styled():
-        figure, axes = new_figure(1, 1, height=3.0, width=5.6)
+        figure, axes = new_figure(1, 1, height=3.2)
         ax = axes[0][0]
-        palette = [c for c, _ in zip(cycle((BLUE, ORANGE, *MORE)), usable, strict=False)]
+        palette = colours(usable)
         ends = draw(ax, usable, None, of_task(0), palette=palette)
         for n, x in enumerate(boundaries(usable[0].results[0])):
             ax.annotate(
@@ -220,7 +228,7 @@ def shift(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], 
             )  # fmt: skip
         ax.set(xlabel="step", ylabel="accuracy of task 1 (%)", ylim=(0, 100))
         ax.margins(x=0)
-        label_ends(ax, ends)
+        _name(figure, ax, usable, ends, palette)
     caption = (
         f"Feature shift, {title}: accuracy of task 1 when different classes follow, "
         f"{_seeds(usable)}. The labels' distribution is the same in all of them."

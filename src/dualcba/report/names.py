@@ -52,6 +52,15 @@ def seeds(*counts: int) -> str:
     return f"{'/'.join(map(str, numbers))} seed{'s' * (numbers != [1])}"
 
 
+def averaged(count: int) -> str:
+    """What is shown without a band.
+
+    >>> averaged(1), averaged(3)
+    ('one seed', 'mean over 3 seeds')
+    """
+    return "one seed" if count == 1 else f"mean over {seeds(count)}"
+
+
 @dataclass(frozen=True)
 class Score:
     """A score's title, whether more is better, its definition; what is a cost has no norm."""

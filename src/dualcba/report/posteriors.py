@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualcba.report.comparison import Served
-from dualcba.report.names import NORMS, seeds
+from dualcba.report.names import NORMS, averaged
 from dualcba.report.runs import task_classes
 from dualcba.report.style import (
     BLUE,
@@ -31,6 +31,7 @@ from dualcba.report.style import (
     new_figure,
     styled,
 )
+from dualcba.report.tables import number
 
 Floats = NDArray[np.float64]
 Drawn = tuple[list[Plot], list[str]]
@@ -149,6 +150,7 @@ def _confusions(served: Sequence[Served], name: str, title: str) -> Plot:
             ax.set_ylabel("task of the truth", fontsize=9.5)
     bar = figure.colorbar(image, ax=cells, shrink=0.75, aspect=25, ticks=[0, top / 2, top])
     bar.outline.set_visible(False)
+    bar.set_label("share of the row", fontsize=9.5)
     bar.ax.tick_params(length=0, labelsize=9)
     what = "between tasks" if many else "of classes in order of arrival"
     caption = (
@@ -190,27 +192,32 @@ def _posterior(served: Sequence[Served], name: str, title: str) -> Plot:
         for row, when in enumerate(("before", "after")):
             mean = np.mean([_last(r)["classes"][when] for r in alike], axis=0)[order]
             tint = [BLUE if c == own else ORANGE if c in new else GREY for c in order]
-            _class_bars(axes[row][column], mean, tint, tasks)
+            _class_bars(axes[row][column], mean, tint, tasks, every=columns)
         axes[0][column].set_title(folded(s.entry.row), fontsize=10.5)
-        axes[1][column].set_xlabel("classes, by the number of their task")
+    figure.supxlabel("classes, by the number of their task", fontsize=11)
     for row, when in enumerate(("before", "after")):
         axes[row][0].set_ylabel(f"posterior {when}")
     names = [f"true class ({own})", "new task", "other classes"]
     key(figure, names, [BLUE, ORANGE, GREY])
     caption = (
         f"Mean posterior of test samples of class {own} before and after task {last['task']} "
-        f"begins, {title}."
+        f"begins, {title}, {averaged(len(alike))}."
     )
     alt = f"Posterior over classes before and after the start of task {last['task']}"
     return Plot(name, caption, alt, figure)
 
 
-def _class_bars(ax: Axes, mean: Floats, tint: list[str], tasks: list[list[int]]) -> None:
+def _class_bars(
+    ax: Axes, mean: Floats, tint: list[str], tasks: list[list[int]], every: int
+) -> None:
+    """Bars in the order of arrival; of the tasks' numbers every so many where there are many."""
     ax.bar(np.arange(len(mean)), mean, 0.85 if len(mean) <= CLASSES else 1, color=tint)
     ends = np.cumsum([0, *map(len, tasks)])
     for e in ends[1:-1] - 0.5:
         ax.axvline(e, color=FAINT, linewidth=0.7, zorder=0)
-    ax.set_xticks((ends[:-1] + ends[1:] - 1) / 2, [str(k + 1) for k in range(len(tasks))])
+    every = every if len(tasks) > 5 else 1
+    middles = (ends[:-1] + ends[1:] - 1) / 2
+    ax.set_xticks(middles[::every], [str(k + 1) for k in range(0, len(tasks), every)])
     ax.set_xlim(-0.7, len(mean) - 0.3)
     ax.set_ylim(0, None)
     grid(ax)
@@ -251,7 +258,8 @@ def _transitions(s: Served, name: str, title: str) -> Plot:
     steps = recordings[0][0]["step"]
     caption = (
         f"{s.entry.row}, {title}: posterior mass on old and on new classes from step "
-        f"{steps[0]} to {steps[-1]} around every task boundary."
+        f"{number(steps[0], 0)} to {steps[-1]} around every task boundary, "
+        f"{averaged(len(recordings))}."
     )
     return Plot(name, caption, f"Old and new posterior at transitions of {s.entry.row}", figure)
 
@@ -268,23 +276,25 @@ def alignment(served: Sequence[Served], name: str, title: str) -> Drawn:
 def _alignment(s: Served, name: str, title: str) -> Plot:
     figure, axes = new_figure(1, 1, height=3.0, width=6.4)
     ax = axes[0][0]
-    parts = {"with": ("with adaptor", BLUE), "without": ("without", GREY), "bound": ("bound", INK)}
+    (own,) = colours([s])
+    parts = {"with": ("with adaptor", own), "without": ("without", GREY), "bound": ("bound", INK)}
     recordings = [_recording(r, "alignment") for r in s.results]
     points = min(len(r["step"]) for r in recordings)
     steps = np.array(recordings[0]["step"][:points], float)
     ends = []
     if not any(x is not None for r in recordings for x in r["with"]):
-        parts["without"] = "no adaptor", GREY
+        parts = {"without": ("no adaptor", GREY), "bound_without": ("bound", INK)}
     for part, (label, colour) in parts.items():
-        mean = np.mean([np.array(r[part][:points], float) for r in recordings], axis=0)
+        found = [r.get(part, [None] * points)[:points] for r in recordings]
+        mean = np.mean(np.array(found, float), axis=0)
         measured = np.isfinite(mean)  # null where there was nothing to measure
         step, mean = steps[measured], mean[measured]
         if not len(step):
             continue
         smooth = running_mean(mean, points // SMOOTH)
-        if part != "bound" and points >= SMOOTH:
+        if label != "bound" and points >= SMOOTH:
             ax.plot(step, mean, color=colour, alpha=0.25, linewidth=0.8)
-        ax.plot(step, smooth, color=colour, linestyle="--" if part == "bound" else "-")
+        ax.plot(step, smooth, color=colour, linestyle="--" if label == "bound" else "-")
         ends.append((float(smooth[-1]), label, colour))
     ax.axhline(0, color=MUTED, linewidth=0.8, zorder=0)
     ax.set_title(s.entry.row, fontsize=10.5)
@@ -296,7 +306,7 @@ def _alignment(s: Served, name: str, title: str) -> Plot:
     smoothed = ", smoothed; raw values pale" if points >= SMOOTH else ""
     caption = (
         f"Alignment of the gradients on training data and on the memory, {s.entry.row}, {title}"
-        f"{beside}; mean over {seeds(len(recordings))}{smoothed}."
+        f"{beside}; {averaged(len(recordings))}{smoothed}."
     )
     return Plot(name, caption, f"Gradient alignment over steps of {s.entry.row}", figure)
 
