@@ -83,6 +83,22 @@ def test_a_spec_that_stands_twice_is_tested_once() -> None:
     assert len(gains([base, again, dual])) == 1
 
 
+def test_of_bases_that_differ_in_their_scoring_the_one_with_more_common_seeds_is_taken() -> None:
+    dual = served("er-dual-cba", [25.0, 26.0, 27.0])
+    short = served("er", [1.0], eval_every=0)
+    full = served("er", [20.0, 22.0, 21.0], eval_every=5, boundaries="given")  # a field, as usual
+    for bases in ([short, full], [full, short]):
+        (gain,) = gains([*bases, dual])
+        assert (gain.bn.seeds, gain.bn.mean) == (3, pytest.approx(5.0))
+
+
+def test_a_pair_is_called_without_the_norms_of_its_rows() -> None:
+    base, dual = served("er", [20.0, 22.0]), served("er-dual-cba", [25.0, 26.0])
+    base = replace(base, entry=replace(base.entry, row="ER, IBN"))
+    dual = replace(dual, entry=replace(dual.entry, row="ER-Dual-CBA, BN"))
+    assert [g.pair for g in gains([base, dual])] == ["ER-Dual-CBA over ER"]
+
+
 def test_the_row_under_ibn_gives_a_pair_its_name() -> None:
     base, dual = served("er", [20.0, 22.0]), served("er-dual-cba", [25.0, 26.0])
     without = replace(dual, entry=replace(dual.entry, row="without IBN"))

@@ -107,6 +107,32 @@ def test_runs_without_recordings_are_reported_too(results: list[Result]) -> None
     assert "Any-time accuracy" in text
 
 
+def test_scores_that_no_run_has_are_not_a_column_of_dashes(results: list[Result]) -> None:
+    none = dict.fromkeys(("acc_auc", "min_acc", "wc_acc", "bwt"))
+    bare = [
+        {**r, "anytime": {}, "scores": {norm: s | none for norm, s in r["scores"].items()}}
+        for r in results
+    ]
+    assert "stability and transfer" in Page(make_page(results, "all")).text
+    page = Page(make_page(bare, "bare"))
+    assert "at the end and at any time" in page.text
+    assert "stability and transfer" not in page.text
+    assert len([p for p in page.all("p") if p.get("class") == "remark"]) == 1
+
+
+def test_the_facts_are_of_the_collections_with_the_most_runs(results: list[Result]) -> None:
+    sizes = [10, 20, 30, 40, 50, 60, 70]
+    many = [
+        {**r, "buffer": m, "spec": r["spec"] | {"buffer": m}}
+        for m in sizes
+        for r in (results if m != 10 else results[:1])
+    ]
+    facts, _ = sections.report_sections(many)
+    told = [f.name for f in facts if f.name.startswith("Highest ACC")]
+    assert [name.rpartition(" = ")[2] for name in told] == ["20", "30", "40", "50", "60"]
+    assert len(facts) <= sections.FACTS
+
+
 def test_names_are_escaped(results: list[Result]) -> None:
     evil = '<script>alert("1")</script>'
     changed = [

@@ -170,9 +170,7 @@ def gain_table(found: Sequence[Gain]) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     for g in found:
         whole, ibn, own = (_spread(part, name, sign=True) for part in (g.whole, g.ibn, g.adaptors))
-        table.add_row(
-            f"{g.dual} over {g.base}", whole, p_value(g.whole.p), ibn, own, p_value(g.adaptors.p)
-        )
+        table.add_row(g.pair, whole, p_value(g.whole.p), ibn, own, p_value(g.adaptors.p))
     return table
 
 

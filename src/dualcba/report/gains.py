@@ -16,6 +16,7 @@ from dualcba.experiments.spec import Spec
 from dualcba.report.comparison import Served
 from dualcba.report.names import score as named
 from dualcba.report.names import split_method
+from dualcba.report.runs import SCORING
 
 SAME = (
     "dataset", "setting", "buffer", "tasks", "class_order", "epochs", "network", "batch_size",
@@ -24,7 +25,12 @@ SAME = (
 )  # fmt: skip
 """What a method and its Dual-CBA must share to be compared."""
 
-USUAL = {field.name: field.default for field in dataclasses.fields(Spec)}
+USUAL = {
+    field.name: field.default
+    if field.default_factory is dataclasses.MISSING
+    else field.default_factory()
+    for field in dataclasses.fields(Spec)
+}
 """What a field is where an older run, or an entry of the catalogue, does not name it."""
 
 
@@ -58,22 +64,31 @@ class Gain:
     bn: Gap
     """Dual-CBA minus its base, both under BN."""
 
+    @property
+    def pair(self) -> str:
+        """Who over whom; a norm in a row's name would contradict the columns, which name both."""
+        names = (self.dual, self.base)
+        return " over ".join(n.removesuffix(", BN").removesuffix(", IBN") for n in names)
+
 
 def gains(served: Sequence[Served], score: str = "acc") -> list[Gain]:
     """Every Dual-CBA against its base method of the same column, each pair once.
 
-    Of two rows with the same runs the one that is evaluated under IBN gives its name.
+    Of two rows with the same runs the one that is evaluated under IBN gives its name; of two bases
+    that differ only in how they were scored, the one with more seeds in common is taken.
     """
     found: dict[tuple[str, str, str], tuple[Served, Served]] = {}
     for dual in served:
         base_name, kind = split_method(dual.entry.spec.get("method", ""))
         for base in served if kind == "dual-cba" else ():
-            key = dual.entry.column, _text(base.entry), _text(dual.entry)
+            key = dual.entry.column, _text(base.entry, without=SCORING), _text(dual.entry)
             same = base.entry.column == dual.entry.column and alike(base.entry, dual.entry)
             if base.entry.spec.get("method") != base_name or not same:
                 continue
             earlier = found.get(key)
-            if earlier is None or (earlier[1].entry.norm, dual.entry.norm) == ("bn", "ibn"):
+            more = earlier is not None and _common(base, dual) > _common(*earlier)
+            named = earlier and (earlier[1].entry.norm, dual.entry.norm) == ("bn", "ibn")
+            if earlier is None or more or named:
                 found[key] = base, dual
     return [_gain(base, dual, score) for base, dual in found.values()]
 
@@ -86,8 +101,13 @@ def alike(one: Entry, two: Entry) -> bool:
     return same and options[0] == options[1]
 
 
-def _text(entry: Entry) -> str:
-    return json.dumps(entry.spec, sort_keys=True)
+def _text(entry: Entry, without: Sequence[str] = ()) -> str:
+    spec = USUAL | entry.spec  # an older run may not name every field
+    return json.dumps({k: v for k, v in spec.items() if k not in without}, sort_keys=True)
+
+
+def _common(base: Served, dual: Served) -> int:
+    return len({r["seed"] for r in base.results} & {r["seed"] for r in dual.results})
 
 
 def _gain(base: Served, dual: Served, score: str) -> Gain:

@@ -127,7 +127,8 @@ def _section(section: Section, name: str, level: int) -> str:
 
 
 def _remarks(section: Section) -> str:
-    return "".join(f'<p class="remark">{escape_html(line)}</p>\n' for line in section.remarks)
+    text = " ".join(section.remarks)
+    return f'<p class="remark">{escape_html(text)}</p>\n' if text else ""
 
 
 def _terms(terms: dict[str, str]) -> str:

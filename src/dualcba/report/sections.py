@@ -17,11 +17,12 @@ from dualcba.report.comparison import (
     Result,
     Row,
     Served,
+    known,
     rows,
     serve,
     within_tolerance,
 )
-from dualcba.report.gains import gains, in_one_line, means
+from dualcba.report.gains import Gain, gains, in_one_line, means
 from dualcba.report.names import NORMS, SCORES, slug
 from dualcba.report.runs import Collection, collections, command
 from dualcba.report.style import Plot
@@ -80,7 +81,7 @@ def report_sections(results: list[Result]) -> tuple[list[Fact], list[Section]]:
     facts = [
         *_agreement(paper),
         *_whose([*served, *small]),
-        *(f for group in rest for f in _facts(group, 3 if len(rest) == 1 else 1)),
+        *(f for group in _largest(rest) for f in _facts(group, 3 if len(rest) == 1 else 1)),
     ]
     sections = []
     for title, text, found in (
@@ -149,8 +150,15 @@ def _agreement(paper: Sequence[Row]) -> list[Fact]:
     return [Fact("Beside the paper", f"{share.within} of {share.cells}", detail)]
 
 
+def _largest(groups: list[Collection]) -> list[Collection]:
+    """In their order, those with the most runs, where there are more than find room above."""
+    by_runs = sorted(groups, key=lambda group: -sum(len(s.results) for s in group.served))
+    kept = by_runs[: FACTS // 2 - 1]
+    return [group for group in groups if group in kept]
+
+
 def _facts(group: Collection, most: int) -> list[Fact]:
-    """The best method of a collection, and so many gains, of plain methods before variants."""
+    """The best method of a collection, and so many of its gains."""
     out = []
     ranked = [
         (cell.ibn, row) for row in rows(group.served, ["acc"]) for cell in row.cells if cell.ibn
@@ -160,13 +168,18 @@ def _facts(group: Collection, most: int) -> list[Fact]:
         highest = spread(best).replace("\u2007", "")
         out.append(Fact(f"Highest ACC, {group.title}", highest, f"{row.row}, IBN"))
     found = [g for g in gains(group.served) if g.adaptors.seeds]
-    for gain in sorted(found, key=lambda g: "," in g.dual + g.base)[:most]:
+    for gain in sorted(found, key=_rank)[:most]:
         value = spread(gain.adaptors, sign=True).replace("\u2007", "")
         p = "" if gain.adaptors.p is None else f", p = {p_value(gain.adaptors.p)}"
         p = p.replace("= <", "<")
         detail = f"{gain.dual} over {gain.base}, ACC, both under IBN{p}"
         out.append(Fact(f"Gain, {group.title}", value, detail))
     return out
+
+
+def _rank(gain: Gain) -> tuple[bool, bool]:
+    """What has an interval before what was run once, plain methods before variants."""
+    return gain.adaptors.half is None, "," in gain.dual + gain.base
 
 
 def _experiment(experiment: Experiment, served: list[Served]) -> Section:
@@ -230,13 +243,18 @@ def _scores(group: Collection, name: str) -> Section:
     section = Section("Scores")
     halves = {"at the end and at any time": slice(3), "stability and transfer": slice(3, None)}
     for title, part in halves.items():
-        cut = [Row(r.row, r.column, r.norm, r.seeds, r.cells[part]) for r in found]
+        cut = known([Row(r.row, r.column, r.norm, r.seeds, r.cells[part]) for r in found])
+        if not cut[0].cells:
+            continue
         section.items += [Table(f"{group.title}: {title}", t.columns, t.rows) for t in blocks(cut)]
     section.items.append(_bars(group.served, name, group.title))
     pairs = [g for g in gains(group.served) if g.adaptors.seeds]
     if pairs:
         table = dataclasses.replace(gain_table(pairs, group.title), note=GAIN_NOTE)
-        section.items += [table, in_one_line(pairs)]
+        section.items.append(table)
+        plain = [g for g in pairs if "," not in g.dual + g.base]  # no mean over what varies
+        told = in_one_line(pairs if len(pairs) == 1 else plain)
+        section.items += [told] if told else []
     return section
 
 

@@ -149,7 +149,7 @@ def gain_table(found: Sequence[Gain], where: str) -> Table:
     lines = []
     for g in found:
         parts = [*_gap(g.whole), spread(g.ibn, sign=True), *_gap(g.adaptors), *_gap(g.bn)]
-        lines.append((f"{g.dual} over {g.base}", str(g.adaptors.seeds or MISSING), *parts))
+        lines.append((g.pair, str(g.adaptors.seeds or MISSING), *parts))
     return Table(f"Gain in {score(found[0].score).title}, {where}", columns, tuple(lines))
 
 
