@@ -66,6 +66,11 @@ def test_fm_as_the_paper_writes_it() -> None:
     assert forgetting_as_written(MATRIX, CURVE) == pytest.approx((55 + 25 + 5) / 3)
 
 
+def test_neither_does_it_as_the_paper_writes_it() -> None:
+    matrix = np.array([[50.0, 99.0], [50.0, 60.0]])
+    assert forgetting_as_written(matrix, np.array([[50.0, nan], [50.0, 60.0]])) == 0
+
+
 def test_anytime_area() -> None:
     points = [50, 92, (30 + 40) / 2, (70 + 85) / 2, (35 + 20 + 60) / 3, (45 + 65 + 75) / 3]
     assert area(CURVE) == pytest.approx(np.mean(points))
