@@ -89,6 +89,11 @@ def test_min_acc_does_not_count_while_a_task_is_being_learnt() -> None:
     assert minimum(MATRIX, curve, TASK) == minimum(MATRIX, CURVE, TASK)
 
 
+def test_min_acc_counts_from_after_the_end_of_a_task() -> None:
+    matrix, curve = np.array([[10.0, 0.0], [50.0, 60.0]]), np.array([[10.0, nan], [40.0, 60.0]])
+    assert minimum(matrix, curve, np.array([0, 1])) == 40.0
+
+
 def test_transfer() -> None:
     assert backward_transfer(MATRIX) == pytest.approx(((40 - 90) + (60 - 80)) / 2)
     # just before task 1 and task 2 were learnt, above the untrained network
