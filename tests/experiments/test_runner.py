@@ -16,7 +16,7 @@ import torch
 
 from dualcba import Dataset, load_dataset
 from dualcba.experiments import Hardware, Run, Spec, make_learner, run_all
-from dualcba.experiments.runner import make_known, make_stream
+from dualcba.experiments.runner import cost, make_known, make_stream
 
 CPU = Hardware(device="cpu")
 SCORES = ["acc", "fm", "fm_paper", "acc_auc", "acc_auc_last", "min_acc", "wc_acc", "bwt"]
@@ -73,6 +73,12 @@ def test_the_learner_has_the_options_of_the_spec(digits: Dataset) -> None:
     assert (outer.freeze_after, outer.every, outer.levels) == (3, 7, "buffer")
     assert learner.forwards.concat
     assert learner.tasks.boundaries is not None
+
+
+def test_the_adaptors_parameters_are_among_the_cost(digits: Dataset) -> None:
+    plain, dual = (cost(make_learner(spec(method=m), digits, CPU)) for m in ("er", "er-dual-cba"))
+    more = (10 + 1) * 256 + (256 + 1) * 10 + (2 + 1) * 256 + (256 + 1) * 2  # ω and ν
+    assert dual["parameters"] == (plain["parameters"] or 0) + more
 
 
 def test_the_result_has_the_form_of_the_design(done: tuple[Run, dict[str, Any]]) -> None:
