@@ -185,6 +185,38 @@ def test_a_learner_may_begin_without_labels(make_learner: Make, images: Dataset)
     assert (learner.task, learner.sets.new.tolist()) == (0, [True, True] + [False] * 4)
 
 
+@pytest.mark.parametrize(
+    ("first", "known"),
+    [
+        ([0, 1] * 3 + [0], False),  # 7 labels
+        ([0, 1] * 4, True),
+        ([0, 1] * 3 + [2, 3, 4], True),  # a third are their class's only one
+        ([0, 1] * 3 + [2, 3, 4, 5], False),
+    ],
+)
+def test_a_task_is_over_only_where_enough_of_it_is_known(first: list[int], known: bool) -> None:
+    boundaries = Boundaries(8)
+    boundaries.update(np.array(first))
+    assert boundaries.update(np.array([6, 7] * 4))[0] == known
+
+
+def test_a_task_of_which_too_little_was_known_goes_on_with_what_came() -> None:
+    boundaries = Boundaries(6)
+    came = [boundaries.update(np.array(y))[0] for y in ([0, 1], [2, 3] * 4, [4, 5] * 4)]
+    assert came == [True, False, True]
+
+
+def test_a_class_that_is_new_no_longer_leaves_the_sets(
+    make_learner: Make, images: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = make_learner(boundaries="inferred")
+    learner.observe(images.train_x[:8], np.array([0, 1] * 4))
+    assert learner.tasks.boundaries is not None
+    monkeypatch.setattr(learner.tasks.boundaries, "update", lambda y: (False, frozenset({1})))
+    learner.observe(images.train_x[:8], np.array([0, 1] * 4))
+    assert learner.sets.new.tolist() == [False, True] + [False] * 4
+
+
 # ---------------------------------------------------------------- the split
 
 
@@ -194,6 +226,15 @@ def test_split_takes_the_frequent_ones() -> None:
     assert not split(np.zeros(4, dtype=np.int64), np.zeros(4)).any()
     assert split(np.array([3, 3, 3]), np.zeros(3)).all()
     assert split(np.array([7, 5, 4, 4]), np.full(4, -2.0)).all()  # no group stands out
+
+
+def test_split_prefers_what_is_likelier_to_be_new_among_equals() -> None:
+    prior = np.array([-2.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    assert split(np.array([1, 1, 0, 0, 0, 0]), prior).tolist() == [False, True] + [False] * 4
+
+
+def test_a_stray_may_be_just_half_as_likely() -> None:
+    assert split(np.array([2, 1, 1]), np.zeros(3)).tolist() == [True, False, False]
 
 
 @given(counts=st.lists(st.integers(0, 50), min_size=1, max_size=12), seed=st.integers(0, 99))

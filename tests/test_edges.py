@@ -283,5 +283,14 @@ def test_the_end_of_a_task_that_failed_can_be_had_again(monkeypatch: pytest.Monk
     assert ended == [6]
 
 
+def test_a_step_that_failed_counts_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = vectors()
+    learner.new_task([0, 1])
+    monkeypatch.setattr(learner.engine, "run", fails)
+    with pytest.raises(MemoryError):
+        learner.observe(torch.randn(4, 5), torch.tensor([0, 1] * 2))
+    assert learner.memory.filled == 0
+
+
 def fails(*_: object) -> None:
     raise MemoryError

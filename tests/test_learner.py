@@ -255,6 +255,40 @@ def test_two_draws_are_independent(make_learner: Make, teach: Teach) -> None:
 # ---------------------------------------------------------------- the outer step
 
 
+def outer_draws(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Batch, Batch]]:
+    """The memory draw of the inner loss and that of the outer one, of each outer step to come."""
+    pairs: list[tuple[Batch, Batch]] = []
+    step = learner.outer.step
+
+    def spy(new: Batch, mem: Sequence[Batch], draw: Batch) -> None:
+        pairs.append((mem[0], draw))
+        step(new, mem, draw)
+
+    monkeypatch.setattr(learner.outer, "step", spy)
+    return pairs
+
+
+def test_the_outer_draw_is_not_that_of_the_inner_loss(
+    make_learner: Make, teach: Teach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Transform([0.0], [1.0])
+    learner = make_learner(outer_every=1, batch_size=4, transform=plain)
+    pairs = outer_draws(learner, monkeypatch)
+    teach(learner)
+    assert pairs
+    assert not any(torch.equal(inner.x, outer.x) for inner, outer in pairs)
+
+
+def test_the_outer_draw_is_augmented(
+    make_learner: Make, teach: Teach, make_batches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = teach(make_learner(outer_every=1))
+    stored = learner.transform(learner.memory.x).flatten(1).tolist()
+    pairs = outer_draws(learner, monkeypatch)
+    learner.observe(*make_batches(3)[1][0])
+    assert not all(row in stored for row in pairs[0][1].x.flatten(1).tolist())
+
+
 def outer_steps(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps, from 0, at which the adaptor learns."""
     at: list[int] = []
@@ -309,6 +343,31 @@ def test_the_first_task_of_dual_cba_is_plain_er(make_learner: Make, teach: Teach
     assert not dual.adaptor_optimizer.state
     for batches, adapted in spy.steps:
         assert all(torch.equal(b.z, z) for b, z in zip(batches, adapted, strict=True))
+
+
+def test_a_class_is_corrected_from_the_step_after_it_first_appears(
+    make_learner: Make, teach: Teach, make_batches: Any
+) -> None:
+    learner = teach(make_learner("er-dual-cba"))
+    spy = Spy(learner)
+    x, y = make_batches(3)[1][0]
+    y[0] = 5  # that no task has announced
+    for _ in range(2):
+        learner.observe(x, y)
+    moved = [bool((adapted[0] != batches[0].z)[:, 5].any()) for batches, adapted in spy.steps]
+    assert moved == [False, True]
+
+
+def test_a_second_task_after_an_empty_one_has_nothing_to_learn_the_adaptor_from(
+    make_learner: Make, make_batches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = make_learner("er-dual-cba", outer_every=1)
+    at = outer_steps(learner, monkeypatch)
+    learner.new_task([0, 1])
+    learner.new_task([2, 3])
+    for x, y in make_batches(3)[1][:3]:
+        learner.observe(x, y)
+    assert at == [1, 2]
 
 
 def test_plain_cba_is_applied_in_the_first_task_but_does_not_learn_there(

@@ -197,6 +197,52 @@ def test_the_penalty_is_the_mean_over_forwards_and_is_given_once():
     assert penalties([BatchNorm(4), nn.ReLU()]) is None
 
 
+def adab2n_learner(lam=0.1):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4))
+    net = convert_normalization(net, "adab2n", lam=lam)
+    return Learner(net, (3,), 4, method="er", dtype=torch.float32, batch_size=8, device="cpu")
+
+
+def test_a_step_of_the_learner_adds_the_penalty_to_the_loss():
+    weights = []
+    for lam in (0.0, 1.0):
+        learner = adab2n_learner(lam)
+        learner.new_task([0, 1])
+        for seed in range(2):
+            learner.observe(batch((8, 3), seed), torch.tensor([0, 1] * 4))
+        weights.append(learner.network.module[0].weight)
+    assert not torch.equal(*weights)
+
+
+def test_a_step_that_failed_leaves_no_penalty_to_the_next(monkeypatch):
+    learner = adab2n_learner()
+    (layer,) = learner.norms
+    loss, pending = learner.method.loss, []
+
+    def watched(*args):
+        pending.append(len(layer._pending))
+        if len(pending) == 1:
+            raise RuntimeError("no room")
+        return loss(*args)
+
+    monkeypatch.setattr(learner.method, "loss", watched)
+    learner.new_task([0, 1])
+    x, y = batch((8, 3)), torch.tensor([0, 1] * 4)
+    with pytest.raises(RuntimeError, match="no room"):
+        learner.observe(x, y)
+    learner.observe(x, y)
+    assert pending == [1, 1]
+
+
+def test_samples_without_a_label_are_of_the_newest_task():
+    learner = adab2n_learner()
+    learner.new_task([0, 1])
+    learner.new_task([2, 3])
+    with learner.forwards.tell_tasks(torch.tensor([-1, 0, 2])):
+        assert learner.norms[0].tasks.tolist() == [1, 0, 1]
+
+
 def test_a_copy_has_no_graph_pending():
     layer = AdaB2N(4)
     with told([layer], torch.zeros(8, dtype=torch.long)):

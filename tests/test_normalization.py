@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dualcba import Dataset, Learner
 from dualcba.data import disjoint
 from dualcba.evaluation import Evaluator
+from dualcba.methods.er import ER
 from dualcba.normalization import Statistics, batch_norms, modes, share, untracked, weighed
 
 Make = Callable[..., Learner]
@@ -181,6 +182,14 @@ def test_statistics_are_estimated_once_per_step(
     assert len(calls) == once
 
 
+def test_each_step_has_a_pass_in_an_order_of_its_own(make_learner: Make, teach: Teach) -> None:
+    learner = teach(make_learner(buffer=30))
+    _, (one,) = under_ibn(learner)
+    learner.step += 1
+    _, (two,) = under_ibn(learner)
+    assert not torch.equal(one, two)
+
+
 def test_ibn_is_the_default_with_dual_cba_only(make_learner: Make) -> None:
     assert [make_learner(m).ibn for m in ("er", "er-cba", "er-dual-cba")] == [False, False, True]
     assert make_learner("er", ibn=True).ibn
@@ -277,6 +286,37 @@ def test_a_frozen_layer_is_tested_with_the_statistics_it_was_trained_with() -> N
     with learner.evaluating("ibn"):
         assert torch.equal(network[1].running_mean, mean)
         assert not torch.equal(network[3].running_mean, moved)
+
+
+class Moves(ER):
+    """Changes the network when a task ends."""
+
+    def end_task(self, x: Tensor, y: Tensor) -> None:
+        for p in self.context.network.parameters():
+            p.data.mul_(1.5)
+
+
+def test_statistics_are_estimated_anew_after_the_end_of_a_task(
+    make_learner: Make, teach: Teach, images: Dataset
+) -> None:
+    learner = teach(make_learner(Moves(), ibn=True))
+    learner.predict(images.test_x)
+    learner.end_task()
+    after = learner.predict_proba(images.test_x)
+    learner.answers.forget()
+    assert torch.equal(learner.predict_proba(images.test_x), after)
+
+
+def test_a_frozen_layer_stays_so_when_the_caller_has_tested_the_network(
+    make_learner: Make, make_net: Callable[..., nn.Module], teach: Teach
+) -> None:
+    network = make_net()
+    layers = list(network.children())
+    layers[1].eval()
+    learner = make_learner("er", network)
+    network.eval()
+    teach(learner, tasks=1, steps=1)
+    assert [layer.training for layer in layers] == [k != 1 for k in range(len(layers))]
 
 
 # ---------------------------------------------------------------- the tools

@@ -47,6 +47,15 @@ def test_they_do_what_torchs_do(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_a_hook_of_one_kind_is_called(when: str) -> None:
+    p = torch.ones(2, requires_grad=True)
+    optimizer, calls = optimizers.SGD([p], lr=0.1), []
+    getattr(optimizer, f"register_step_{when}_hook")(lambda *_: calls.append(when))
+    optimizer.step()
+    assert calls == [when]
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 def test_hooks_on_steps_are_called(name: str) -> None:
     p = torch.ones(2, requires_grad=True)

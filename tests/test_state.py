@@ -110,6 +110,26 @@ def test_answers_are_the_same_after_loading(
     assert torch.equal(other.predict_proba(images.test_x), learner.predict_proba(images.test_x))
 
 
+def test_answers_given_before_loading_are_forgotten(
+    images: Dataset, make_learner: Make, teach: Teach
+) -> None:
+    learner, other = teach(make_learner()), teach(make_learner(lr=0.2))
+    other.predict(images.test_x)  # at the step of the state
+    other.load_state_dict(learner.state_dict())
+    assert torch.equal(other.predict_proba(images.test_x), learner.predict_proba(images.test_x))
+
+
+def test_the_rate_may_change_after_loading(
+    make_learner: Make, teach: Teach, make_batches: Any
+) -> None:
+    learner = teach(make_learner("er"))
+    learner.load_state_dict(learner.state_dict())
+    before = learner.network.head.weight.clone()
+    learner.lr.fill_(0.0)
+    learner.observe(*make_batches(3)[1][0])
+    assert torch.equal(learner.network.head.weight, before)
+
+
 def test_a_snapshot_stands_still(make_learner: Make, teach: Teach, make_batches: Any) -> None:
     learner = teach(make_learner(Everything(), adaptor="dual-cba"))
     state = learner.state_dict()

@@ -22,7 +22,7 @@ from PIL import Image
 from dualcba.data import data_dir, decoding, load_dataset
 from dualcba.data.dataset import statistics
 from dualcba.data.decoding import in_parallel
-from dualcba.data.folder import channel_statistics, from_folder
+from dualcba.data.folder import channel_statistics, from_folder, hold_out
 from dualcba.data.images import _header, read_image
 
 
@@ -70,6 +70,15 @@ def test_the_held_out_part_is_the_seeds(root: Path) -> None:
     assert len(one.test_x) == 10
 
 
+def test_classes_do_not_hold_out_the_same_places() -> None:
+    _, held = hold_out(np.repeat([0, 1], 20), 0.3, seed=0)
+    assert held[:6].tolist() != (held[6:] - 20).tolist()
+
+
+def test_something_is_left_to_train_with() -> None:
+    assert [len(part) for part in hold_out(np.zeros(2, np.int64), 0.9, seed=0)] == [1, 1]
+
+
 def test_another_class_leaves_the_held_out_of_the_first_alone(root: Path) -> None:
     fill(root, {"a": 20, "b": 20})
     before = from_folder(root)
@@ -86,6 +95,12 @@ def test_train_and_test(root: Path, test: str) -> None:
     assert data.train_y.tolist() == [0] * 4 + [1] * 3
     assert data.test_y.tolist() == [0, 0, 1]
     np.testing.assert_array_equal(data.test_x[0].permute(1, 2, 0), picture(50))
+
+
+def test_beside_a_test_folder_another_is_left_alone(root: Path) -> None:
+    for part, count in (("train", 4), ("test", 2), ("val", 3)):
+        fill(root / part, {"a": count})
+    assert len(from_folder(root).test_x) == 2
 
 
 def test_train_alone_has_a_part_held_out(root: Path) -> None:
@@ -122,6 +137,12 @@ def test_the_most_common_size(root: Path) -> None:
     data = load_dataset(root)
     assert data.input_shape == (3, 6, 8)
     assert (data.pad, data.flip) == (0, True)
+
+
+def test_of_sizes_as_common_the_smaller_one(root: Path) -> None:
+    fill(root, {"a": 2}, size=(9, 7))
+    fill(root, {"b": 2}, size=(8, 6))
+    assert from_folder(root).input_shape == (3, 6, 8)
 
 
 @pytest.mark.parametrize(

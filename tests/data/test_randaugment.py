@@ -21,7 +21,7 @@ from dualcba.randomness import pack, unpack
 
 MOVES = OPERATIONS[1:6]
 BLENDS = OPERATIONS[6:10]
-SIZES = [(32, 32), (20, 27), (64, 64)]
+SIZES = [(32, 32), (20, 27), (64, 64), (3, 3)]
 Pixels = NDArray[np.uint8]
 
 
@@ -183,6 +183,13 @@ def test_color_leaves_one_channel_alone() -> None:
     assert np.array_equal(augmented(augment, x, augment.row("color")), x)
 
 
+def test_the_grey_of_two_channels_is_their_mean_rounded() -> None:
+    augment = RandAugment(magnitude=30)
+    x = torch.tensor([10, 21], dtype=torch.uint8).view(1, 2, 1, 1)  # 16 + 0.1 · (−6, 5)
+    out = augment(x, torch.tensor([[augment.row("color", sign=-1)]]))
+    assert out.flatten().tolist() == [15, 16]
+
+
 @pytest.mark.parametrize("shape", [(1, 1), (2, 5), (3, 3), (8, 8)])
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_small_images_and_other_numbers_of_channels(shape: tuple[int, int], channels: int) -> None:
@@ -283,6 +290,13 @@ def test_transform_without_a_crop() -> None:
     params = torch.from_numpy(both.draw(np.random.default_rng(0), len(x)))
     assert params.shape == (5, 4)
     assert torch.equal(both.augment(x, params), both.randaugment(x, params[:, 3:]))
+
+
+def test_transform_without_a_crop_still_flips() -> None:
+    both = RandAugmentTransform(Transform([0.5], [0.5], flip=True), RandAugment())
+    x = torch.from_numpy(pictures((8, 8)))
+    params = torch.tensor([[0, 0, 1, both.randaugment.row("identity")]] * len(x))
+    assert torch.equal(both.augment(x, params), x.flip(3))
 
 
 def test_nothing_is_read_back_from_the_device() -> None:

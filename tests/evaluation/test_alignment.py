@@ -124,6 +124,8 @@ def test_the_batches_are_the_arriving_one_and_draws_from_the_memory(
         assert set(batch.y.tolist()) <= known
     again = recorder.batches(x, y)
     assert torch.equal(again[2].z, outer.z)  # by the seed and the step
+    learner.step += 1
+    assert not torch.equal(recorder.batches(x, y)[2].z, outer.z)
 
 
 @pytest.mark.parametrize("levels", ["joint", "buffer"])

@@ -116,6 +116,16 @@ def test_an_anytime_point_asks_only_for_the_tasks_so_far(
     assert evaluator.accuracy() == pytest.approx(by_hand(learner, images, 3)["bn"][0])
 
 
+def test_the_accuracy_at_a_point_is_under_the_norm_that_is_scored_there(
+    images: Dataset, make_learner: Make, teach: Teach
+) -> None:
+    learner = teach(make_learner(lr=0.1))
+    evaluator = Evaluator(learner, images, disjoint(images, 3), anytime=("ibn",))
+    evaluator.evaluate("anytime")
+    want = np.mean(by_hand(learner, images, 3)["ibn"][:2])
+    assert evaluator.accuracy("bn") == evaluator.accuracy("ibn") == pytest.approx(want)
+
+
 def test_before_anything_is_learnt(images: Dataset, make_learner: Make) -> None:
     learner = make_learner()
     evaluator = Evaluator(learner, images, disjoint(images, 3))

@@ -66,6 +66,11 @@ def test_fm_as_the_paper_writes_it() -> None:
     assert forgetting_as_written(MATRIX, CURVE) == pytest.approx((55 + 25 + 5) / 3)
 
 
+def test_neither_does_it_as_the_paper_writes_it() -> None:
+    matrix = np.array([[50.0, 99.0], [50.0, 60.0]])
+    assert forgetting_as_written(matrix, np.array([[50.0, nan], [50.0, 60.0]])) == 0
+
+
 def test_anytime_area() -> None:
     points = [50, 92, (30 + 40) / 2, (70 + 85) / 2, (35 + 20 + 60) / 3, (45 + 65 + 75) / 3]
     assert area(CURVE) == pytest.approx(np.mean(points))
@@ -82,6 +87,11 @@ def test_min_acc_does_not_count_while_a_task_is_being_learnt() -> None:
     curve = CURVE.copy()
     curve[0, 0] = curve[2, 1] = 1.0
     assert minimum(MATRIX, curve, TASK) == minimum(MATRIX, CURVE, TASK)
+
+
+def test_min_acc_counts_from_after_the_end_of_a_task() -> None:
+    matrix, curve = np.array([[10.0, 0.0], [50.0, 60.0]]), np.array([[10.0, nan], [40.0, 60.0]])
+    assert minimum(matrix, curve, np.array([0, 1])) == 40.0
 
 
 def test_transfer() -> None:

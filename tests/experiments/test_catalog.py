@@ -21,6 +21,7 @@ from dualcba.experiments.catalog import (
     matches,
     named,
     score,
+    seedless,
     serving,
 )
 
@@ -308,6 +309,16 @@ def test_scores_by_their_names() -> None:
     assert found == {"acc": 70.0, "acc_auc": None, "task1": 60.0, "task3": None, "gpu_memory": None}
     assert score(one, "bn", "seconds_per_task") == 1.5
     assert score(one, "bn", "parameters") == pytest.approx(11.174)
+
+
+def test_tasks_are_counted_from_one() -> None:
+    result = {"accuracy_matrix": {"bn": [[90.0, 0.0], [60.0, 80.0]]}}
+    assert [score(result, "bn", f"task{k}") for k in range(4)] == [None, 60.0, 80.0, None]
+
+
+def test_a_part_of_another_seeds_run_is_a_file_like_any_other() -> None:
+    spec = {"adaptor": "cifar10-s2.safetensors", "seed": 3}
+    assert seedless(spec) == {"adaptor": "cifar10-s2.safetensors"}
 
 
 def test_the_entries_are_plain_data() -> None:

@@ -146,6 +146,21 @@ def test_a_part_is_found_beside_the_result_and_laid_ready(tmp_path: Path) -> Non
     assert not catalog.matches(result, wanted | {"adaptor": "trained"})
 
 
+def test_each_seed_takes_the_part_of_its_own_seed(tmp_path: Path) -> None:
+    for seed in range(3):
+        finished(tmp_path, method="er-dual-cba", dataset="cifar100", seed=seed)
+    for folder, result in read_runs(tmp_path).items():
+        (folder / AGNOSTIC).write_text(str(result["seed"]))
+    wanted = {"method": "er-dual-cba", "dataset": "cifar10", "adaptor": "from cifar100"}
+    for seed in range(3):
+        spec = to_spec(wanted | {"seed": seed}, tmp_path, read_runs(tmp_path))
+        assert Path(spec.adaptor or "").read_text() == str(seed)
+
+
+def test_a_small_memory_is_rounded() -> None:
+    assert small({"dataset": "cifar10", "buffer": 30})["buffer"] == 8  # 7.5
+
+
 # ---------------------------------------------------------------- the small scale
 
 

@@ -16,6 +16,7 @@ import torch
 
 from dualcba import Dataset, load_dataset
 from dualcba.experiments import Hardware, Run, Spec, make_learner, run_all
+from dualcba.experiments.runner import cost, make_known, make_stream
 
 CPU = Hardware(device="cpu")
 SCORES = ["acc", "fm", "fm_paper", "acc_auc", "acc_auc_last", "min_acc", "wc_acc", "bwt"]
@@ -43,6 +44,41 @@ def untimed(result: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def done(digits: Dataset) -> tuple[Run, dict[str, Any]]:
     return run(spec(), digits)
+
+
+def test_strays_and_labels_are_the_seeds(digits: Dataset) -> None:
+    streams = [make_stream(spec(setting="blurry-30", seed=k), digits) for k in (0, 0, 1)]
+    first = [np.sort(stream[0].train).tolist() for stream in streams]
+    assert first[0] == first[1] != first[2]
+    known = [make_known(spec(setting="semi-0.2", seed=k), digits) for k in (0, 0, 1)]
+    assert np.array_equal(known[0], known[1])  # type: ignore[arg-type]
+    assert not np.array_equal(known[0], known[2])  # type: ignore[arg-type]
+
+
+def test_the_last_losses_are_looked_at_too(digits: Dataset, monkeypatch: Any) -> None:
+    one = Run(spec(method="er", lr=1e30, eval_every=0), digits, CPU)
+    monkeypatch.setattr(one.learner.losses, "due", lambda step: False)
+    with pytest.raises(FloatingPointError):
+        list(one.steps())
+
+
+def test_the_learner_has_the_options_of_the_spec(digits: Dataset) -> None:
+    given: dict[str, Any] = {
+        "seen_only": True, "ibn_average": "ema", "ibn_augment": False, "forward": "concat",
+        "freeze_after": 3, "outer_every": 7, "levels": "buffer", "boundaries": "inferred",
+    }  # fmt: skip
+    learner = make_learner(spec(**given), digits, CPU)
+    answers, outer = learner.answers, learner.outer
+    assert (answers.seen_only, answers.average, answers.augment) == (True, "ema", False)
+    assert (outer.freeze_after, outer.every, outer.levels) == (3, 7, "buffer")
+    assert learner.forwards.concat
+    assert learner.tasks.boundaries is not None
+
+
+def test_the_adaptors_parameters_are_among_the_cost(digits: Dataset) -> None:
+    plain, dual = (cost(make_learner(spec(method=m), digits, CPU)) for m in ("er", "er-dual-cba"))
+    more = (10 + 1) * 256 + (256 + 1) * 10 + (2 + 1) * 256 + (256 + 1) * 2  # ω and ν
+    assert dual["parameters"] == (plain["parameters"] or 0) + more
 
 
 def test_the_result_has_the_form_of_the_design(done: tuple[Run, dict[str, Any]]) -> None:

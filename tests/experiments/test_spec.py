@@ -134,6 +134,18 @@ def test_names_tell_runs_apart() -> None:
     assert all(Path(name).name == name for name in names)
 
 
+def test_names_of_one_spec_differ_in_the_seed_alone() -> None:
+    one, two = (spec.name for spec in make_specs({"method": "er", "lr": 0.1, "seeds": 2}))
+    assert one.replace("-s0-", "-s1-") == two
+
+
+def test_what_is_to_be_recorded_is_named_once() -> None:
+    assert Spec(record="predictions, transitions,predictions").record == [  # type: ignore[arg-type]
+        "predictions",
+        "transitions",
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

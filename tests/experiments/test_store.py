@@ -33,6 +33,13 @@ def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
     ]
 
 
+def test_the_result_comes_after_the_files_beside_it(tmp_path: Path) -> None:
+    there: list[bool] = []
+    files = {"part": lambda path: there.append(path.with_name("result.json").exists())}
+    assert write_result(tmp_path, ONE, {}, files).exists()
+    assert there == [False]
+
+
 def test_numbers_keep_every_digit(tmp_path: Path) -> None:
     value = 100 / 3
     path = write_result(tmp_path, ONE, {"acc": value})

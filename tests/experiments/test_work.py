@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from dualcba.experiments import Hardware, Loader, Spec
-from dualcba.experiments.scheduler import few_threads
+from dualcba.experiments.scheduler import few_threads, run_all
 from dualcba.experiments.store import read_results
 from dualcba.experiments.work import News, cores, how_many, work, work_in_processes
 
@@ -82,10 +83,17 @@ def test_small_networks_take_one_thread_while_they_run(tmp_path: Path) -> None:
         assert torch.get_num_threads() == 1
         source.close()
         assert torch.get_num_threads() == 2
-        with few_threads(specs("er", network="resnet18-slim")):
-            assert torch.get_num_threads() == 2
+        for large in (specs("er", network="resnet18-slim"), []):
+            with few_threads([*large, *specs("er")]):
+                assert torch.get_num_threads() == (2 if large else 1)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("abreast", [1, 2])
+def test_so_many_runs_take_turns(abreast: int) -> None:
+    turns = islice(run_all(specs("er", "er-cba"), Loader(), CPU, abreast=abreast), 5)
+    assert len({run.spec.name for run, _ in turns}) == abreast
 
 
 def test_how_many() -> None:

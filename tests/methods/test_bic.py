@@ -52,6 +52,15 @@ def test_first_task_is_cross_entropy_alone(bench: Make, logp: Any) -> None:
     assert b.method.loss(new, [], identity).item() == pytest.approx(want, abs=1e-6)
 
 
+def test_the_share_of_the_old_classes_takes_no_notice_of_strays(bench: Make) -> None:
+    b = bench(BiC())
+    b.begin([0, 1], [2, 3])
+    new = b.batch([2, 3, 3], 1)
+    before = b.method.loss(new, [], identity)
+    b.sets.appear(torch.tensor([5]))
+    assert torch.equal(b.method.loss(new, [], identity), before)
+
+
 def second_task(bench: Make) -> Any:
     """In its second task, with 30 exemplars of which 3 are held out."""
     b = bench(BiC(), size=30)
@@ -99,6 +108,15 @@ def test_fit_sees_exactly_what_was_held_out(bench: Make, monkeypatch: Any) -> No
     want = b.network(torch.cat([exemplars, data.x[[0, 8, 16]]]))[0]
     assert torch.allclose(z, want)
     assert y[3:].tolist() == data.y[[0, 8, 16]].tolist()
+
+
+def test_a_fit_takes_nothing_from_the_one_before(bench: Make) -> None:
+    b = second_task(bench)
+    data, fits = b.batch([0, 1, 2, 3] * 5, 5), []
+    for _ in range(2):
+        b.method.fit(data.z.detach(), data.y)
+        fits.append(torch.stack([b.method.alpha, b.method.beta]))
+    assert torch.equal(*fits)
 
 
 def test_fit_lowers_the_loss_on_validation(bench: Make) -> None:

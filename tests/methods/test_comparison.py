@@ -34,6 +34,17 @@ def network(name: str, seed: int = 0) -> torch.nn.Module:
         return make_network(name, (3, 8, 8), 6)
 
 
+@pytest.mark.parametrize("method", ["icarl", "lucir", "bic", "ss-il"])
+def test_what_the_teacher_says_of_a_sample_does_not_depend_on_its_company(
+    method: str, make_learner: Make, teach: Callable[..., Learner], images: Dataset
+) -> None:
+    learner = teach(make_learner(method))
+    together, alone = (
+        learner.method.teacher(learner.transform(images.train_x[:n]))[0] for n in (8, 2)
+    )
+    assert torch.allclose(together[:2], alone, atol=1e-5)
+
+
 def test_they_take_no_adaptor() -> None:
     assert set(COMPARISON) <= METHODS.keys()
     assert not [n for n in method_names() if n.startswith(tuple(f"{c}-c" for c in COMPARISON))]

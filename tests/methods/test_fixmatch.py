@@ -22,9 +22,11 @@ from dualcba.data.randaugment import RandAugment, RandAugmentTransform
 from dualcba.experiments import Hardware, Run, Spec, runner
 from dualcba.losses import Adapt, Batch, identity, inner_batches
 from dualcba.methods import Method
+from dualcba.methods.clser import CLSER
 from dualcba.methods.derpp import DERpp
 from dualcba.methods.er import ER
 from dualcba.methods.fixmatch import FixMatch
+from dualcba.methods.rar import RAR
 
 C, D = 5, 7
 CPU = Hardware(device="cpu")
@@ -357,6 +359,23 @@ def test_whole_streams_of_one_sort(
             learner.observe(x, torch.full_like(y, -1) if labels == "none" else y)
     assert learner.memory.seen == (0 if labels == "none" else 3 * 4 * 8)
     assert all(bool(p.isfinite().all()) for p in learner.network.parameters())
+
+
+def test_averages_of_the_method_move(make_learner: Make, teach: Callable[..., Learner]) -> None:
+    method = CLSER()
+    learner = make_learner(FixMatch(method))
+    before = method.plastic.head.weight.clone()
+    teach(learner, tasks=1)
+    assert not torch.equal(method.plastic.head.weight, before)
+
+
+def test_of_a_step_that_is_repeated_labelled_samples_enter_the_memory_once(
+    make_learner: Make, images: Dataset
+) -> None:
+    learner = make_learner(FixMatch(RAR(repeats=3)))
+    learner.new_task([0, 1])
+    learner.observe(images.train_x[:8], torch.tensor([0, 1, -1, -1] * 2))
+    assert learner.memory.seen == 4
 
 
 @pytest.mark.parametrize("base", [ER, DERpp])

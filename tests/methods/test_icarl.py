@@ -46,6 +46,15 @@ def test_loss(bench: Make) -> None:
     assert b.method.loss(new, [mem], identity).item() == pytest.approx(want, abs=1e-6)
 
 
+def test_a_class_that_comes_unannounced_takes_part(bench: Make) -> None:
+    b = bench(ICaRL())
+    b.begin([0, 1], [2, 3])
+    new = b.batch([2, 5], 1)
+    z, teacher = new.z.detach().numpy(), b.method.teacher(new.x)[0].numpy()
+    want = by_hand(z, [2, 5], teacher, [0, 1], [0, 1, 2, 3, 5])
+    assert b.method.loss(new, [], identity).item() == pytest.approx(want, abs=1e-6)
+
+
 def test_first_task_has_labels_only(bench: Make) -> None:
     b = bench(ICaRL())
     b.begin([0, 1])
@@ -87,6 +96,34 @@ def test_running_means_stand_in_for_exemplars(bench: Make) -> None:
     want = -((unit(b.network(x)[1].detach().numpy())[:, None] - means) ** 2).sum(2)
     assert np.allclose(scores[:, :2], want, atol=1e-6)
     assert np.isneginf(scores[:, 2:]).all()
+
+
+def test_a_new_task_begins_with_no_running_means(bench: Make) -> None:
+    b = bench(ICaRL())
+    b.begin([0, 1])
+    b.method.loss(b.batch([0, 1]), [], identity)
+    assert b.method.sums.any()
+    b.begin([2, 3])
+    assert not b.method.sums.any()
+    assert not b.method.counts.any()
+
+
+def test_exemplars_are_chosen_by_directions(bench: Make, monkeypatch: Any) -> None:
+    b = bench(ICaRL())
+    b.begin([0, 1])
+    data, given = b.batch([0, 1] * 5), []
+    monkeypatch.setattr(b.memory, "fill", lambda x, y, features: given.append(features(x)))
+    b.method.end_task(data.x, data.y)
+    assert torch.allclose(given[0].norm(dim=1), torch.ones(10).double())
+
+
+def test_what_a_sample_is_embedded_as_does_not_depend_on_its_company(
+    make_learner: Callable[..., Learner], teach: Any, images: Any
+) -> None:
+    learner = teach(make_learner("icarl"))
+    together, alone = (learner.method.embed(images.train_x[:n])[1] for n in (8, 1))
+    assert torch.allclose(together[:1], alone, atol=1e-5)
+    assert learner.network.module.training
 
 
 def test_exemplars_decide_once_there_are_some(bench: Make) -> None:

@@ -96,6 +96,17 @@ def test_steps_are_repeated_and_samples_stored_once(
     assert learner.losses.values[:8].isfinite().all()
 
 
+def test_the_adaptor_learns_in_the_first_of_the_repeats_alone(
+    make_learner: Callable[..., Learner], teach: Any
+) -> None:
+    learner = make_learner("rar-cba", outer_every=2, method_options={"repeats": 3})
+    moves: list[int] = []
+    assert learner.adaptor_optimizer is not None
+    learner.adaptor_optimizer.register_step_post_hook(lambda *_: moves.append(learner.step))
+    teach(learner, steps=4)
+    assert moves == [4, 6]
+
+
 @pytest.mark.parametrize(("name", "shape"), [("mlp", (1, 8, 8)), ("resnet18-slim", (3, 32, 32))])
 def test_one_channel_and_the_slim_resnet(name: str, shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)

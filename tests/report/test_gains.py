@@ -11,7 +11,7 @@ from scipy.stats import ttest_rel
 from dualcba.evaluation import interval
 from dualcba.experiments.catalog import Entry
 from dualcba.report.comparison import Served
-from dualcba.report.gains import Gain, gains, in_one_line, paired_t
+from dualcba.report.gains import Gain, Gap, gains, in_one_line, means, paired_t
 
 
 def served(method: str, bn: list[float | None], by: float = 0.0, **spec: Any) -> Served:
@@ -57,11 +57,33 @@ def test_no_common_seed_has_no_difference() -> None:
     assert in_one_line([gain]) == ""
 
 
+def test_a_difference_is_of_runs_of_one_seed() -> None:
+    base, dual = served("er", [20.0, None, 30.0]), served("er-dual-cba", [None, 25.0, 33.0])
+    (gain,) = gains([base, dual])
+    assert (gain.bn.seeds, gain.bn.mean) == (1, 3.0)
+
+
+def test_differences_that_do_not_vary_have_no_p() -> None:
+    assert paired_t([2.0, 2.0, 2.0]) == (2.0, 0.0, None)
+
+
+def test_a_pair_that_lacks_a_part_is_not_in_the_means() -> None:
+    there, none = Gap(1, 5.0, None, None), Gap(0, None, None, None)
+    whole = Gain("ER", "ER-Dual-CBA", "here", "acc", there, there, there, there)
+    assert means([whole, replace(whole, ibn=none), replace(whole, adaptors=none)]) == (1, 5, 5, 5)
+
+
 def test_runs_that_differ_in_more_than_the_adaptor_are_not_paired() -> None:
     dual = served("er-dual-cba", [25.0, 26.0], buffer=200)
     assert gains([served("er", [20.0, 21.0], buffer=100), dual]) == []
     elsewhere = replace(dual, entry=replace(dual.entry, column="there"))
     assert gains([served("er", [20.0, 21.0], buffer=200), elsewhere]) == []
+
+
+def test_nor_are_those_of_a_method_with_other_options() -> None:
+    dual = served("derpp-dual-cba", [25.0, 26.0], options={"alpha": 0.1})
+    assert gains([served("derpp", [20.0, 21.0]), dual]) == []
+    assert len(gains([served("derpp", [20.0, 21.0], options={"alpha": 0.1}), dual])) == 1
 
 
 @pytest.mark.parametrize(

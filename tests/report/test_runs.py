@@ -67,6 +67,27 @@ def test_groups_of_one_method_are_named_by_what_differs() -> None:
     assert [r["seed"] for r in first.served[0].results] == [0, 1]
 
 
+def test_an_older_run_that_names_fewer_fields_is_of_the_group() -> None:
+    older, newer = made(method="er", seed=0), made(method="er", seed=1)
+    del older["spec"]["anytime"]
+    (group,) = collections([older, newer])
+    assert [len(s.results) for s in group.served] == [2]
+
+
+def test_groups_that_differ_in_how_they_were_scored_alone_are_named_by_that() -> None:
+    (group,) = collections([made(method="er"), made(method="er", eval_every=0)])
+    assert [s.entry.row for s in group.served] == ["ER", "ER, eval every 0"]
+
+
+def test_seeds_are_in_the_order_of_numbers() -> None:
+    (group,) = collections([made(method="er", seed=k) for k in (10, 2)])
+    assert [r["seed"] for r in group.served[0].results] == [2, 10]
+
+
+def test_a_single_seed_is_named_in_the_command() -> None:
+    assert command({"method": "er", "dataset": "digits"}, [3]).endswith(" --seed 3")
+
+
 def test_parts_learnt_elsewhere_by_the_same_seed_are_of_one_group() -> None:
     results = [made(method="er-dual-cba", specific="none", seed=k) for k in (0, 1)]
     for k, result in enumerate(results):

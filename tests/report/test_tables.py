@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dualcba.experiments.catalog import Experiment
-from dualcba.report.comparison import Cell, Measure, Row, compare, serve
+from dualcba.experiments.catalog import Entry, Experiment
+from dualcba.report.comparison import Cell, Measure, Row, Served, compare, serve
 from dualcba.report.gains import Gain, Gap
 from dualcba.report.tables import (
     Column,
@@ -25,6 +25,7 @@ from dualcba.report.tables import (
     gains_comma_separated,
     latex,
     markdown,
+    p_value,
     with_gains,
 )
 
@@ -77,6 +78,26 @@ def test_without_a_paper_there_is_no_column_for_it(rows: list[Row]) -> None:
     (table,) = blocks([Row("mine", "here", "bn", (0,), tuple(cells))])
     assert [c.title for c in table.columns] == ["method", "seeds", "BN", "IBN"]
     assert table.rows == (("mine", "1", "22.0", "–"),)
+
+
+def test_three_scores_still_show_both_norms() -> None:
+    cells = tuple(Cell(s, "bn", Measure(1.0, None, 1), None, 2.0) for s in ("acc", "fm", "acc_auc"))
+    (table,) = blocks([Row("ER", "here", "bn", (0,), cells)])
+    assert [c.title for c in table.columns].count("IBN") == 3
+
+
+def test_what_has_no_common_seed_has_no_gain() -> None:
+    served = [
+        Served(Entry(m, "here", {"method": m}, "bn", {}), ({"seed": k, "scores": scored},))
+        for k, m in enumerate(("er", "er-dual-cba"))
+        for scored in [{"bn": {"acc": 20.0}, "ibn": {"acc": 21.0}}]
+    ]
+    tables, gains = with_gains(served, ["acc"])
+    assert (len(tables), gains) == (1, [])
+
+
+def test_a_p_of_a_twentieth_does_not_stand_out() -> None:
+    assert [isinstance(p_value(p), Strong) for p in (0.0499, 0.05)] == [True, False]
 
 
 def test_many_scores_show_ours_and_the_papers() -> None:
