@@ -119,6 +119,14 @@ def test_answers_given_before_loading_are_forgotten(
     assert torch.equal(other.predict_proba(images.test_x), learner.predict_proba(images.test_x))
 
 
+def test_the_seed_is_that_of_the_state(make_learner: Make, teach: Teach, images: Dataset) -> None:
+    saved, other = teach(make_learner("er-dual-cba", seed=1)), make_learner("er-dual-cba", seed=2)
+    other.load_state_dict(saved.state_dict())
+    assert other.seed == 1
+    x = images.test_x[:8]  # under IBN, whose pass has an order and augmentations by the seed
+    assert torch.equal(other.predict_proba(x), saved.predict_proba(x))
+
+
 def test_the_rate_may_change_after_loading(
     make_learner: Make, teach: Teach, make_batches: Any
 ) -> None:

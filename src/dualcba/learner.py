@@ -379,15 +379,16 @@ class Learner:
         self.engine.finish()
         tensors["weights_rng"] = self.outer.rng.get_state()
         rng = {name: g.bit_generator.state for name, g in self.draws.rng.items()}
-        return {"tensors": tensors, "meta": {"step": self.step, **self.tasks.meta(), "rng": rng}}
+        meta = {"seed": self.seed, "step": self.step, **self.tasks.meta(), "rng": rng}
+        return {"tensors": tensors, "meta": meta}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a snapshot of a learner built with the same arguments."""
+        """Go on from a snapshot of a learner built with the same arguments; the seed is its own."""
         for part in ("meta", "tensors"):
             if part not in state:
                 raise ValueError(f"the state has no entry {part!r}, expected what state_dict gave")
         meta = state["meta"]
-        lacking = {"step", "task_starts", "task_open", "rng"}.difference(meta)
+        lacking = {"seed", "step", "task_starts", "task_open", "rng"}.difference(meta)
         if lacking or set(meta["rng"]) != set(self.draws.rng):
             raise ValueError(f"the state's meta has no entry {sorted(lacking) or 'rng'}")
         self.tasks.check(meta)
@@ -404,6 +405,7 @@ class Learner:
         self.outer.rng.set_state(state["tensors"]["weights_rng"].cpu())
         for name, value in meta["rng"].items():
             self.draws.rng[name].bit_generator.state = value
+        self.seed = self.answers.seed = meta["seed"]
         self.step = meta["step"]
         self.engine.reset()
 
