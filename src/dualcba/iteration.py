@@ -63,9 +63,9 @@ class Iteration:
         if "outer" not in draw:
             new, *mem = self.forwards.inner(x, y, draw)
             return new, mem, None
-        # it takes the network as it is, and nothing of the rest; but that a lone sample takes
-        # the running statistics, which the others move
-        beside = len(draw["outer"]) > 1
+        # it takes the network as it is, and nothing of the rest; but a lone sample takes running
+        # statistics, which the others move, and who knows what an unknown module keeps
+        beside = len(draw["outer"]) > 1 and self.forwards.samplewise
         with self.engine.aside() if beside else nullcontext():
             buf = self.forwards.outer(draw)
         new, *mem = self.forwards.inner(x, y, draw)

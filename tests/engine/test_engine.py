@@ -65,11 +65,19 @@ def test_eager_runs_what_it_is_given() -> None:
         engine.reset()
 
 
-@pytest.mark.parametrize(("batch_size", "beside"), [(8, True), (1, False)])
-def test_a_lone_sample_of_the_outer_draw_waits_its_turn(
-    batch_size: int, beside: bool, make_learner: Make, teach: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("batch_size", "known", "beside"), [(8, True, True), (1, True, False), (8, False, False)]
+)
+def test_an_outer_draw_waits_where_forwards_may_meet(
+    batch_size: int,
+    known: bool,
+    beside: bool,
+    make_learner: Make,
+    teach: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It reads the running statistics that the inner forward moves: they must not run at once."""
+    """A lone sample reads the running statistics that the inner forward moves; a module of a class
+    that is not known may keep something of its own: such forwards must not run at once."""
     calls: list[str] = []
 
     def aside(_: Eager) -> Any:
@@ -78,7 +86,10 @@ def test_a_lone_sample_of_the_outer_draw_waits_its_turn(
 
     monkeypatch.setattr(Eager, "aside", aside)
     monkeypatch.setattr(Eager, "join", lambda _: calls.append("join"))
-    teach(make_learner(batch_size=batch_size))
+    learner = make_learner(batch_size=batch_size)
+    assert learner.forwards.samplewise
+    learner.forwards.samplewise = known
+    teach(learner)
     assert calls == ["aside", "join"] * (3 * beside)  # of five steps every second
 
 
