@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dualcba import arguments
 from dualcba.answers import Answers
@@ -169,9 +170,7 @@ class Learner:
         arguments.check_parts(base, buffer, num_classes)
         self.device = resolve_device(device)
         self.engine = make_engine(engine, self.device)
-        self.seed = seed
         self.batch_size = batch_size
-        self.outer_every = outer_every
         self.ibn = kind == "dual-cba" if ibn is None else ibn
         self.dtype = dtype
         self.step = 0
@@ -204,7 +203,6 @@ class Learner:
         self.tasks = Tasks(
             context, base, self.outer, self.answers, self.engine, inferred=boundaries == "inferred"
         )
-        self.norms = self.forwards.norms
         self.draws = Draws(seed, context, base, self.views)
         theta = trainable(self.network) + trainable(base)
         self.optimizer = SGD(theta, lr=self.lr, fused=True)
@@ -233,6 +231,21 @@ class Learner:
     def adaptor_optimizer(self) -> torch.optim.Adam | None:
         """That of φ, if anything of it is learnt."""
         return self.outer.optimizer
+
+    @property
+    def outer_every(self) -> int:
+        """Steps between outer updates."""
+        return self.outer.every
+
+    @property
+    def norms(self) -> list[_BatchNorm]:
+        """The network's layers that keep running statistics."""
+        return self.forwards.norms
+
+    @property
+    def seed(self) -> int:
+        """Its own, or that of the state it has loaded."""
+        return self.answers.seed
 
     # ------------------------------------------------------------------ learning
 
@@ -405,7 +418,7 @@ class Learner:
         self.outer.rng.set_state(state["tensors"]["weights_rng"].cpu())
         for name, value in meta["rng"].items():
             self.draws.rng[name].bit_generator.state = value
-        self.seed = self.answers.seed = meta["seed"]
+        self.answers.seed = meta["seed"]
         self.step = meta["step"]
         self.engine.reset()
 

@@ -13,6 +13,7 @@ import torch
 from dualcba import Dataset, Learner
 from dualcba.data import disjoint
 from dualcba.evaluation import NORMS, Evaluator
+from dualcba.normalization import batch_norms
 
 Make = Callable[..., Learner]
 Teach = Callable[..., Learner]
@@ -143,3 +144,23 @@ def test_two_evaluators_do_not_mix(images: Dataset, make_learner: Make, teach: T
         two.evaluate("end")
     assert one._table("bn")[1].tolist() == pytest.approx(by_hand(learner, images, 3)["bn"])
     assert two._table("ibn")[1].tolist() == pytest.approx(by_hand(learner, images, 2)["ibn"])
+
+
+def test_where_all_normalisation_is_frozen_ibn_is_bn(
+    images: Dataset,
+    make_learner: Make,
+    make_net: Any,
+    teach: Teach,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = make_net()
+    for layer in batch_norms(network):
+        layer.eval()
+    learner = teach(make_learner("er", network))
+    evaluator = Evaluator(learner, images, disjoint(images, 3))
+    asked: list[str] = []
+    evaluating = learner.evaluating
+    monkeypatch.setattr(learner, "evaluating", lambda n: (asked.append(n), evaluating(n))[1])
+    evaluator.evaluate("end")
+    assert asked == ["bn"]
+    assert torch.equal(evaluator.counts["bn"][0], evaluator.counts["ibn"][0])

@@ -75,7 +75,8 @@ class Evaluator:
             if kind == "anytime" and norm not in self.anytime:
                 self.counts[norm].append(self._none)
                 continue
-            if norm == "ibn" and not learner.norms and self.counts["bn"][-1] is not self._none:
+            alike = norm == "ibn" and not learner.answers.norms  # nothing for IBN to estimate
+            if alike and self.counts["bn"][-1] is not self._none:
                 self.counts[norm].append(self.counts["bn"][-1])
                 continue
             with learner.evaluating(norm):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,11 +11,10 @@ import numpy as np
 from dualcba.evaluation import interval
 from dualcba.experiments.catalog import Entry
 from dualcba.experiments.catalog import score as value
-from dualcba.experiments.spec import Spec
 from dualcba.report.comparison import Served
 from dualcba.report.names import score as named
 from dualcba.report.names import split_method
-from dualcba.report.runs import SCORING
+from dualcba.report.runs import SCORING, filled
 
 SAME = (
     "dataset", "setting", "buffer", "tasks", "class_order", "epochs", "network", "batch_size",
@@ -24,14 +22,6 @@ SAME = (
     "labelled_batches",
 )  # fmt: skip
 """What a method and its Dual-CBA must share to be compared."""
-
-USUAL = {
-    field.name: field.default
-    if field.default_factory is dataclasses.MISSING
-    else field.default_factory()
-    for field in dataclasses.fields(Spec)
-}
-"""What a field is where an older run, or an entry of the catalogue, does not name it."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +71,11 @@ def gains(served: Sequence[Served], score: str = "acc") -> list[Gain]:
     for dual in served:
         base_name, kind = split_method(dual.entry.spec.get("method", ""))
         for base in served if kind == "dual-cba" else ():
-            key = dual.entry.column, _text(base.entry, without=SCORING), _text(dual.entry)
-            same = base.entry.column == dual.entry.column and alike(base.entry, dual.entry)
-            if base.entry.spec.get("method") != base_name or not same:
+            same = base.entry.column == dual.entry.column
+            same = same and base.entry.spec.get("method") == base_name
+            if not same or not alike(base.entry, dual.entry):
                 continue
+            key = dual.entry.column, _text(base.entry, without=SCORING), _text(dual.entry)
             earlier = found.get(key)
             more = earlier is not None and _common(base, dual) > _common(*earlier)
             named = earlier and (earlier[1].entry.norm, dual.entry.norm) == ("bn", "ibn")
@@ -96,14 +87,14 @@ def gains(served: Sequence[Served], score: str = "acc") -> list[Gain]:
 def alike(one: Entry, two: Entry) -> bool:
     """Whether two entries are of the same setting, so that their methods can be compared."""
     options = [e.spec.get("options") or {} for e in (one, two)]
-    first, second = (USUAL | e.spec for e in (one, two))
-    same = all(first[name] == second[name] for name in SAME)
+    first, second = (filled(e.spec) for e in (one, two))
+    same = all(first.get(name) == second.get(name) for name in SAME)
     return same and options[0] == options[1]
 
 
 def _text(entry: Entry, without: Sequence[str] = ()) -> str:
-    spec = USUAL | entry.spec  # an older run may not name every field
-    return json.dumps({k: v for k, v in spec.items() if k not in without}, sort_keys=True)
+    spec = {k: v for k, v in filled(entry.spec).items() if k not in without}
+    return json.dumps(spec, sort_keys=True)
 
 
 def _common(base: Served, dual: Served) -> int:

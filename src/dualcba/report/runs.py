@@ -69,9 +69,9 @@ def collections(results: Sequence[Result]) -> list[Collection]:
     places: dict[str, dict[str, dict[int, Result]]] = {}
     for result in sorted(results, key=_order):
         place = places.setdefault(place_title(result), {})
-        spec = usual(result["spec"]) | {"seed": None} | seedless(result["spec"])
+        spec = filled(seedless(result["spec"]))
         group = place.setdefault(json.dumps(spec, sort_keys=True), {})
-        group.setdefault(result["seed"], result)  # an older run may not name every field
+        group.setdefault(result["seed"], result)
     return [
         Collection(title, tuple(_serve(title, [list(g.values()) for g in groups.values()])))
         for title, groups in places.items()
@@ -94,6 +94,11 @@ def usual(spec: dict[str, Any], chosen: Sequence[str] = NAMED) -> dict[str, Any]
         return Spec(**{name: spec[name] for name in chosen if name in spec}).to_dict()
     except (TypeError, ValueError):
         return {}
+
+
+def filled(spec: dict[str, Any]) -> dict[str, Any]:
+    """A spec with all its fields; an older run, or an entry of the catalogue, may not name each."""
+    return usual(spec) | spec
 
 
 def place_title(result: Result) -> str:
