@@ -25,6 +25,9 @@ SPLITS = 64
 PROGRAMS = 512
 """About so many programs keep a large GPU busy."""
 
+WAVE = 256
+"""About so many programs of those that sum, each with many registers, run on it at once."""
+
 FOLDED = 1024
 """So many weights of a channel are folded at a time."""
 
@@ -213,9 +216,9 @@ class Plan:
         self.C = x.shape[1]
         self.R = x.numel() // (self.C * groups)
         self.blocks = triton.cdiv(self.C, CHANNELS)
-        self.room = max(1, PROGRAMS // (groups * self.blocks))
-        self.S, self.span = self._cut(min(SPLITS, self.room))
-        self.finish, self.finish_span = self._cut(self.room)
+        columns = groups * self.blocks
+        self.S, self.span = self._cut(min(SPLITS, max(1, WAVE // columns)))
+        self.finish, self.finish_span = self._cut(max(1, PROGRAMS // columns))
         self.part = (2, groups, self.S, self.C)
         self.sizes = (self.R, self.C, self.S, groups)
 
