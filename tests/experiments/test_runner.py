@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -79,6 +80,36 @@ def test_the_adaptors_parameters_are_among_the_cost(digits: Dataset) -> None:
     plain, dual = (cost(make_learner(spec(method=m), digits, CPU)) for m in ("er", "er-dual-cba"))
     more = (10 + 1) * 256 + (256 + 1) * 10 + (2 + 1) * 256 + (256 + 1) * 2  # ω and ν
     assert dual["parameters"] == (plain["parameters"] or 0) + more
+
+
+@pytest.mark.parametrize("method", ["er-dual-cba", "clser-cba", "derpp", "icarl", "bic"])
+def test_nothing_of_a_run_outlives_it(method: str, digits: Dataset) -> None:
+    """Not even until the collector comes, which does not know how full a GPU is."""
+
+    def tensors() -> int:
+        return sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensors()
+        run(spec(method=method, tasks=2, eval_every=0), digits)
+        assert tensors() == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.gpu
+def test_a_runs_memory_is_its_own(digits: Dataset) -> None:
+    """Equal for the second and the third but for the workspaces that torch gives a new stream."""
+    taken = []
+    for _ in range(3):
+        one = Run(spec(network="resnet18-slim", tasks=2), digits, Hardware("cuda"))
+        list(one.steps())
+        taken.append(one.result()["cost"]["gpu_memory"])
+        del one
+    assert max(taken[1:]) - min(taken[1:]) < 80e6
+    assert 0 < taken[2] < taken[0] + 80e6
 
 
 def test_the_result_has_the_form_of_the_design(done: tuple[Run, dict[str, Any]]) -> None:

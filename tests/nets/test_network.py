@@ -119,6 +119,25 @@ def test_networks_that_do_not_fit(module: nn.Module, head: str | None, words: li
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in module.modules())
 
 
+def test_a_module_is_as_it_was_when_its_network_is_gone() -> None:
+    module = nn.Sequential(nn.Linear(4, 3))
+    first = Network(module, (4,), 3)
+    second = Network(module, (4,), 3)
+    del first
+    assert second(torch.zeros(2, 4))[1].shape == (2, 4)
+    second.replace_head(nn.Linear(4, 3))
+    del second
+    assert not module[0]._forward_pre_hooks
+
+
+def test_a_copy_sees_features_of_its_own() -> None:
+    net = Network(nn.Sequential(nn.Linear(4, 3)), (4,), 3)
+    twin = copy.deepcopy(net)
+    del net
+    x = torch.randn(2, 4)
+    assert torch.equal(twin(x)[1], x)
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_by_name(name: str) -> None:
     net = Network(make_network(name, (1, 8, 8), 10), (1, 8, 8), 10)

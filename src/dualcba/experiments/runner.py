@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dualcba.data import Dataset, Task, batches, blurry, cycled, disjoint, labelled
 from dualcba.data.source import read_ahead, resident
+from dualcba.engine import resolve_device
 from dualcba.evaluation import ANYTIME, RECORDERS, Evaluator
 from dualcba.experiments.settings import learning_rate, parse_setting
 from dualcba.experiments.spec import Spec
@@ -73,9 +74,12 @@ class Run:
         self.stream = make_stream(spec, self.data)
         self.known = make_known(spec, self.data)
         self.plan = make_plan(spec, self.stream, self.known)
+        device = resolve_device(self.hardware.device)
+        self.held = 0  # bytes on the GPU, of whatever came before this run
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self.held = torch.cuda.memory_allocated(device)
         self.learner = make_learner(spec, self.data, self.hardware)
-        if self.learner.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.learner.device)
         self.evaluator = Evaluator(
             self.learner, self.data, self.stream, anytime=ANYTIME[spec.anytime]
         )
@@ -172,7 +176,7 @@ class Run:
             "status": "complete",
             **measured,
             "seconds": {**self.seconds, "total": total},
-            "cost": cost(self.learner),
+            "cost": cost(self.learner, self.held),
             "spec": spec.to_dict(),
             "versions": versions(self.learner),
         }
@@ -298,11 +302,11 @@ def device_name(device: torch.device) -> str:
     return f"{device.type} ({name})"
 
 
-def cost(learner: Learner) -> dict[str, int | None]:
-    """Parameters of network and adaptor, and the most bytes on the GPU at once since it began."""
+def cost(learner: Learner, held: int = 0) -> dict[str, int | None]:
+    """Parameters of network and adaptor, and the most bytes on the GPU at once over those held."""
     parts = [learner.network, *([learner.adaptor] if learner.adaptor else [])]
     cuda = learner.device.type == "cuda"
     return {
         "parameters": sum(p.numel() for part in parts for p in part.parameters()),
-        "gpu_memory": torch.cuda.max_memory_allocated(learner.device) if cuda else None,
+        "gpu_memory": torch.cuda.max_memory_allocated(learner.device) - held if cuda else None,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -62,10 +63,10 @@ class Network(nn.Module):
         self.module = module
         self.input_shape = input_shape
         self.num_classes = num_classes
-        self._features: Tensor | None = None
+        self._seen = _Seen()
         self._lowered: dict[str, Tensor] = {}
         self.head_name = _find_head(module, head)
-        self._handle = self.head.register_forward_pre_hook(self._remember)
+        self._watch()
         try:
             self._probe()
         except ValueError:
@@ -95,12 +96,12 @@ class Network(nn.Module):
         self._handle.remove()
         parent, _, name = self.head_name.rpartition(".")
         setattr(self.module.get_submodule(parent), name, head)
-        self._handle = head.register_forward_pre_hook(self._remember)
+        self._watch()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs (n, ...) → logits (n, C) and features (n, d), in at least float32."""
         z = self._call(x) if self._lowered else self.module(x)
-        h, self._features = self._features, None
+        h = self._seen.take()
         assert h is not None
         return _full(z), _full(h)
 
@@ -129,8 +130,10 @@ class Network(nn.Module):
         finally:
             self._lowered = {}
 
-    def _remember(self, _: nn.Module, args: tuple[Any, ...]) -> None:
-        self._features = args[0]
+    def _watch(self) -> None:
+        """See what enters the last layer, as long as this object lives."""
+        self._handle = self.head.register_forward_pre_hook(self._seen)
+        weakref.finalize(self, self._handle.remove)
 
     @torch.no_grad()
     def _probe(self) -> None:
@@ -148,7 +151,7 @@ class Network(nn.Module):
             ) from error
         finally:
             watch.remove()
-        h, self._features = self._features, None
+        h = self._seen.take()
         if h is None or not given or given[-1] is not z or h.dim() != 2:
             raise ValueError(
                 f"the output of the network does not come straight from its last linear layer "
@@ -159,6 +162,25 @@ class Network(nn.Module):
                 f"the network's last layer {self.head_name!r} gives {z.shape[-1]} outputs, "
                 f"expected {self.num_classes}, one per class"
             )
+
+
+class _Seen:
+    """What entered the last layer.
+
+    By itself, for a hook that held the network would leave its release to the garbage collector,
+    which knows nothing of a device's memory.
+    """
+
+    def __init__(self) -> None:
+        self.features: Tensor | None = None
+
+    def __call__(self, _: nn.Module, args: tuple[Any, ...]) -> None:
+        self.features = args[0]
+
+    def take(self) -> Tensor | None:
+        """The features of the last forward, once."""
+        features, self.features = self.features, None
+        return features
 
 
 class _Cast(torch.autograd.Function):
