@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from dualcba import __version__
+from dualcba import Learner, __version__
 
 Run = Callable[..., Any]
 QUICK = ("--eval-every", 0, "--batch-size", 32, "--device", "cpu")
@@ -302,6 +302,22 @@ def test_the_version_is_that_of_the_package() -> None:
     from importlib.metadata import version
 
     assert version("dualcba") == __version__
+
+
+def test_a_full_device_is_one_line(dualcba: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    learn = Learner.learn
+
+    def until_full(learner: Learner, *given: Any, **more: Any) -> None:
+        if learner.seed == 1 and learner.step == 9:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried 2 GiB.\nOf 8 GiB")
+        learn(learner, *given, **more)
+
+    monkeypatch.setattr(Learner, "learn", until_full)
+    got = dualcba("run", "--method", "er", "--seeds", 2, "--quiet", "--out", "x", *QUICK)
+    assert got.code == 1
+    (line,) = got.err.splitlines()
+    assert "Tried 2 GiB; expected room, perhaps by fewer --abreast or --jobs" in line
+    assert len(list((got.folder / "x").glob("*/result.json"))) == 1
 
 
 def test_interrupted_in_the_middle(tmp_path: Path) -> None:

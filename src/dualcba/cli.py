@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import torch
 import typer
 
 from dualcba.commands.progress import Ways, run_with_progress
@@ -326,6 +327,10 @@ def main() -> None:
         code = INTERRUPTED
     except FloatingPointError as error:
         _fail(error, 1)
+    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
+        reason = (str(error).splitlines() or ["out of memory"])[0].rstrip(".")
+        room = "expected room, perhaps by fewer --abreast or --jobs"
+        _fail(f"{reason}; {room}; the runs that were complete are kept", 1)
     except (ValueError, OSError) as error:
         _fail(error, 2)
     except Exception as error:

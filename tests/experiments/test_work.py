@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
+import weakref
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from dualcba.experiments import Hardware, Loader, Spec
+from dualcba.experiments import Hardware, Loader, Run, Spec
 from dualcba.experiments.scheduler import few_threads, run_all
 from dualcba.experiments.store import read_results
 from dualcba.experiments.work import News, cores, how_many, work, work_in_processes
@@ -94,6 +96,27 @@ def test_small_networks_take_one_thread_while_they_run(tmp_path: Path) -> None:
 def test_so_many_runs_take_turns(abreast: int) -> None:
     turns = islice(run_all(specs("er", "er-cba"), Loader(), CPU, abreast=abreast), 5)
     assert len({run.spec.name for run, _ in turns}) == abreast
+
+
+def test_a_run_is_gone_before_the_next_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two at once may be more than a GPU has room for."""
+    made: list[weakref.ref[Run]] = []
+
+    def make(*given: Any) -> Run:
+        assert not any(ref() for ref in made)
+        one = Run(*given)
+        made.append(weakref.ref(one))
+        return one
+
+    monkeypatch.setattr("dualcba.experiments.scheduler.Run", make)
+    gc.disable()
+    try:
+        done = list(work(specs("er-dual-cba", "bic"), Loader(), CPU, tmp_path))
+    finally:
+        gc.enable()
+    assert len(made) == len([news for news in done if news.result]) == 4
 
 
 def test_how_many() -> None:

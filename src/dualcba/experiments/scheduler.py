@@ -82,9 +82,9 @@ def run_all(
             spec = waiting.pop(0)
             run = Run(spec, load(spec), hardware)
             active.append((run, run.steps()))
-        for item in list(active):
-            run, steps = item
+        for run, steps in active[:]:
             done = next(steps, None) is None
             if done:
-                active.remove(item)
+                active.remove((run, steps))
             yield run, done
+        del run, steps  # one that is complete is gone before the next is made

@@ -59,6 +59,7 @@ def work(
                 result = run.result()
                 write_result(out, run.spec, result, run.files())
                 yield News(run.spec, run.total, run.total, run.evaluator.accuracy(), result)
+                del run  # before the next one is made
             elif every and step == 1:
                 yield News(run.spec, step, run.total)
             elif every and step % every == 0:
