@@ -75,11 +75,11 @@ class Run:
         self.known = make_known(spec, self.data)
         self.plan = make_plan(spec, self.stream, self.known)
         device = resolve_device(self.hardware.device)
-        self.held = 0  # bytes on the GPU, of whatever came before this run
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            self.held = torch.cuda.memory_allocated(device)
+        cuda = device.type == "cuda"
+        self.held = torch.cuda.memory_allocated(device) if cuda else 0  # by what came before
         self.learner = make_learner(spec, self.data, self.hardware)
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(device)
         self.evaluator = Evaluator(
             self.learner, self.data, self.stream, anytime=ANYTIME[spec.anytime]
         )
