@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -44,6 +45,14 @@ def torch_generator(seed: int, *names: str | int) -> torch.Generator:
     """A torch generator on the CPU for one named purpose, for initialising weights."""
     state = int(entropy(seed, *names).generate_state(1, np.uint64)[0] >> np.uint64(1))
     return torch.Generator().manual_seed(state)
+
+
+@contextmanager
+def first_weights(seed: int) -> Iterator[None]:
+    """Networks made within draw their first weights by the seed; torch's generator is as before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(torch_generator(seed, "init").initial_seed())
+        yield
 
 
 def pack(parts: Mapping[str, Array]) -> tuple[NDArray[np.int64], Layout]:

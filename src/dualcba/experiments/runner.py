@@ -27,7 +27,7 @@ from dualcba.methods import parse_method
 from dualcba.methods.fixmatch import FixMatch
 from dualcba.nets import make_network
 from dualcba.norm_layers import convert_normalization
-from dualcba.randomness import generator, torch_generator
+from dualcba.randomness import first_weights, generator
 
 AGNOSTIC = "agnostic.safetensors"
 
@@ -242,8 +242,7 @@ def make_plan(
 
 def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
     """The learner of a spec."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(torch_generator(spec.seed, "init").initial_seed())
+    with first_weights(spec.seed):
         network = make_network(spec.network, data.input_shape, data.num_classes)
         network = convert_normalization(network, spec.norm)
     base, kind = parse_method(spec.method)
