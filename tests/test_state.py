@@ -231,6 +231,15 @@ def test_a_leaf_too_many(make_learner: Make, differ: Differ) -> None:
     refuse(make_learner(), state, differ, "'network.more'")
 
 
+@pytest.mark.parametrize("damaged", [{}, "PCG64", {"bit_generator": "MT19937"}, None])
+def test_a_generator_that_is_damaged(
+    damaged: Any, make_learner: Make, teach: Teach, differ: Differ
+) -> None:
+    state = teach(make_learner()).state_dict()
+    state["meta"]["rng"]["memory"] = damaged
+    refuse(make_learner(), state, differ, f"rng is {damaged!r}, expected the state of a PCG64")
+
+
 def test_compare_and_below() -> None:
     a = {"x.a": torch.zeros(2), "x.b": torch.zeros(1)}
     compare(a, {k: v.clone() for k, v in a.items()})

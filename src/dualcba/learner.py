@@ -30,7 +30,7 @@ from dualcba.optimizers import SGD
 from dualcba.outer import OuterLevel, make_adaptor
 from dualcba.precision import Precision, undisturbed
 from dualcba.pretrained import save_agnostic
-from dualcba.randomness import pack, torch_generator
+from dualcba.randomness import pack, resumed, torch_generator
 from dualcba.recent import RecentLosses
 from dualcba.state import compare, read, restore, snapshot, write
 from dualcba.tasks import Tasks
@@ -405,6 +405,7 @@ class Learner:
         if lacking or set(meta["rng"]) != set(self.draws.rng):
             raise ValueError(f"the state's meta has no entry {sorted(lacking) or 'rng'}")
         self.tasks.check(meta)
+        drawing = {name: resumed(value) for name, value in meta["rng"].items()}
         compare(self.state_dict()["tensors"], state["tensors"])
         with undisturbed(self.device):
             tensors = {k: self._receive(v) for k, v in state["tensors"].items()}
@@ -416,8 +417,7 @@ class Learner:
                     group["lr"] = self.lr
                 self.tasks.load(tensors, meta)
         self.outer.rng.set_state(state["tensors"]["weights_rng"].cpu())
-        for name, value in meta["rng"].items():
-            self.draws.rng[name].bit_generator.state = value
+        self.draws.rng.update(drawing)
         self.answers.seed = meta["seed"]
         self.step = meta["step"]
         self.engine.reset()

@@ -12,11 +12,14 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from dualcba.errors import expected
 
 Array = NDArray[np.generic]
 Layout = tuple[tuple[str, tuple[int, ...], bool], ...]
@@ -39,6 +42,17 @@ def generator(seed: int, *names: str | int) -> np.random.Generator:
     False
     """
     return np.random.default_rng(entropy(seed, *names))
+
+
+def resumed(state: Mapping[str, Any]) -> np.random.Generator:
+    """A NumPy generator that goes on from another's `bit_generator.state`."""
+    rng = np.random.default_rng(0)
+    try:
+        rng.bit_generator.state = state
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        known = type(rng.bit_generator).__name__
+        raise ValueError(expected("rng", state, f"the state of a {known}")) from error
+    return rng
 
 
 def torch_generator(seed: int, *names: str | int) -> torch.Generator:
