@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -119,15 +120,23 @@ def test_networks_that_do_not_fit(module: nn.Module, head: str | None, words: li
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in module.modules())
 
 
-def test_a_module_is_as_it_was_when_its_network_is_gone() -> None:
+def test_nothing_is_left_on_the_module() -> None:
     module = nn.Sequential(nn.Linear(4, 3))
-    first = Network(module, (4,), 3)
-    second = Network(module, (4,), 3)
-    del first
-    assert second(torch.zeros(2, 4))[1].shape == (2, 4)
-    second.replace_head(nn.Linear(4, 3))
-    del second
-    assert not module[0]._forward_pre_hooks
+    first, second = Network(module, (4,), 3), Network(module, (4,), 3)
+    for net in (first, second):
+        z, h = net(torch.ones(2, 4))
+        assert torch.equal(h, torch.ones(2, 4))
+        assert torch.equal(z, module(h))
+    with pytest.raises(RuntimeError):
+        first(torch.ones(2, 5))
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in module.modules())
+    assert b"dualcba" not in pickle.dumps(module)
+
+
+def test_a_hook_of_the_callers_is_heard() -> None:
+    module = nn.Sequential(nn.Linear(4, 3))
+    module[0].register_forward_pre_hook(lambda _, args: (2 * args[0],))
+    assert torch.equal(Network(module, (4,), 3)(torch.ones(2, 4))[1], torch.full((2, 4), 2.0))
 
 
 def test_a_copy_sees_features_of_its_own() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -63,15 +62,9 @@ class Network(nn.Module):
         self.module = module
         self.input_shape = input_shape
         self.num_classes = num_classes
-        self._seen = _Seen()
         self._lowered: dict[str, Tensor] = {}
         self.head_name = _find_head(module, head)
-        self._watch()
-        try:
-            self._probe()
-        except ValueError:
-            self._handle.remove()  # nothing is left on a network that does not fit
-            raise
+        self._probe()
 
     @property
     def head(self) -> nn.Module:
@@ -93,17 +86,19 @@ class Network(nn.Module):
 
     def replace_head(self, head: nn.Module) -> None:
         """Put another last layer in the place of the present one."""
-        self._handle.remove()
         parent, _, name = self.head_name.rpartition(".")
         setattr(self.module.get_submodule(parent), name, head)
-        self._watch()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs (n, ...) → logits (n, C) and features (n, d), in at least float32."""
-        z = self._call(x) if self._lowered else self.module(x)
-        h = self._seen.take()
-        assert h is not None
-        return _full(z), _full(h)
+        entered: list[Tensor] = []
+        # only for the call: the module is the caller's, who may use, copy or save it in between
+        hook = self.head.register_forward_pre_hook(lambda _, args: entered.append(args[0]))
+        try:
+            z = self._call(x) if self._lowered else self.module(x)
+        finally:
+            hook.remove()
+        return _full(z), _full(entered[-1])
 
     def _call(self, x: Tensor) -> Tensor:
         return functional_call(self.module, self._lowered, x, tie_weights=False)  # type: ignore[no-any-return]
@@ -130,16 +125,11 @@ class Network(nn.Module):
         finally:
             self._lowered = {}
 
-    def _watch(self) -> None:
-        """See what enters the last layer, as long as this object lives."""
-        self._handle = self.head.register_forward_pre_hook(self._seen)
-        weakref.finalize(self, self._handle.remove)
-
     @torch.no_grad()
     def _probe(self) -> None:
         weight = next(self.module.parameters())
-        given: list[Tensor] = []
-        watch = self.head.register_forward_hook(lambda m, a, out: given.append(out))
+        passed: list[tuple[Tensor, Tensor]] = []
+        watch = self.head.register_forward_hook(lambda m, a, out: passed.append((a[0], out)))
         shape = (2, *self.input_shape)
         try:
             with modes(self.module):
@@ -151,8 +141,7 @@ class Network(nn.Module):
             ) from error
         finally:
             watch.remove()
-        h = self._seen.take()
-        if h is None or not given or given[-1] is not z or h.dim() != 2:
+        if not passed or passed[-1][1] is not z or passed[-1][0].dim() != 2:
             raise ValueError(
                 f"the output of the network does not come straight from its last linear layer "
                 f"{self.head_name!r}; expected logits of shape (n, {self.num_classes}) from it"
@@ -162,25 +151,6 @@ class Network(nn.Module):
                 f"the network's last layer {self.head_name!r} gives {z.shape[-1]} outputs, "
                 f"expected {self.num_classes}, one per class"
             )
-
-
-class _Seen:
-    """What entered the last layer.
-
-    By itself, for a hook that held the network would leave its release to the garbage collector,
-    which knows nothing of a device's memory.
-    """
-
-    def __init__(self) -> None:
-        self.features: Tensor | None = None
-
-    def __call__(self, _: nn.Module, args: tuple[Any, ...]) -> None:
-        self.features = args[0]
-
-    def take(self) -> Tensor | None:
-        """The features of the last forward, once."""
-        features, self.features = self.features, None
-        return features
 
 
 class _Cast(torch.autograd.Function):
