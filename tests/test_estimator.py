@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import cross_val_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -16,7 +18,9 @@ from torch import nn
 
 from dualcba import Learner, load_dataset
 from dualcba.estimator import DualCBAClassifier
+from dualcba.methods import ER
 from dualcba.nets import MLP
+from dualcba.recent import RecentLosses
 
 CLASSES = ["a", "b", "c", "d"]
 SMALL: dict[str, Any] = {"buffer": 20, "random_state": 0}
@@ -73,6 +77,56 @@ def test_it_goes_on_from_a_pickle() -> None:
     assert straight.learner_.task == again.learner_.task == 1
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"buffer": 30},
+        {"method": "er"},
+        {"network": nn.Linear(4, 4)},
+        {"batch_size": 0},
+        {"batch_size": 45},
+        {"learner_options": {"adaptor_options": {"width": 8}}},
+    ],
+)
+def test_parameters_set_in_the_stream_wait_for_the_next_fit(changed: dict[str, Any]) -> None:
+    first, second = stream()
+    straight = DualCBAClassifier(**SMALL).partial_fit(*first, classes=CLASSES).partial_fit(*second)
+    classifier = DualCBAClassifier(**SMALL).partial_fit(*first, classes=CLASSES)
+    classifier.set_params(**changed)
+    for one in (pickle.loads(pickle.dumps(classifier)), copy.deepcopy(classifier), classifier):
+        one.partial_fit(*second)
+        assert all(torch.equal(state(one)[k], v) for k, v in state(straight).items())
+
+
+def test_a_method_object_stays_free() -> None:
+    x, y = stream()[0]
+    method = ER()
+    classifier = DualCBAClassifier(method=method, **SMALL).fit(x, y)
+    assert not hasattr(method, "context")
+    for one in (pickle.loads(pickle.dumps(classifier)), clone(classifier).fit(x, y)):
+        assert np.array_equal(one.predict_proba(x), classifier.predict_proba(x))
+    classifier.fit(x, y)
+
+
+@pytest.mark.gpu
+def test_a_pickle_from_a_gpu_can_be_read_anywhere() -> None:
+    x, y = stream()[0]
+    options = {"device": "cuda"}
+    classifier = DualCBAClassifier(learner_options=options, **SMALL).fit(x, y)
+    assert classifier.learner_.device.type == "cuda"
+    tensors = classifier.__getstate__()["learner_"]["tensors"]
+    assert all(tensor.device.type == "cpu" for tensor in tensors.values())
+    again = pickle.loads(pickle.dumps(classifier))
+    assert np.array_equal(again.predict_proba(x), classifier.predict_proba(x))
+
+
+@pytest.mark.parametrize("method", ["icarl", "lucir"])
+def test_exemplars_are_chosen_among_samples_not_among_epochs(method: str) -> None:
+    x, y = stream()[0]
+    memory = DualCBAClassifier(method=method, epochs=3, **SMALL).fit(x, y).learner_.memory
+    assert len(np.unique(memory.x[: memory.filled], axis=0)) == memory.filled == 20
+
+
 def test_the_stream_goes_on_after_a_fit() -> None:
     (x, y), second = stream()
     classifier = DualCBAClassifier(**SMALL).fit(np.eye(4).repeat(9, 0), np.repeat(CLASSES, 9))
@@ -122,6 +176,30 @@ def test_digits_by_cross_validation() -> None:
             lambda c, x, y: c.partial_fit(x, y, CLASSES).partial_fit(x, y, ["a", "b"]),
             r"classes is \['a', 'b'\], expected those of the first call",
         ),
+        (lambda c, x, y: c.partial_fit(x, y, 4), "classes cannot be read as a list of labels"),
+        (
+            lambda c, x, y: c.set_params(method="bic").fit(x, y),
+            "epochs is 10, expected 1: BiC only makes sense in a single pass",
+        ),
+        (
+            lambda c, x, y: c.partial_fit(x.astype(np.uint8), y, CLASSES).predict(x),
+            "dtype of X is 'float64', expected uint8, as at the first call",
+        ),
+        (
+            lambda c, x, y: c.set_params(learner_options="ibn").fit(x, y),
+            "learner_options is 'ibn', expected names and values",
+        ),
+        (
+            lambda c, x, y: c.set_params(learner_options={"inb": True}).fit(x, y),
+            "unknown learner option 'inb', did you mean 'ibn'",
+        ),
+        *(
+            (
+                lambda c, x, y, name=name: c.set_params(learner_options={name: 10}).fit(x, y),
+                f"a name in learner_options is '{name}', expected none that the classifier sets",
+            )
+            for name in ("boundaries", "dtype", "seed", "method", "batch_size", "num_classes")
+        ),
     ],
 )
 def test_one_line_says_what_is_wrong(call: Any, words: str) -> None:
@@ -139,3 +217,45 @@ def test_a_first_part_that_does_not_fit_leaves_nothing_behind() -> None:
         with pytest.raises(NotFittedError):
             classifier.predict(x)
     assert set(classifier.partial_fit(x, y, classes=CLASSES).predict(x)) == {"a", "b"}
+
+
+def test_a_first_part_that_cannot_be_learnt_leaves_nothing_behind() -> None:
+    x, y = stream()[0]
+    classifier = DualCBAClassifier(lr=1e30, **SMALL)
+    fresh = dict(vars(classifier))
+    with pytest.raises(FloatingPointError):
+        classifier.partial_fit(x, y, classes=CLASSES)
+    assert vars(classifier) == fresh
+    classifier.set_params(lr=0.03).partial_fit(x, y, classes=CLASSES)
+    assert set(classifier.predict(x)) == {"a", "b"}
+
+
+@pytest.mark.parametrize("wrong", [{"buffer": 0}, {"network": "x"}, {"lr": 1e30}])
+def test_a_fit_that_fails_keeps_what_was_learnt(wrong: dict[str, Any]) -> None:
+    (x, y), (other, labels) = stream()
+    classifier = DualCBAClassifier(**SMALL).fit(x, y)
+    before = classifier.predict_proba(x)
+    with pytest.raises((ValueError, FloatingPointError)):
+        classifier.set_params(**wrong).fit(np.hstack([other, other]), labels)
+    assert classifier.classes_.tolist() == ["a", "b"]
+    assert np.array_equal(classifier.predict_proba(x), before)
+
+
+def test_a_fit_ends_with_a_finite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecentLosses, "due", lambda *_: False)  # as between two looks on a GPU
+    with pytest.raises(FloatingPointError):
+        DualCBAClassifier(lr=1e30, epochs=1, **SMALL).fit(*stream()[0])
+
+
+def test_what_is_read_only_comes_without_a_warning() -> None:
+    x, y = stream()[0]
+    x = x.astype(np.float32)
+    x.setflags(write=False)
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            DualCBAClassifier(**SMALL).partial_fit(x, y, classes=CLASSES).predict(x)
+    finally:
+        torch.set_warn_always(always)

@@ -277,8 +277,11 @@ class Learner:
         with undisturbed(self.device):
             self.tasks.end()
 
-    def observe(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor) -> None:
-        """Learn from one batch of the stream: raw samples (n, *input_shape) and labels (n,)."""
+    def observe(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor, *, again: bool = False) -> None:
+        """Learn from one batch of the stream: raw samples (n, *input_shape) and labels (n,).
+
+        `again` says that the task had these samples before, in an earlier epoch.
+        """
         samples = self._samples(x, "observed")
         if len(samples) <= self.method.labelled:
             wanted = f"more than the {self.method.labelled} labelled ones that lead a batch"
@@ -289,7 +292,7 @@ class Learner:
         host = None if self.tasks.boundaries is None else labels.cpu().numpy()
         with undisturbed(self.device):
             samples, labels = self._receive(samples), self._receive(labels)
-        self.learn(samples, labels, known, labels=host)
+        self.learn(samples, labels, known, labels=host, again=again)
 
     def _receive(self, tensor: Tensor) -> Tensor:
         """On the device; a copy of what was made in inference mode, which no gradient can pass."""
