@@ -320,6 +320,15 @@ def test_a_full_device_is_one_line(dualcba: Run, monkeypatch: pytest.MonkeyPatch
     assert len(list((got.folder / "x").glob("*/result.json"))) == 1
 
 
+def test_more_than_a_cpu_holds_is_one_line(dualcba: Run) -> None:
+    got = dualcba("run", "--method", "er", "--buffer", 10**14, "--out", "x", *QUICK)
+    assert got.code == 1
+    (line,) = got.err.splitlines()
+    assert "bytes" in line
+    assert "; expected room" in line
+    assert "enforce" not in line  # where in torch's source it fails
+
+
 def test_interrupted_in_the_middle(tmp_path: Path) -> None:
     """One clear line; what was complete is kept, nothing else is left."""
     code = "import sys; sys.argv = sys.argv[1:]; from dualcba.cli import main; main()"

@@ -240,6 +240,14 @@ def test_a_generator_that_is_damaged(
     refuse(make_learner(), state, differ, f"rng is {damaged!r}, expected the state of a PCG64")
 
 
+def test_the_generator_of_weights_that_is_damaged(
+    make_learner: Make, teach: Teach, differ: Differ
+) -> None:
+    state = teach(make_learner()).state_dict()
+    state["tensors"]["weights_rng"].zero_()
+    refuse(make_learner(), state, differ, "expected the state of a torch generator")
+
+
 def test_compare_and_below() -> None:
     a = {"x.a": torch.zeros(2), "x.b": torch.zeros(1)}
     compare(a, {k: v.clone() for k, v in a.items()})

@@ -50,6 +50,7 @@ DEMO = {"dataset": "digits", "method": ["er", "er-cba", "er-dual-cba"], "seeds":
 
 
 INTERRUPTED = 130  # as a shell says it
+ON_CPU = "DefaultCPUAllocator: "  # a plain RuntimeError of torch's, where a CPU has no more memory
 
 
 class Listing(StrEnum):
@@ -327,8 +328,11 @@ def main() -> None:
         code = INTERRUPTED
     except FloatingPointError as error:
         _fail(error, 1)
-    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
-        reason = (str(error).splitlines() or ["out of memory"])[0].rstrip(".")
+    except (RuntimeError, MemoryError) as error:
+        full = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
+        if not full and ON_CPU not in str(error):
+            raise
+        reason = (str(error).splitlines() or ["out of memory"])[0].split(ON_CPU)[-1].rstrip(".")
         room = "expected room, perhaps by fewer --abreast or --jobs"
         _fail(f"{reason}; {room}; the runs that were complete are kept", 1)
     except (ValueError, OSError) as error:

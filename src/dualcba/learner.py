@@ -30,7 +30,7 @@ from dualcba.optimizers import SGD
 from dualcba.outer import OuterLevel, make_adaptor
 from dualcba.precision import Precision, undisturbed
 from dualcba.pretrained import save_agnostic
-from dualcba.randomness import pack, resumed, torch_generator
+from dualcba.randomness import pack, resumed, torch_generator, torch_resumed
 from dualcba.recent import RecentLosses
 from dualcba.state import compare, read, restore, snapshot, write
 from dualcba.tasks import Tasks
@@ -410,6 +410,7 @@ class Learner:
         self.tasks.check(meta)
         drawing = {name: resumed(value) for name, value in meta["rng"].items()}
         compare(self.state_dict()["tensors"], state["tensors"])
+        weights_rng = torch_resumed(state["tensors"]["weights_rng"])
         with undisturbed(self.device):
             tensors = {k: self._receive(v) for k, v in state["tensors"].items()}
             with self.engine.scope():
@@ -419,7 +420,7 @@ class Learner:
                 for group in self.optimizer.param_groups:
                     group["lr"] = self.lr
                 self.tasks.load(tensors, meta)
-        self.outer.rng.set_state(state["tensors"]["weights_rng"].cpu())
+        self.outer.rng = weights_rng
         self.draws.rng.update(drawing)
         self.answers.seed = meta["seed"]
         self.step = meta["step"]

@@ -61,6 +61,16 @@ def torch_generator(seed: int, *names: str | int) -> torch.Generator:
     return torch.Generator().manual_seed(state)
 
 
+def torch_resumed(state: Tensor) -> torch.Generator:
+    """A torch generator on the CPU that goes on from another's `get_state`."""
+    rng = torch.Generator()
+    try:
+        rng.set_state(state.cpu())
+    except RuntimeError as error:
+        raise ValueError(f"{error}, expected the state of a torch generator") from error
+    return rng
+
+
 @contextmanager
 def first_weights(seed: int) -> Iterator[None]:
     """Networks made within draw their first weights by the seed; torch's generator is as before."""

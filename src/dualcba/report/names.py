@@ -118,7 +118,9 @@ SCORES = {
     "parameters": Score(
         "parameters, M", False, "millions of parameters, the adaptor's among them", True, 3
     ),
-    "gpu_memory": Score("GPU memory, MB", False, "the most that was allocated at once", True, 0),
+    "gpu_memory": Score(
+        "GPU memory, MB", False, "the most allocated at once, over what was held before", True, 0
+    ),
     "seconds_per_task": Score(
         "s per task", False, "seconds of training per task on the host's clock", True, 2
     ),
