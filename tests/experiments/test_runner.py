@@ -110,6 +110,7 @@ def test_a_runs_memory_is_its_own(digits: Dataset) -> None:
         del one
     assert max(taken[1:]) - min(taken[1:]) < 80e6
     assert 0 < taken[2] < taken[0] + 80e6
+    assert Run(spec(), digits, Hardware("cuda"), alone=False).held is None
 
 
 def test_the_result_has_the_form_of_the_design(done: tuple[Run, dict[str, Any]]) -> None:

@@ -104,9 +104,9 @@ def test_a_run_is_gone_before_the_next_is_made(
     """Two at once may be more than a GPU has room for."""
     made: list[weakref.ref[Run]] = []
 
-    def make(*given: Any) -> Run:
+    def make(*given: Any, **more: Any) -> Run:
         assert not any(ref() for ref in made)
-        one = Run(*given)
+        one = Run(*given, **more)
         made.append(weakref.ref(one))
         return one
 

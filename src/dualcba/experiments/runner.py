@@ -66,6 +66,7 @@ class Run:
     spec: Spec
     data: Dataset
     hardware: Hardware = field(default_factory=Hardware)
+    alone: bool = True  # on its device; else nobody can say how much memory is whose
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
 
     def __post_init__(self) -> None:
@@ -76,7 +77,7 @@ class Run:
         self.plan = make_plan(spec, self.stream, self.known)
         device = resolve_device(self.hardware.device)
         cuda = device.type == "cuda"
-        self.held = torch.cuda.memory_allocated(device) if cuda else 0  # by what came before
+        self.held = torch.cuda.memory_allocated(device) if cuda and self.alone else None
         self.learner = make_learner(spec, self.data, self.hardware)
         if cuda:
             torch.cuda.reset_peak_memory_stats(device)
@@ -301,11 +302,11 @@ def device_name(device: torch.device) -> str:
     return f"{device.type} ({name})"
 
 
-def cost(learner: Learner, held: int = 0) -> dict[str, int | None]:
-    """Parameters of network and adaptor, and the most bytes on the GPU at once over those held."""
+def cost(learner: Learner, held: int | None = None) -> dict[str, int | None]:
+    """Parameters of network and adaptor; the most bytes on the GPU at once, over those held."""
     parts = [learner.network, *([learner.adaptor] if learner.adaptor else [])]
-    cuda = learner.device.type == "cuda"
+    most = None if held is None else torch.cuda.max_memory_allocated(learner.device) - held
     return {
         "parameters": sum(p.numel() for part in parts for p in part.parameters()),
-        "gpu_memory": torch.cuda.max_memory_allocated(learner.device) - held if cuda else None,
+        "gpu_memory": most,
     }

@@ -80,7 +80,7 @@ def run_all(
     while waiting or active:
         while waiting and len(active) < abreast:
             spec = waiting.pop(0)
-            run = Run(spec, load(spec), hardware)
+            run = Run(spec, load(spec), hardware, alone=abreast == 1)
             active.append((run, run.steps()))
         for run, steps in active[:]:
             done = next(steps, None) is None
