@@ -329,8 +329,7 @@ def main() -> None:
     except FloatingPointError as error:
         _fail(error, 1)
     except (RuntimeError, MemoryError) as error:
-        full = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
-        if not full and ON_CPU not in str(error):
+        if not _is_full(error):
             raise
         reason = (str(error).splitlines() or ["out of memory"])[0].split(ON_CPU)[-1].rstrip(".")
         room = "expected room, perhaps by fewer --abreast or --jobs"
@@ -347,6 +346,12 @@ def main() -> None:
     if code == INTERRUPTED:
         _fail("interrupted; the runs that were complete are kept", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _is_full(error: Exception) -> bool:
+    """Whether a device or the machine has no more memory."""
+    known = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
+    return known or ON_CPU in str(error)
 
 
 def _given(error: Exception) -> str:

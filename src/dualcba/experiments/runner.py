@@ -76,10 +76,10 @@ class Run:
         self.known = make_known(spec, self.data)
         self.plan = make_plan(spec, self.stream, self.known)
         device = resolve_device(self.hardware.device)
-        cuda = device.type == "cuda"
-        self.held = torch.cuda.memory_allocated(device) if cuda and self.alone else None
+        counts = self.alone and device.type == "cuda"
+        self.held = torch.cuda.memory_allocated(device) if counts else None
         self.learner = make_learner(spec, self.data, self.hardware)
-        if cuda:
+        if counts:
             torch.cuda.reset_peak_memory_stats(device)
         self.evaluator = Evaluator(
             self.learner, self.data, self.stream, anytime=ANYTIME[spec.anytime]
