@@ -216,6 +216,8 @@ class Learner:
         self.transform = self.method.make_transform(transform).to(self.device)
         views = self.method.make_views(transform)
         self.views = {name: view.to(self.device) for name, view in views.items()}
+        for given in (self.network, self.method):
+            self.engine.hold([*given.parameters(), *given.buffers()])
         for module in (self.network, self.sets, self.memory, self.adaptor):
             if module is not None:
                 module.to(self.device)

@@ -457,6 +457,34 @@ def test_batches_are_kept_until_they_are_learnt(
 
 
 @pytest.mark.gpu
+def test_a_network_is_kept_until_its_last_step_is_done() -> None:
+    """A network that was on the GPU may be dropped with its learner while steps are queued."""
+
+    def learner() -> Learner:
+        net = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 4)).cuda()
+        return Learner(net, (512,), 4, dtype=torch.float32, method="er", device="cuda", lr=0.3)
+
+    x, y = torch.randn(32, 512), torch.arange(32) % 2
+    for held_up in (False, True):  # the first only so that nothing below is done for the first time
+        one = learner()
+        one.new_task([0, 1])
+        one.observe(x, y)
+        torch.cuda.synchronize()
+        if held_up:
+            hold_up(one)
+        one.observe(x, y)
+        done = torch.cuda.Event()
+        assert isinstance(one.engine, Captured)
+        done.record(one.engine.stream)
+        del one
+        junk = [torch.ones(512, 512, device="cuda") for _ in range(32)]
+        if held_up:
+            assert not done.query()  # else this shows nothing
+        torch.cuda.synchronize()
+        assert all(bool((t == 1).all()) for t in junk)
+
+
+@pytest.mark.gpu
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("options", [{"epochs": 3}, {"boundaries": "inferred"}])
 def test_a_run_that_lags_behind_still_learns_its_own_rows(

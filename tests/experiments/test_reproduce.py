@@ -60,12 +60,13 @@ def finished(out: Path, **given: Any) -> dict[str, Any]:
 
 
 def test_specs_shared_by_experiments_are_run_once() -> None:
+    """And one seed of all comes before the next, so that every row shows something early."""
     one = experiment({"method": "er"}, {"method": "er-cba"})
     two = experiment({"method": "er"}, {"method": "er", "lr": 0.1})
     plan = make_plan([one, two], 2, {})
     assert [(w["method"], w["seed"], w.get("lr")) for w in plan.needed] == [
-        ("er", 0, None), ("er", 1, None), ("er-cba", 0, None), ("er-cba", 1, None),
-        ("er", 0, 0.1), ("er", 1, 0.1),
+        ("er", 0, None), ("er-cba", 0, None), ("er", 0, 0.1),
+        ("er", 1, None), ("er-cba", 1, None), ("er", 1, 0.1),
     ]  # fmt: skip
     assert plan.missing == plan.needed
 

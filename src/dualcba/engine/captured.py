@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
@@ -141,6 +141,12 @@ class Captured:
             copy = tensor.to(self.device, copy=True)
         caller.wait_stream(self.stream)  # only then may the caller write on it or free it
         return copy
+
+    def hold(self, tensors: Iterable[Tensor]) -> None:
+        """Their memory is not used again before the work queued here is done with it."""
+        for tensor in tensors:
+            if tensor.is_cuda:
+                tensor.record_stream(self.stream)
 
     @contextmanager
     def aside(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -30,6 +30,9 @@ class Engine(Protocol):
 
     def receive(self, tensor: Tensor) -> Tensor:
         """A caller's tensor on the device, ready for this engine's work and safe until then."""
+
+    def hold(self, tensors: Iterable[Tensor]) -> None:
+        """Tensors that the caller made and may drop while work on them is still queued."""
 
     def aside(self) -> AbstractContextManager[object]:
         """Inside `run`: work that may go on beside what follows, until `join`."""
@@ -64,6 +67,9 @@ class Eager:
     def receive(self, tensor: Tensor) -> Tensor:
         """On the device."""
         return tensor.to(self.device)
+
+    def hold(self, tensors: Iterable[Tensor]) -> None:
+        """Everything runs on the caller's own stream, as does what comes after it."""
 
     def aside(self) -> AbstractContextManager[object]:
         """At once, like everything."""

@@ -119,7 +119,7 @@ def _only(spec: dict[str, Any], *names: str) -> dict[str, Any]:
 def make_plan(experiments: Iterable[Experiment], seeds: int, runs: Runs) -> Plan:
     """What is needed for some seeds of experiments, and what of it no result serves."""
     specs = {_key(e.spec): e.spec for one in experiments for e in one.entries}.values()
-    wanted = [spec | {"seed": seed} for spec in specs for seed in range(seeds)]
+    wanted = [spec | {"seed": seed} for seed in range(seeds) for spec in specs]  # all rows early
     index: dict[tuple[Any, ...], list[tuple[Path, dict[str, Any]]]] = {}
     for folder, result in runs.items():
         index.setdefault(_quick(result), []).append((folder, result))
