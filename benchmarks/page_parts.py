@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.collected import Collected, Fields, named
@@ -25,7 +26,7 @@ from dualcba.report.runs import NAMED, SCORING, usual
 from dualcba.report.tables import WIDE, number, p_value
 
 SEEDS = 3
-"""Not said below a table where each row has so many, or one, which stands beside the number."""
+"""Not said where each row has so many, or one, which stands beside the number."""
 
 NOTHING = "No runs yet."
 GAINS = {
@@ -58,11 +59,24 @@ def spread(m: Measure | None, digits: int = 1) -> str:
     return number(m.mean, digits) + half
 
 
+def over(counts: Mapping[str, int]) -> str:
+    """The seeds of most rows, then the rows that have another number; nothing where all is usual.
+
+    >>> over({"ER": 8, "RAR": 8, "LUCIR": 3, "BiC": 3}), over({"ER": 3, "RAR": 1})
+    ('8 seeds, 3 of: LUCIR; BiC', '')
+    """
+    several = {row: n for row, n in counts.items() if n > 1}
+    if set(several.values()) <= {SEEDS}:
+        return ""
+    (most, _), *others = Counter(several.values()).most_common()
+    rest = [f"{k} of: " + "; ".join(r for r, n in several.items() if n == k) for k, _ in others]
+    return ", ".join([f"{most} seeds", *rest])
+
+
 def sources(served: Sequence[Served]) -> str:
     files = sorted({f"`results/{s.results[0]['file']}`" for s in served})
-    other = {s.entry.row: len(s.results) for s in served if len(s.results) not in (1, SEEDS)}
-    seeds = "; ".join(f"{row} {n}" for row, n in other.items())
-    return f"From {', '.join(files)}." + (f" Seeds where not {SEEDS}: {seeds}." if seeds else "")
+    seeds = over({s.entry.row: len(s.results) for s in served})
+    return f"From {', '.join(files)}." + f" {seeds}." * bool(seeds)
 
 
 def columns(experiment: str) -> list[str]:
@@ -174,14 +188,13 @@ def paired(served: Sequence[Served]) -> dict[str, dict[str, Gap]]:
 
 
 def signed(one: Gap) -> str:
-    """A difference; how many seeds both have is said where it is not the usual number.
+    """A difference.
 
     >>> signed(Gap(3, 1.26, 0.4, 0.01)), signed(Gap(1, -1.26, None, None))
     ('+1.3 ± 0.4', '−1.3 (1 seed)')
     """
     half = "" if one.half is None else f" ± {one.half:.1f}"
-    seeds = {0: "", 1: " (1 seed)", SEEDS: ""}.get(one.seeds, f" ({one.seeds} seeds)")
-    return number(one.mean, sign=True) + half + seeds
+    return number(one.mean, sign=True) + half + " (1 seed)" * (one.seeds == 1)
 
 
 def gains(found: Collected, experiment: str, column: str, changed: Fields) -> str:
@@ -194,7 +207,8 @@ def gains(found: Collected, experiment: str, column: str, changed: Fields) -> st
         tests = ["" if g.p is None else f" (p {p_value(g.p)})" for g in parts.values()]
         texts = [signed(g) + test for g, test in zip(parts.values(), tests, strict=True)]
         body.append([row, *texts])
-    return markdown(["", *GAINS.values()], body)
+    seeds = over({row: parts["adaptors"].seeds for row, parts in pairs.items()})
+    return markdown(["", *GAINS.values()], body) + f"\n\n{seeds}." * bool(seeds)
 
 
 def gained(found: Collected, experiment: str, column: str, part: str, changed: Fields) -> str:
@@ -202,7 +216,9 @@ def gained(found: Collected, experiment: str, column: str, part: str, changed: F
     if part not in GAINS:
         raise ValueError(unknown("gain", part, GAINS))
     pairs = paired(found.serve(experiment, column, changed))
-    return "; ".join(f"{row}: {signed(gaps[part])}" for row, gaps in pairs.items()) or NOTHING
+    seeds = over({row: gaps[part].seeds for row, gaps in pairs.items()})
+    text = "; ".join(f"{row}: {signed(gaps[part])}" for row, gaps in pairs.items())
+    return text + f" ({seeds})" * bool(seeds) or NOTHING
 
 
 # ---------------------------------------------------------------------- agreement

@@ -85,7 +85,7 @@ def test_one_seed_has_a_mean_alone() -> None:
     assert "| ER | 21.0 (1 seed) | 23.0 (1 seed) | 21.66 |" in text
     assert text.endswith("From `results/a.json`.")
     text = between(MAIN, [group("a.json", "er", (21.0, 23.0), (22.0, 24.0))])
-    assert text.endswith("Seeds where not 3: ER 2.")
+    assert text.endswith("From `results/a.json`. 2 seeds.")
     assert spread(None) == "–"
 
 
