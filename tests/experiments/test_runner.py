@@ -249,6 +249,8 @@ def test_side_by_side_is_as_one_by_one(digits: Dataset) -> None:
         results.append(finished)
     assert len(results[0]) == 4
     assert results[0] == results[1]
+    with pytest.raises(ValueError, match="abreast is 0, expected"):
+        next(run_all(specs, lambda _: digits, CPU, abreast=0))
 
 
 # ---------------------------------------------------------------- two processes

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from dualcba.data import Dataset, load_dataset
+from dualcba.errors import at_least
 from dualcba.experiments.runner import (
     Hardware,
     Run,
@@ -75,6 +76,7 @@ def run_all(
     The flag says that the run is complete. On CUDA each learner queues its work on a stream of its
     own, so those in turn overlap; every run gives what it would give alone.
     """
+    at_least(1, abreast=abreast)
     waiting = list(specs)
     active: list[tuple[Run, Iterator[int]]] = []
     while waiting or active:
