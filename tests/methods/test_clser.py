@@ -28,7 +28,7 @@ C, D = 5, 4
 Floats = NDArray[np.float64]
 
 
-def bound(module: nn.Module | None = None, **options: float) -> CLSER:
+def bound(module: nn.Module | None = None, **options: Any) -> CLSER:
     """A method in a small network, both averages away from it and from each other."""
     torch.manual_seed(0)
     network = Network(module or nn.Linear(D, C), (D,), C).double()
@@ -96,6 +96,18 @@ def test_loss_against_numpy() -> None:
     assert both == {True, False}  # either average is followed by some sample
     want = ce(new.z.numpy(), new.y.numpy()) + ce(z, y) + 0.4 * np.mean((z - target) ** 2)
     assert method.loss(new, mem, identity).item() == pytest.approx(want, abs=1e-6)
+
+
+def test_consistency_may_have_a_draw_of_its_own() -> None:
+    method = bound(weight=0.4, draws=2)
+    new, (labels,), own = batches(method)
+    z, y = own.z.numpy(), own.y.numpy()
+    target = chosen(*(linear(net, own.x) for net in (method.stable, method.plastic)), y)
+    want = ce(new.z.numpy(), new.y.numpy()) + ce(labels.z.numpy(), labels.y.numpy())
+    want += 0.4 * np.mean((z - target) ** 2)
+    assert method.loss(new, [labels, own], identity).item() == pytest.approx(want, abs=1e-6)
+    with pytest.raises(ValueError, match="draws is 3, expected 1 or 2"):
+        CLSER(draws=3)
 
 
 def test_consistency_stays_raw_under_an_adaptor() -> None:

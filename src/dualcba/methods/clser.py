@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualcba.errors import expected
 from dualcba.losses import Batch, CrossEntropy, MeanSquaredError, Term
 from dualcba.methods.base import Context, Method
 from dualcba.nets import Network
@@ -37,6 +38,8 @@ class CLSER(Method):
         How likely either average moves after a step.
     limit
         The highest rate.
+    draws
+        2 gives the consistency term a draw of its own, which passes the network beside the others.
 
     References
     ----------
@@ -54,8 +57,12 @@ class CLSER(Method):
         stable: float = 0.7,
         plastic: float = 0.9,
         limit: float = 0.999,
+        draws: int = 1,
     ) -> None:
         super().__init__()
+        if draws not in (1, 2):
+            raise ValueError(expected("draws", draws, "1 or 2"))
+        self.draws = draws
         self.weight = weight
         self.probabilities = (stable, plastic)
         self.limit = limit
@@ -68,8 +75,8 @@ class CLSER(Method):
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """CE(new) + CE(mem) + w·MSE(z(mem), z_ema(mem))."""
-        terms: list[Term] = [CrossEntropy(batch) for batch in (new, *mem)]
-        for batch in mem:
+        terms: list[Term] = [CrossEntropy(batch) for batch in (new, *mem[:1])]
+        for batch in mem[-1:]:
             target = self.target(batch)
             terms.append(MeanSquaredError(batch, target, self.weight, adapted=False))
         return terms
