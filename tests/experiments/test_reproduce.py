@@ -9,14 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dualcba.data import Dataset, load_dataset
-from dualcba.experiments import Hardware, Spec, catalog, write_result
+from dualcba.experiments import Hardware, Spec, catalog, runner, write_result
 from dualcba.experiments.catalog import Entry, Experiment, experiments, named
 from dualcba.experiments.pace import Pace, estimate, measure
 from dualcba.experiments.reproduce import (
@@ -200,6 +200,18 @@ def test_a_pace_is_measured() -> None:
         pace = measure(Spec(method=method), load_dataset("digits"), CPU)
         assert isinstance(pace, Pace)
         assert 0 < pace.sample < pace.step < 1
+
+
+def test_what_is_slow_only_the_first_time_is_not_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = runner.Run.steps
+
+    def slow_at_first(run: runner.Run) -> Iterator[int]:
+        for step in steps(run):
+            time.sleep(0.5 if step == 3 else 0.0)  # the first of the second task
+            yield step
+
+    monkeypatch.setattr(runner.Run, "steps", slow_at_first)
+    assert measure(Spec(method="er"), load_dataset("digits"), CPU).step < 0.1
 
 
 def test_the_pace_of_a_stream_of_few_steps(images: Dataset) -> None:
