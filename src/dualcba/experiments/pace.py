@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from dualcba.data import Dataset
-from dualcba.engine import resolve_device
+from dualcba.engine import Engine, resolve_device
 from dualcba.evaluation import Evaluator
 from dualcba.experiments.runner import Hardware, Run, device_name
 from dualcba.experiments.scheduler import Load, few_threads
@@ -82,7 +83,8 @@ def measure(spec: Spec, data: Dataset, hardware: Hardware) -> Pace:
     if parse_setting(spec.setting).kind == "offline":
         spec = dataclasses.replace(spec, epochs=1)
     run = Run(spec, data, hardware)
-    window = 10 if run.learner.device.type == "cuda" else 5  # a fifth of them take an outer step
+    cuda = run.learner.device.type == "cuda"
+    window, enough = (10, math.inf) if cuda else (5, ENOUGH)  # a fifth of them take an outer step
     run.stream = [dataclasses.replace(t, test=t.test[:TEST_SAMPLES]) for t in run.stream[:2]]
     lengths = (2, 2 * window + 1) if len(run.stream) > 1 else (2 * window + 1,)
     run.plan = [[p[0].first(n)] for p, n in zip(run.plan, lengths, strict=False)]
@@ -90,21 +92,20 @@ def measure(spec: Spec, data: Dataset, hardware: Hardware) -> Pace:
     steps = run.steps()
     for _ in range(run.total - 2 * window - 1):
         next(steps)
-    count, seconds = _time(steps, window, run)
-    if seconds < ENOUGH or run.learner.device.type == "cuda":  # these prepared what others use
-        more, longer = _time(steps, window, run)
-        count, seconds = (more, longer) if more else (count, seconds)
+    count, seconds = _time(steps, window, run.learner.engine, enough)
+    if seconds < enough:  # the first time may prepare what the second uses
+        again = _time(steps, window, run.learner.engine, enough)
+        count, seconds = again if again[0] else (count, seconds)
     return Pace(seconds / count, _evaluation(run))
 
 
-def _time(steps: Iterator[int], n: int, run: Run) -> tuple[int, float]:
-    """How many of the next n steps were made, in how many seconds; on a CPU as many as do."""
-    engine, cuda = run.learner.engine, run.learner.device.type == "cuda"
+def _time(steps: Iterator[int], n: int, engine: Engine, enough: float) -> tuple[int, float]:
+    """How many of the next n steps were made in how many seconds; none begins after `enough`."""
     engine.finish()
     begun, count = time.perf_counter(), 0
     for count, _ in enumerate(islice(steps, n), 1):  # noqa: B007
         engine.finish()
-        if not cuda and time.perf_counter() - begun > ENOUGH:
+        if time.perf_counter() - begun > enough:
             break
     return count, time.perf_counter() - begun
 
