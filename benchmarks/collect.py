@@ -18,7 +18,7 @@ from typing import Any
 
 from dualcba.evaluation import NORMS, interval
 from dualcba.experiments import read_results
-from dualcba.experiments.catalog import seedless
+from dualcba.experiments.paper.catalogue import seedless
 
 
 def measured(values: list[float | None]) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dualcba.errors import unknown
 from dualcba.evaluation import NORMS
-from dualcba.experiments.catalog import Experiment, donor, experiments, matches
+from dualcba.experiments.paper.catalogue import Experiment, donor, experiments, matches
 from dualcba.experiments.spec import ADAPTOR_DEFAULTS, ADAPTOR_OPTIONS
 from dualcba.methods import parse_method
 from dualcba.report.comparison import Result, Served

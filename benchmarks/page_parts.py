@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.collected import Collected, Fields, named
 from dualcba.errors import unknown
-from dualcba.experiments.catalog import Entry, complete, experiments
+from dualcba.experiments.paper.catalogue import Entry, complete, experiments
 from dualcba.report.comparison import (
     TOLERANCE,
     Measure,
@@ -21,8 +21,8 @@ from dualcba.report.comparison import (
     within_tolerance,
 )
 from dualcba.report.gains import Gap, alike, gap
+from dualcba.report.groups import NAMED, SCORING, usual
 from dualcba.report.names import MISSING, NORMS, method_title, score, split_method
-from dualcba.report.runs import NAMED, SCORING, usual
 from dualcba.report.tables import WIDE, number, p_value
 
 SEEDS = 3

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from dualcba import load_dataset
+from dualcba.adaptors.pretrained import SHIPPED
 from dualcba.experiments import Hardware, Run, Spec
-from dualcba.pretrained import SHIPPED
 
 
 def train(spec: Spec, data_dir: Path | None, device: str) -> Run:

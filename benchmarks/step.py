@@ -32,7 +32,7 @@ from dualcba.data.randaugment import RandAugment
 from dualcba.engine import make_engine, resolve_device
 from dualcba.evaluation import Evaluator
 from dualcba.experiments import Hardware, Spec
-from dualcba.files import whole
+from dualcba.io import whole
 
 ROUNDS = 5
 WHOLE = "er-dual-cba"

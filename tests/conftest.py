@@ -198,7 +198,7 @@ def dualcba(
     folder.mkdir()
 
     def run(*args: object) -> Outcome:
-        from dualcba.cli import main
+        from dualcba.cli.app import main
 
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "argv", ["dualcba", *map(str, args)])

@@ -18,7 +18,7 @@ from dualcba.methods.fixmatch import FixMatch
 from dualcba.methods.icarl import ICaRL
 from dualcba.methods.rar import RAR
 from dualcba.nets import MLP
-from dualcba.normalization import batch_norms
+from dualcba.normalization.statistics import batch_norms
 
 
 def vectors(**options) -> Learner:
@@ -55,7 +55,7 @@ def test_the_gradient_of_a_lone_sample_is_right():
 
 @pytest.mark.parametrize("norm", ["bn", "cn", "adab2n"])
 def test_single_samples_with_any_normalisation(norm):
-    from dualcba.norm_layers import convert_normalization
+    from dualcba.normalization.layers import convert_normalization
 
     net = convert_normalization(MLP((5,), 4, width=16), norm)
     learner = Learner(net, (5,), 4, dtype=torch.float32, buffer=8, batch_size=4, device="cpu")
@@ -147,7 +147,7 @@ def test_options_and_tasks_from_a_file_are_checked():
     with pytest.raises(ValueError, match="options is 3, expected"):
         make_specs({"options": 3})
     from dualcba.data import load_dataset
-    from dualcba.experiments.runner import make_stream
+    from dualcba.experiments.run import make_stream
 
     for field, value in (("tasks", [2.5, 3]), ("class_order", [0, 1, "x"])):
         with pytest.raises(ValueError, match=r"is .*expected"):

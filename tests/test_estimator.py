@@ -20,7 +20,7 @@ from dualcba import Learner, load_dataset
 from dualcba.estimator import DualCBAClassifier
 from dualcba.methods import ER
 from dualcba.nets import MLP
-from dualcba.recent import RecentLosses
+from dualcba.training.loss_monitor import RecentLosses
 
 CLASSES = ["a", "b", "c", "d"]
 SMALL: dict[str, Any] = {"buffer": 20, "random_state": 0}

@@ -430,7 +430,7 @@ def test_the_outer_step_is_adam_on_the_hypergradient(
     network = copy.deepcopy(learner.network.module)
     phi = parameters(learner.adaptor)
     record: dict[str, Any] = {}
-    import dualcba.outer as module
+    import dualcba.adaptors.outer_step as module
 
     exact = module.hypergradient
 

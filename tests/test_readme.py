@@ -28,7 +28,7 @@ def test_commands_run(tmp_path):
     lines = [line for block in blocks("sh") for line in block.splitlines()]
     for line in lines:
         assert line.startswith("dualcba ")
-        code = f"import sys; sys.argv = {line.split()!r}; from dualcba.cli import main; main()"
+        code = f"import sys; sys.argv = {line.split()!r}; from dualcba.cli.app import main; main()"
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
     assert len(list(tmp_path.glob("runs/readme/*/result.json"))) == 6
 

@@ -38,7 +38,7 @@ def test_importing_the_package_is_lean() -> None:
     """No torchvision, no plotting, no optional extra, and nothing printed."""
     heavy = ["torchvision", "matplotlib", "ray", "wandb", "mlflow", "timm", "sklearn", "pandas"]
     heavy += ["scipy", "torch._dynamo"]
-    code = f"import sys, dualcba.cli; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, dualcba.cli.app; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
@@ -71,7 +71,7 @@ def test_python_version_command_and_layout() -> None:
     project = config["project"]
     assert (project["name"], project["requires-python"]) == ("dualcba", ">=3.11")
     assert project["version"] == dualcba.__version__
-    assert project["scripts"]["dualcba"] == "dualcba.cli:main"
+    assert project["scripts"]["dualcba"] == "dualcba.cli.app:main"
     assert config["tool"]["mypy"]["strict"] is True
     assert (ROOT / "src" / "dualcba" / "py.typed").exists()
 

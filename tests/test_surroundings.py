@@ -19,7 +19,7 @@ from dualcba import Learner, Transform
 from dualcba.experiments.spec import read_toml
 from dualcba.nets import Network
 from dualcba.nets import make_network as make_network_by_name
-from dualcba.precision import Precision
+from dualcba.training.precision import Precision
 
 
 @contextmanager

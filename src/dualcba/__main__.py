@@ -1,6 +1,6 @@
 """`python -m dualcba` is `dualcba`."""
 
-from dualcba.cli import main
+from dualcba.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -14,26 +14,26 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dualcba import arguments
-from dualcba.answers import Answers
-from dualcba.bilevel import trainable
-from dualcba.classes import ClassSets
+from dualcba.adaptors.hypergradient import trainable
+from dualcba.adaptors.outer_step import OuterLevel, make_adaptor
+from dualcba.adaptors.pretrained import save_agnostic
+from dualcba.checkpoint import compare, read, restore, snapshot, write
 from dualcba.data import Transform, check_labels, check_samples
-from dualcba.draws import Draws
 from dualcba.engine import make_engine, resolve_device
+from dualcba.engine.optimizers import SGD
 from dualcba.errors import above_zero, at_least, expected
-from dualcba.forwards import Forwards
-from dualcba.iteration import Iteration
 from dualcba.methods import Context, Method
 from dualcba.nets import Network
-from dualcba.optimizers import SGD
-from dualcba.outer import OuterLevel, make_adaptor
-from dualcba.precision import Precision, undisturbed
-from dualcba.pretrained import save_agnostic
+from dualcba.prediction import Answers
 from dualcba.randomness import pack, resumed, torch_generator, torch_resumed
-from dualcba.recent import RecentLosses
-from dualcba.state import compare, read, restore, snapshot, write
-from dualcba.tasks import Tasks
+from dualcba.tasks.class_sets import ClassSets
+from dualcba.training import arguments
+from dualcba.training.draws import Draws
+from dualcba.training.forward import Forwards
+from dualcba.training.loss_monitor import RecentLosses
+from dualcba.training.precision import Precision, undisturbed
+from dualcba.training.step import Iteration
+from dualcba.training.task_lifecycle import Tasks
 
 PREDICT_BATCH = 512
 
@@ -92,7 +92,7 @@ class Learner:
         Answer only with classes that have been seen, once there are any; otherwise with any class.
     boundaries
         `"given"`: the caller says by `new_task` when a task begins; `"inferred"`: nobody does, and
-        tasks and new classes follow from the labels, by the rule of `dualcba.boundaries`.
+        tasks and new classes follow from the labels, by the rule of `dualcba.tasks.detection`.
     seed
         Of every random choice the learner makes.
     device, engine, precision
@@ -201,8 +201,9 @@ class Learner:
             )  # fmt: skip
             self.losses = RecentLosses(self.engine)
         self.tasks = Tasks(
-            context, base, self.outer, self.answers, self.engine, inferred=boundaries == "inferred"
-        )
+            context, base, self.outer, self.engine,
+            inferred=boundaries == "inferred", network_changed=self.answers.forget,
+        )  # fmt: skip
         self.draws = Draws(seed, context, base, self.views)
         theta = trainable(self.network) + trainable(base)
         self.optimizer = SGD(theta, lr=self.lr, fused=True)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dualcba import fused_outer
+from dualcba.kernels import adaptor as kernels
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +117,7 @@ class CrossEntropy:
     def _fused(self, *matrices: Tensor) -> bool:
         """Whether the kernels do it."""
         each = () if self.each is None else (self.each,)
-        return self.classes is None and fused_outer.applies(*matrices, *each)
+        return self.classes is None and kernels.applies(*matrices, *each)
 
     def value(self, z: Tensor) -> Tensor:
         """Mean over the batch of −log softmax(z)[y]."""
@@ -130,7 +130,7 @@ class CrossEntropy:
     def gradient(self, z: Tensor) -> Tensor:
         """q − y, with q = softmax(z)."""
         if self._fused(z):
-            return fused_outer.entropy_gradient(z, self.batch.y, self.weight / len(z), self.each)
+            return kernels.entropy_gradient(z, self.batch.y, self.weight / len(z), self.each)
         scale, at = self._scale(z), self.batch.y.unsqueeze(1)
         q = self._masked(z).softmax(1).mul_(scale)
         if isinstance(scale, float):
@@ -141,7 +141,7 @@ class CrossEntropy:
         """Q ⊙ (s − ⟨q, s⟩)."""
         if self._fused(z, s):
             scale = self.weight / len(z)
-            return fused_outer.entropy_curvature(z, self.batch.y, s, scale, self.each)
+            return kernels.entropy_curvature(z, self.batch.y, s, scale, self.each)
         q = self._masked(z).softmax(1)
         return torch._softmax_backward_data(s, q, 1, q.dtype).mul_(self._scale(z))
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualcba import Dataset, Learner
-from dualcba.bilevel import buffer_gradient as single_level
-from dualcba.bilevel import hypergradient, inner_gradient, trainable
+from dualcba.adaptors.hypergradient import buffer_gradient as single_level
+from dualcba.adaptors.hypergradient import hypergradient, inner_gradient, trainable
 from dualcba.data import disjoint
 from dualcba.evaluation.alignment import Alignment, judge
 from dualcba.experiments import Hardware, Run, Spec

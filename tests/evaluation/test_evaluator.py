@@ -13,7 +13,7 @@ import torch
 from dualcba import Dataset, Learner
 from dualcba.data import disjoint
 from dualcba.evaluation import NORMS, Evaluator
-from dualcba.normalization import batch_norms
+from dualcba.normalization.statistics import batch_norms
 
 Make = Callable[..., Learner]
 Teach = Callable[..., Learner]

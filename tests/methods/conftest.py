@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from dualcba.classes import ClassSets
 from dualcba.data import Transform
 from dualcba.losses import Batch
 from dualcba.methods import Context, Method
 from dualcba.nets import Network
+from dualcba.tasks.class_sets import ClassSets
 
 CLASSES, INPUTS, FEATURES = 6, 5, 4
 

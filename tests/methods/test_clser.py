@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from dualcba import Learner
-from dualcba.adaptors import ADAPTORS
-from dualcba.bilevel import hypergradient
-from dualcba.classes import ClassSets
+from dualcba.adaptors.adaptor import ADAPTORS
+from dualcba.adaptors.hypergradient import hypergradient
 from dualcba.data import Transform
 from dualcba.losses import Batch, identity
 from dualcba.memory import Reservoir
 from dualcba.methods import Context
 from dualcba.methods.clser import CLSER, follow, more_certain
 from dualcba.nets import MLP, Network
+from dualcba.tasks.class_sets import ClassSets
 
 C, D = 5, 4
 Floats = NDArray[np.float64]

@@ -18,10 +18,10 @@ from dualcba.checks import check_learner
 from dualcba.data import transforms
 from dualcba.engine import Captured
 from dualcba.losses import identity
-from dualcba.memories import Balanced
+from dualcba.memory import Balanced
 from dualcba.methods import METHODS, method_names
 from dualcba.nets import make_network
-from dualcba.normalization import modes
+from dualcba.normalization.statistics import modes
 from dualcba.randomness import pack, unpack
 
 COMPARISON = ["icarl", "lucir", "bic", "er-ace", "ss-il"]

@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from dualcba import Learner
-from dualcba.adaptors import ADAPTORS
-from dualcba.bilevel import hypergradient
-from dualcba.classes import ClassSets
+from dualcba.adaptors.adaptor import ADAPTORS
+from dualcba.adaptors.hypergradient import hypergradient
 from dualcba.data import Transform
 from dualcba.losses import Batch, identity, total
 from dualcba.methods.derpp import DERpp
+from dualcba.tasks.class_sets import ClassSets
 
 C, D = 5, 7
 Floats = NDArray[np.float64]

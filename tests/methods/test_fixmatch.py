@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualcba import Dataset, Learner, Transform, load_dataset
-from dualcba.adaptors import ADAPTORS
-from dualcba.bilevel import hypergradient
-from dualcba.classes import ClassSets
+from dualcba.adaptors.adaptor import ADAPTORS
+from dualcba.adaptors.hypergradient import hypergradient
 from dualcba.data.randaugment import RandAugment, RandAugmentTransform
-from dualcba.experiments import Hardware, Run, Spec, runner
+from dualcba.experiments import Hardware, Run, Spec
+from dualcba.experiments import run as runner
 from dualcba.losses import Adapt, Batch, identity, inner_batches
 from dualcba.methods import Method
 from dualcba.methods.clser import CLSER
@@ -27,6 +27,7 @@ from dualcba.methods.derpp import DERpp
 from dualcba.methods.er import ER
 from dualcba.methods.fixmatch import FixMatch
 from dualcba.methods.rar import RAR
+from dualcba.tasks.class_sets import ClassSets
 
 C, D = 5, 7
 CPU = Hardware(device="cpu")

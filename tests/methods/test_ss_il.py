@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from dualcba.losses import identity
-from dualcba.memories import Balanced
+from dualcba.memory import Balanced
 from dualcba.methods.ss_il import SSIL
 from dualcba.methods.teacher import distillation
 

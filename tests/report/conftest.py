@@ -11,7 +11,7 @@ import pytest
 
 from dualcba.data import load_dataset
 from dualcba.experiments import Hardware, Run, make_specs, run_all, write_result
-from dualcba.experiments.catalog import Entry, Experiment
+from dualcba.experiments.paper.catalogue import Entry, Experiment
 from dualcba.report import write_report
 
 Result = dict[str, Any]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dualcba.evaluation import interval
-from dualcba.experiments.catalog import Experiment
-from dualcba.experiments.catalog import score as value
+from dualcba.experiments.paper.catalogue import Experiment
+from dualcba.experiments.paper.catalogue import score as value
 from dualcba.report.comparison import (
     Cell,
     Measure,

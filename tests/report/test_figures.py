@@ -12,13 +12,23 @@ import pytest
 from PIL import Image
 
 from dualcba.evaluation import interval
-from dualcba.report.bars import cost, score_bars
 from dualcba.report.comparison import Measure, Served, rows
-from dualcba.report.curves import band, boundaries, of_task, so_far
-from dualcba.report.figures import FIGURES, draw
-from dualcba.report.posteriors import confusion
-from dualcba.report.runs import collections
-from dualcba.report.style import BLUE, GREY, INK, ORANGE, Plot, apart, colours, families, render
+from dualcba.report.figures.bars import cost, score_bars
+from dualcba.report.figures.curves import band, boundaries, of_task, so_far
+from dualcba.report.figures.posteriors import confusion
+from dualcba.report.figures.registry import FIGURES, draw
+from dualcba.report.figures.style import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    Plot,
+    apart,
+    colours,
+    families,
+    render,
+)
+from dualcba.report.groups import collections
 
 Result = dict[str, Any]
 
@@ -29,7 +39,7 @@ def served(recorded: list[Result]) -> tuple[Served, ...]:
 
 
 def named(*methods: str) -> list[Served]:
-    from dualcba.experiments.catalog import Entry
+    from dualcba.experiments.paper.catalogue import Entry
 
     return [Served(Entry(m, "", {"method": m}, "bn", {}), ()) for m in methods]
 
@@ -215,7 +225,7 @@ def test_cost_that_is_not_known_is_not_drawn(served: tuple[Served, ...]) -> None
 
 def test_a_hundred_classes_in_ten_tasks() -> None:
     """The paper's size: ten panels, three methods, one seed each."""
-    from dualcba.experiments.catalog import Entry
+    from dualcba.experiments.paper.catalogue import Entry
 
     steps, points = list(range(20, 201, 20)), 10
     rng = np.random.default_rng(0)

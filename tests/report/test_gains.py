@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from dualcba.evaluation import interval
-from dualcba.experiments.catalog import Entry
+from dualcba.experiments.paper.catalogue import Entry
 from dualcba.report.comparison import Served
 from dualcba.report.gains import Gain, Gap, gains, in_one_line, means, paired_t
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dualcba.experiments.catalog import Experiment
+from dualcba.experiments.paper.catalogue import Experiment
 from dualcba.report import render, sections, write_report
 from dualcba.report.html import make_page
 

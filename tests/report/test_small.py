@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dualcba.experiments import Spec
-from dualcba.experiments.catalog import Experiment, experiments
-from dualcba.experiments.reproduce import scaled
+from dualcba.experiments.paper.catalogue import Experiment, experiments
+from dualcba.experiments.paper.plan import scaled
 from dualcba.report.html import make_page
 from dualcba.report.sections import report_sections, small_experiments
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dualcba.experiments.catalog import Entry, Experiment
+from dualcba.experiments.paper.catalogue import Entry, Experiment
 from dualcba.report.comparison import Cell, Measure, Row, Served, compare, serve
 from dualcba.report.gains import Gain, Gap
 from dualcba.report.tables import (

@@ -22,7 +22,7 @@ from dualcba.bench.table import table
 from dualcba.bench.timing import Name, side_by_side
 from dualcba.engine import resolve_device
 from dualcba.errors import at_least, unknown
-from dualcba.files import whole
+from dualcba.io import whole
 from dualcba.nets import NETWORKS
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from dualcba.normalization import modes
+from dualcba.normalization.statistics import modes
 
 
 def layer_flops(network: nn.Module, input_shape: Sequence[int]) -> list[int]:

@@ -98,7 +98,7 @@ class Setup:
 
 
 class Ordinary(nn.BatchNorm2d):
-    """Batch normalisation for which `dualcba.fused` has no kernel."""
+    """Batch normalisation for which `dualcba.kernels.conv_norm` has no kernel."""
 
 
 class Contender(Protocol):

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dualcba.data.cifar import cifar10, cifar100
 from dualcba.data.dataset import Dataset, check_labels, check_samples, from_arrays
-from dualcba.data.digits import digits
-from dualcba.data.folder import from_folder
-from dualcba.data.idx import fashion_mnist, mnist
-from dualcba.data.npz import from_npz
-from dualcba.data.published import SOURCES
+from dualcba.data.download.published import SOURCES
+from dualcba.data.readers.cifar import cifar10, cifar100
+from dualcba.data.readers.digits import digits
+from dualcba.data.readers.folder import from_folder
+from dualcba.data.readers.idx import fashion_mnist, mnist
+from dualcba.data.readers.npz import from_npz
+from dualcba.data.readers.tiny_imagenet import tiny_imagenet
+from dualcba.data.readers.torch_dataset import from_torch
 from dualcba.data.stream import Task, batches, blurry, cycled, disjoint, labelled
-from dualcba.data.tiny_imagenet import tiny_imagenet
-from dualcba.data.torch_dataset import from_torch
 from dualcba.data.transforms import Transform
 from dualcba.errors import unknown
 

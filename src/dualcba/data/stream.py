@@ -28,7 +28,7 @@ class Task:
 def disjoint(data: Dataset, tasks: Tasks, order: Sequence[int] | None = None) -> list[Task]:
     """Split the classes, in label order or the given one; no class in two tasks.
 
-    >>> from dualcba.data.digits import digits
+    >>> from dualcba.data.readers.digits import digits
     >>> [t.classes for t in disjoint(digits(), 5)]
     [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
     >>> [t.classes for t in disjoint(digits(), [[3, 1], [7]])]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualcba.engine.eager import Input
-from dualcba.transfer import to_device
+from dualcba.engine.transfer import to_device
 
 MOST = 64
 """How many graphs are kept."""

@@ -25,11 +25,11 @@ from torch.func import functional_call
 
 from dualcba.data import Dataset, Task, Transform
 from dualcba.evaluation.recorders import Recorder
-from dualcba.forwards import Forwards
 from dualcba.learner import Learner
 from dualcba.losses import Adapt, Batch, identity, total
-from dualcba.normalization import modes, untracked
+from dualcba.normalization.statistics import modes, untracked
 from dualcba.randomness import generator
+from dualcba.training.forward import Forwards
 
 EVERY = 10
 """Steps between measurements, at least; rounded up to a multiple of the adaptor's."""

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualcba.answers import NORMS
 from dualcba.data import Dataset, Task
 from dualcba.evaluation.scores import Scores, summarize
 from dualcba.learner import Learner
+from dualcba.prediction import NORMS
 
 ANYTIME = {"both": NORMS, "bn": ("bn",), "ibn": ("ibn",)}
 """What may be scored between task ends, where twice a point is too dear."""

@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualcba.answers import NORMS
 from dualcba.data import Dataset, Task
 from dualcba.learner import Learner
-from dualcba.normalization import modes
+from dualcba.normalization.statistics import modes
+from dualcba.prediction import NORMS
 from dualcba.randomness import generator
 
 Rows = NDArray[np.int64]

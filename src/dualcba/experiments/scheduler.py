@@ -12,7 +12,7 @@ import torch
 
 from dualcba.data import Dataset, load_dataset
 from dualcba.errors import at_least
-from dualcba.experiments.runner import (
+from dualcba.experiments.run import (
     Hardware,
     Run,
     make_known,

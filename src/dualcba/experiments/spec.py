@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dualcba.adaptors.outer_step import LEVELS
 from dualcba.data import DATASETS
 from dualcba.errors import at_least, expected, unknown
 from dualcba.evaluation import ANYTIME, RECORDERS
 from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_setting
 from dualcba.methods import METHODS, check_options, parse_method
 from dualcba.nets import NETWORKS
-from dualcba.norm_layers import NORMALIZATIONS
-from dualcba.outer import LEVELS
+from dualcba.normalization.layers import NORMALIZATIONS
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "digits": {"buffer": 100, "tasks": 5, "batch_size": 10, "network": "mlp", "adaptor_lr": 0.01},

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dualcba.experiments.spec import Spec
-from dualcba.files import one_at_a_time, whole
+from dualcba.io import one_at_a_time, whole
 
 RESULT = "result.json"
 PLAN = "plan.json"

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dualcba.classes import ClassSets
 from dualcba.data.transforms import Transform
 from dualcba.losses import Adapt, Batch, CrossEntropy, Term, total
 from dualcba.memory import Memory, Reservoir
 from dualcba.nets import Network
+from dualcba.tasks.class_sets import ClassSets
 
 
 def directly(key: Hashable, fn: Callable[..., None], *inputs: Tensor) -> None:

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dualcba.engine.optimizers import Adam
 from dualcba.losses import Adapt, Batch
 from dualcba.methods.base import Context
 from dualcba.methods.exemplars import ExemplarMethod
 from dualcba.methods.teacher import distillation, join, sum_of_means
-from dualcba.optimizers import Adam
 
 
 class BiC(ExemplarMethod):

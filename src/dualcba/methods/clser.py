@@ -15,7 +15,7 @@ from dualcba.errors import expected
 from dualcba.losses import Batch, CrossEntropy, MeanSquaredError, Term
 from dualcba.methods.base import Context, Method
 from dualcba.nets import Network
-from dualcba.normalization import batch_norms, modes
+from dualcba.normalization.statistics import batch_norms, modes
 
 
 class CLSER(Method):

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dualcba.memories import Herding
+from dualcba.memory import Herding
 from dualcba.methods.base import Context, Method
 from dualcba.methods.teacher import Teacher
-from dualcba.normalization import modes
+from dualcba.normalization.statistics import modes
 
 CHUNK = 512
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualcba.losses import Adapt, Batch
-from dualcba.memories import Balanced
+from dualcba.memory import Balanced
 from dualcba.methods.base import Context, Method
 from dualcba.methods.teacher import Teacher, distillation, join, sum_of_means
 

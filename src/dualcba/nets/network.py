@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dualcba.errors import unknown
-from dualcba.normalization import batch_norms, modes
+from dualcba.normalization.statistics import batch_norms, modes
 
 SAMPLEWISE = {
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Unflatten,

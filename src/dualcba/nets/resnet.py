@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from dualcba.fused import conv_norm
+from dualcba.kernels.conv_norm import conv_norm
 
 Norm = Callable[[int], nn.Module]
 

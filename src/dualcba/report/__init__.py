@@ -1,7 +1,7 @@
 """Tables, figures and the report of results."""
 
+from dualcba.report.files import render
 from dualcba.report.html import write_report
-from dualcba.report.terminal import summary
-from dualcba.report.writing import render
+from dualcba.report.summary import summary
 
 __all__ = ["render", "summary", "write_report"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dualcba.evaluation import NORMS, interval
-from dualcba.experiments.catalog import Entry, Experiment, serving
-from dualcba.experiments.catalog import score as value
+from dualcba.experiments.paper.catalogue import Entry, Experiment, serving
+from dualcba.experiments.paper.catalogue import score as value
 from dualcba.report.names import score as named
 
 Result = dict[str, Any]

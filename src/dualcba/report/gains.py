@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from dualcba.evaluation import interval
-from dualcba.experiments.catalog import Entry
-from dualcba.experiments.catalog import score as value
+from dualcba.experiments.paper.catalogue import Entry
+from dualcba.experiments.paper.catalogue import score as value
 from dualcba.report.comparison import Served
+from dualcba.report.groups import SCORING, filled
 from dualcba.report.names import score as named
 from dualcba.report.names import split_method
-from dualcba.report.runs import SCORING, filled
 
 SAME = (
     "dataset", "setting", "buffer", "tasks", "class_order", "epochs", "network", "batch_size",

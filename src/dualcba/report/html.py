@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from importlib.resources import files as resources
 from pathlib import Path
 
-from dualcba.files import whole
+from dualcba.io import whole
 from dualcba.report.comparison import Result
+from dualcba.report.figures.style import Plot, render
+from dualcba.report.groups import read_runs
 from dualcba.report.names import count, slug
-from dualcba.report.runs import read_runs
 from dualcba.report.sections import Fact, Section, report_sections
-from dualcba.report.style import Plot, render
 from dualcba.report.tables import Table, as_html, escape_html
 
 REPORT = "report.html"

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dualcba.experiments.catalog import Experiment, experiments, matches
-from dualcba.experiments.reproduce import scaled
-from dualcba.report import figures
-from dualcba.report.bars import cost, score_bars, seconds
+from dualcba.experiments.paper.catalogue import Experiment, experiments, matches
+from dualcba.experiments.paper.plan import scaled
 from dualcba.report.comparison import (
     TOLERANCE,
     Result,
@@ -22,10 +20,12 @@ from dualcba.report.comparison import (
     serve,
     within_tolerance,
 )
+from dualcba.report.figures import registry as figures
+from dualcba.report.figures.bars import cost, score_bars, seconds
+from dualcba.report.figures.style import Plot
 from dualcba.report.gains import Gain, gains, in_one_line, means
+from dualcba.report.groups import Collection, collections, command
 from dualcba.report.names import NORMS, SCORES, slug
-from dualcba.report.runs import Collection, collections, command
-from dualcba.report.style import Plot
 from dualcba.report.tables import (
     GAIN_NOTE,
     Column,

@@ -1,0 +1,1 @@
+"""Bias adaptors: networks, hypergradient, outer step, and the shipped class-agnostic part."""

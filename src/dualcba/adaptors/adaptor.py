@@ -1,0 +1,263 @@
+"""g_φ: the bias adaptors of Section III-C, posterior and class sets in, correction out.
+
+Symbols as in the paper: p = softmax(z) the posterior, ω the class-specific parameters, ν the
+class-agnostic ones, φ = {ω, ν}. In logit space (the default) an adaptor gives r and the adapted
+logits are z + r; in probability space it gives a distribution g and the adapted posterior is
+(g + p)/Z. Either way θ sees the adaptor's output as a constant: p is detached on its way in.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dualcba.errors import at_least, expected
+from dualcba.kernels import adaptor as kernels
+from dualcba.tasks.class_sets import ClassSets
+
+WIDTH = 256
+
+
+class _MLP(nn.Module):
+    """Two layers, ReLU between; Xavier-normal weights and zero biases."""
+
+    def __init__(self, inputs: int, outputs: int, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):  # torch's default weights, which are not kept
+            self.hidden = nn.Linear(inputs, width)
+            self.output = nn.Linear(width, outputs)
+        self.reset(generator)
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Initialise in place, drawing on the CPU so that every device starts alike."""
+        for layer in (self.hidden, self.output):
+            weight = torch.empty(layer.weight.shape, dtype=torch.float32)
+            nn.init.xavier_normal_(weight, generator=generator)
+            with torch.no_grad():
+                layer.weight.copy_(weight)
+                layer.bias.zero_()
+
+    def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Weight and bias of the hidden layer, and of the output."""
+        return (self.hidden.weight, self.hidden.bias, self.output.weight, self.output.bias)
+
+    def forward(self, p: Tensor) -> Tensor:
+        hidden = F.linear(p, self.hidden.weight, self.hidden.bias).relu()
+        return F.linear(hidden, self.output.weight, self.output.bias)
+
+
+class ClassSpecific(nn.Module):
+    """ω: maps the posterior to one correction per class.
+
+    `single` is one MLP over all classes; `individual` is one for the new classes and one for the
+    old, each seeing and correcting only its own side.
+    """
+
+    def __init__(
+        self, sets: ClassSets, width: int, generator: torch.Generator, *, individual: bool = False
+    ) -> None:
+        super().__init__()
+        C = sets.num_classes
+        self.individual = individual
+        sides = 2 if individual else 1
+        self.nets = nn.ModuleList(_MLP(C, C, width, generator) for _ in range(sides))
+
+    def forward(self, p: Tensor, masks: Tensor) -> Tensor:
+        """(n, C) posterior, (3, C) masks of old, new and seen classes → (n, C) outputs."""
+        old, new, seen = masks
+        if not self.individual:
+            return self.nets[0](p) * seen  # type: ignore[no-any-return]
+        return torch.addcmul(self.nets[1](p * old) * old, self.nets[0](p * new), new)
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Initialise anew, in place."""
+        for net in self.nets:
+            net.reset(generator)  # type: ignore[operator]
+
+
+class ClassAgnostic(nn.Module):
+    """ν: maps (p_old, p_new), the mass on either side, to one correction per side.
+
+    It knows nothing of single classes, which is why it transfers across tasks and datasets.
+    """
+
+    def __init__(self, width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.net = _MLP(2, 2, width, generator)
+
+    def forward(self, p: Tensor, sides: Tensor) -> Tensor:
+        """(n, C) posterior, (2, C) masks of old and new classes → (n, 2) outputs, one per side."""
+        return self.net(p @ sides.T)  # type: ignore[no-any-return]
+
+
+class Adaptor(nn.Module):
+    """The bias adaptor g_φ, used in training only.
+
+    Parameters
+    ----------
+    sets
+        The class sets, shared with the learner.
+    specific
+        The class-specific part: `"single"`, `"individual"` or `"none"`.
+    agnostic
+        Whether there is a class-agnostic part, or a part that is there already. With both parts, r
+        is their mean.
+    continual
+        Plain CBA: applied from the first task on, over all classes, never re-initialised.
+        Otherwise r is zero in the first task and on unseen classes, and ω is re-initialised at
+        each new task.
+    space
+        `"logit"` (z + r) or `"probability"`, the paper's literal reading.
+    divide
+        Divide the class-agnostic outputs by the number of classes of their side.
+    width
+        Hidden units of each MLP.
+    generator
+        Where initial weights are drawn from.
+
+    >>> sets = ClassSets(4); sets.new_task([0, 1])
+    >>> dual = Adaptor(sets, generator=torch.Generator().manual_seed(0))
+    >>> dual.adapt(torch.ones(1, 4), dual(torch.ones(1, 4))).tolist()  # no old classes yet
+    [[1.0, 1.0, 1.0, 1.0]]
+    """
+
+    def __init__(
+        self,
+        sets: ClassSets,
+        *,
+        specific: str = "single",
+        agnostic: bool | ClassAgnostic = True,
+        continual: bool = False,
+        space: str = "logit",
+        divide: bool = False,
+        width: int = WIDTH,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        _check(specific, agnostic is not False, continual, space, width)
+        self._shared = (sets,)  # the learner's, not a part of the adaptor's own state
+        self.continual = continual
+        self.space = space
+        self.divide = divide
+        self.specific = (
+            ClassSpecific(sets, width, generator, individual=specific == "individual")
+            if specific != "none"
+            else None
+        )
+        made = ClassAgnostic(width, generator) if agnostic is True else agnostic
+        self.agnostic = made if isinstance(made, ClassAgnostic) else None
+
+    @property
+    def sets(self) -> ClassSets:
+        """Which classes are old and new."""
+        return self._shared[0]
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Logits (n, C) → the correction r, or in probability space the distribution g."""
+        z = z.detach()
+        if self._fused(z):
+            omega, nu = self._weights()
+            masked = not self.continual
+            return kernels.correction(z, omega, nu, self.sets, masked=masked, divide=self.divide)
+        return self._of(z.softmax(1))
+
+    def _fused(self, z: Tensor) -> bool:
+        """Whether the kernels do it."""
+        if not z.is_cuda or self.space != "logit":
+            return False
+        individual = self.specific is not None and self.specific.individual
+        return not individual and kernels.applies(z, *self.parameters())
+
+    def _weights(self) -> tuple[kernels.Weights | None, kernels.Weights | None]:
+        """Those of ω and of ν."""
+        omega = None if self.specific is None else self.specific.nets[0].weights()  # type: ignore[operator]
+        return omega, None if self.agnostic is None else self.agnostic.net.weights()
+
+    def _of(self, p: Tensor) -> Tensor:
+        if self.continual:
+            return self._over_all(p)
+        masks = self._masks().to(p.dtype)
+        if self.agnostic is None:
+            return self._by_class(p, masks)
+        sides, members = self._by_side(p, masks[:2])
+        if self.specific is None:
+            return sides @ members
+        # the mean of both parts
+        return torch.addmm(self._by_class(p, masks), sides, members, beta=0.5, alpha=0.5)
+
+    def _masks(self) -> Tensor:
+        """(3, C): old, new and seen classes; all zero in the first task."""
+        sets = self.sets
+        return torch.stack([sets.old, sets.new, sets.seen]) * sets.later
+
+    def _over_all(self, p: Tensor) -> Tensor:
+        """Plain CBA: every class from the first task on."""
+        assert self.specific is not None
+        r: Tensor = self.specific.nets[0](p)
+        return r if self.space == "logit" else r.softmax(1)
+
+    def _by_class(self, p: Tensor, masks: Tensor) -> Tensor:
+        assert self.specific is not None
+        r: Tensor = self.specific(p, masks)
+        if self.space == "logit":
+            return r
+        return r.masked_fill(~self.sets.seen, -torch.inf).softmax(1)
+
+    def _by_side(self, p: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
+        """An output for each side (n, 2), and what of it each class takes (2, C)."""
+        assert self.agnostic is not None
+        sides: Tensor = self.agnostic(p, members)
+        if self.space == "probability":
+            sides = sides.softmax(1)
+        if self.space == "probability" or self.divide:
+            members = members / members.sum(1, keepdim=True).clamp(min=1.0)
+        return sides, members
+
+    def adapt(self, z: Tensor, r: Tensor) -> Tensor:
+        """The adapted logits z̃; r is what `forward` gave for these rows."""
+        if self.space == "logit":
+            return z + r
+        mixed = ((r + z.softmax(1)) / 2).clamp(min=1e-12).log()
+        return mixed if self.continual else torch.where(self.sets.later > 0, mixed, z)
+
+    def reset_for_task(self, generator: torch.Generator) -> list[Tensor]:
+        """Re-initialise ω (never in plain CBA); returns what lost its optimiser state."""
+        if self.continual or self.specific is None:
+            return []
+        self.specific.reset(generator)
+        return list(self.specific.parameters())
+
+
+def _check(specific: str, agnostic: bool, continual: bool, space: str, width: int) -> None:
+    if specific not in ("single", "individual", "none"):
+        raise ValueError(expected("specific", specific, "'single', 'individual' or 'none'"))
+    if space not in ("logit", "probability"):
+        raise ValueError(expected("space", space, "'logit' or 'probability'"))
+    if specific == "none" and not agnostic:
+        raise ValueError(
+            "an adaptor without a class-specific and a class-agnostic part corrects nothing"
+        )
+    if continual and (specific != "single" or agnostic):
+        raise ValueError("continual is True, expected False beside anything but one single part")
+    at_least(1, width=width)
+
+
+def class_specific(sets: ClassSets, generator: torch.Generator, **options: object) -> Adaptor:
+    """The adaptor of `<base>-cba`: class-specific, single, never re-initialised."""
+    settings = {"specific": "single", "agnostic": False, "continual": True} | options
+    return Adaptor(sets, generator=generator, **settings)  # type: ignore[arg-type]
+
+
+def dual(sets: ClassSets, generator: torch.Generator, **options: object) -> Adaptor:
+    """The adaptor of `<base>-dual-cba`: class-specific and class-agnostic."""
+    return Adaptor(sets, generator=generator, **options)  # type: ignore[arg-type]
+
+
+ADAPTORS = {"cba": class_specific, "dual-cba": dual}
+
+ADAPTOR_OPTIONS = {
+    "cba": ("space", "width"),
+    "dual-cba": ("specific", "agnostic", "divide", "space", "width"),
+}
+"""What may be chosen about each; the rest is what makes it that adaptor."""

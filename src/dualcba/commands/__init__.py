@@ -1,1 +1,0 @@
-"""What the longer commands of `dualcba` do."""

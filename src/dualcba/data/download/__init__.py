@@ -1,0 +1,1 @@
+"""Download published datasets, verify and unpack them."""

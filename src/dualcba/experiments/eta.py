@@ -1,0 +1,147 @@
+"""About how long runs will take here: from finished runs of the same kind, or a few timed steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from dualcba.data import Dataset
+from dualcba.engine import Engine, resolve_device
+from dualcba.evaluation import Evaluator
+from dualcba.experiments.run import Hardware, Run, device_name
+from dualcba.experiments.scheduler import Load, few_threads
+from dualcba.experiments.settings import parse_setting
+from dualcba.experiments.spec import Spec
+
+TEST_SAMPLES = 32  # of each task, for the timing
+ENOUGH = 1.0  # seconds of timed steps
+BUDGET = 20.0  # seconds for all timing, beyond which kinds borrow from each other
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds per step of training, and per sample that passes the network in evaluation."""
+
+    step: float
+    sample: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds for some runs, how many runs were told from finished ones, how many from timing."""
+
+    seconds: float
+    finished: int
+    timed: int
+
+
+def estimate(
+    specs: Sequence[Spec], results: Sequence[dict[str, Any]], load: Load, hardware: Hardware
+) -> Estimate:
+    """How long the runs take one after the other."""
+    device = device_name(resolve_device(hardware.device))
+    known: dict[tuple[Any, ...], list[float]] = {}
+    for result in results:
+        if result.get("versions", {}).get("device") == device:
+            known.setdefault(_kind(result["spec"]), []).append(result["seconds"]["total"])
+    paces: dict[tuple[Any, ...], Pace] = {}
+    total, finished, begun = 0.0, 0, time.perf_counter()
+    for spec in specs:
+        if seconds := known.get(_kind(spec.to_dict())):
+            total += sum(seconds) / len(seconds)
+            finished += 1
+            continue
+        family = (spec.dataset, spec.network, spec.method, parse_setting(spec.setting).kind)
+        if family not in paces:
+            alike = [pace for other, pace in paces.items() if other[:2] == family[:2]]
+            spent = time.perf_counter() - begun > BUDGET
+            borrow = bool(alike) and spent
+            with few_threads([spec]):
+                paces[family] = _mean(alike) if borrow else measure(spec, load(spec), hardware)
+        total += _seconds(spec, load(spec), paces[family])
+    return Estimate(total, finished, len(specs) - finished)
+
+
+def _mean(paces: Sequence[Pace]) -> Pace:
+    n = len(paces)
+    return Pace(sum(p.step for p in paces) / n, sum(p.sample for p in paces) / n)
+
+
+def _kind(spec: dict[str, Any]) -> tuple[Any, ...]:
+    names = ("dataset", "network", "method", "setting", "epochs", "batch_size", "eval_every")
+    return tuple(spec.get(name) for name in names)
+
+
+def measure(spec: Spec, data: Dataset, hardware: Hardware) -> Pace:
+    """Time a few steps of the second task, where the outer step is taken too, and a small test."""
+    spec = dataclasses.replace(spec, eval_every=0)
+    if parse_setting(spec.setting).kind == "offline":
+        spec = dataclasses.replace(spec, epochs=1)
+    run = Run(spec, data, hardware)
+    cuda = run.learner.device.type == "cuda"
+    window, enough = (10, math.inf) if cuda else (5, ENOUGH)  # a fifth of them take an outer step
+    run.stream = [dataclasses.replace(t, test=t.test[:TEST_SAMPLES]) for t in run.stream[:2]]
+    lengths = (2, 2 * window + 1) if len(run.stream) > 1 else (2 * window + 1,)
+    run.plan = [[p[0].first(n)] for p, n in zip(run.plan, lengths, strict=False)]
+    run.evaluator = Evaluator(run.learner, data, run.stream)
+    steps = run.steps()
+    for _ in range(run.total - 2 * window - 1):
+        next(steps)
+    count, seconds = _time(steps, window, run.learner.engine, enough)
+    if seconds < enough:  # the first time may prepare what the second uses
+        again = _time(steps, window, run.learner.engine, enough)
+        count, seconds = again if again[0] else (count, seconds)
+    return Pace(seconds / count, _evaluation(run))
+
+
+def _time(steps: Iterator[int], n: int, engine: Engine, enough: float) -> tuple[int, float]:
+    """How many of the next n steps were made in how many seconds; none begins after `enough`."""
+    engine.finish()
+    begun, count = time.perf_counter(), 0
+    for count, _ in enumerate(islice(steps, n), 1):  # noqa: B007
+        engine.finish()
+        if time.perf_counter() - begun > enough:
+            break
+    return count, time.perf_counter() - begun
+
+
+def _evaluation(run: Run) -> float:
+    for _ in range(2):  # the first may prepare what the second uses
+        begun = time.perf_counter()
+        run.evaluator.evaluate("end")
+        run.learner.engine.finish()
+        seconds = time.perf_counter() - begun
+    passed = 2 * len(run.evaluator.x) + min(run.spec.buffer, run.learner.memory.seen)
+    return seconds / passed
+
+
+def _seconds(spec: Spec, data: Dataset, pace: Pace) -> float:
+    tasks = spec.tasks if isinstance(spec.tasks, int) else len(spec.tasks)
+    steps = len(data.train_y) // spec.batch_size * spec.epochs
+    tests = len(data.test_y)
+    samples = (tasks + 1.0) * (2 * tests + spec.buffer)
+    if spec.eval_every:
+        so_far = tests * (tasks + 1) / tasks  # twice, BN and IBN, half of them on average
+        samples += steps / spec.eval_every * (so_far + spec.buffer)
+    return steps * pace.step + samples * pace.sample
+
+
+def in_words(seconds: float) -> str:
+    """A length of time as one says it.
+
+    >>> in_words(42), in_words(600), in_words(9000), in_words(400_000)
+    ('42 s', '10 min', '2 h 30 min', '4 d 15 h')
+    """
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if minutes < 90:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"

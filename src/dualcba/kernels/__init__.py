@@ -1,0 +1,1 @@
+"""Fused operations: Triton kernels on a GPU, ordinary torch elsewhere."""

@@ -1,0 +1,118 @@
+"""Bars: final accuracy under BN and IBN beside the paper's, and what runs cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dualcba.report.comparison import Row, Served
+from dualcba.report.figures.style import (
+    FAMILIES,
+    INK,
+    MUTED,
+    Axes,
+    Plot,
+    beside,
+    grid,
+    new_figure,
+    pale,
+    styled,
+)
+from dualcba.report.names import NORMS, score, split_method
+
+
+def score_bars(
+    rows: Sequence[Row], methods: Sequence[str], name: str, title: str, which: str = "acc"
+) -> Plot:
+    """One method per line: BN pale, IBN full, whiskers for the interval, diamonds for the paper."""
+    with styled():
+        labels = [beside(row.row) for row in rows]
+        figure, axes = new_figure(height=1.0 + max(0.46, _room(labels)) * max(len(rows), 3))
+        ax = axes[0][0]
+        for place, (row, method) in enumerate(zip(rows, methods, strict=True)):
+            cell = next(c for c in row.cells if c.score == which)
+            colour = FAMILIES[split_method(method)[1]]
+            for side, m, norm in ((-0.19, cell.bn, "bn"), (0.19, cell.ibn, "ibn")):
+                y = place + side
+                if m is not None:
+                    face = pale(colour) if norm == "bn" else colour
+                    ax.barh(y, m.mean, height=0.34, color=face, linewidth=0)
+                    if m.half is not None:
+                        ax.errorbar(m.mean, y, xerr=m.half, color=INK, linewidth=1, capsize=2)
+                if norm == cell.norm and cell.paper is not None:
+                    ax.plot(cell.paper, y, "D", color="white", markeredgecolor=INK, markersize=5.5)
+        ax.set_yticks(range(len(rows)), labels)
+        ax.set_ylim(len(rows) - 0.4, -0.6)
+        ax.set_xlim(0, min(100, ax.get_xlim()[1]))  # an interval may reach beyond
+        ax.set_xlabel(f"{score(which).title} (%)")
+        grid(ax, "x")
+        ax.spines["left"].set_visible(False)
+        paper = any(c.paper is not None for r in rows for c in r.cells if c.score == which)
+        _norm_key(ax, paper)
+    caption = f"{score(which).title}, {title}: BN (pale) and IBN (full); whiskers: 95 % interval"
+    caption += "; diamonds: the paper, at the norm it reports." if paper else "."
+    return Plot(name, caption, f"Bars of {score(which).title} per method under BN and IBN", figure)
+
+
+def _room(labels: Sequence[str]) -> float:
+    """Inches that the label with the most lines takes, and a little more."""
+    return 0.19 * max((label.count("\n") + 1 for label in labels), default=1) + 0.04
+
+
+def _norm_key(ax: Axes, paper: bool) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[object] = [
+        Patch(facecolor=pale(MUTED), label=NORMS["bn"]), Patch(facecolor=MUTED, label="IBN"),
+    ]  # fmt: skip
+    if paper:
+        diamond = Line2D(
+            [], [], label="paper", marker="D", linestyle="", color="white", markeredgecolor=INK
+        )
+        handles.append(diamond)
+    ax.legend(
+        handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.2,
+        handlelength=1.2, columnspacing=1.4,
+    )  # fmt: skip
+
+
+def cost(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], list[str]]:
+    """Seconds per run, to train (full) and to evaluate (pale), mean over seeds."""
+    served = [s for s in served if None not in (seconds(s, "train"), seconds(s, "evaluate"))]
+    if not served:
+        return [], ["Cost: left out, no run says how long it took."]
+    with styled():
+        labels = [beside(s.entry.row) for s in served]
+        figure, axes = new_figure(height=1.0 + max(0.32, _room(labels)) * max(len(served), 3))
+        ax = axes[0][0]
+        for place, (s, method) in enumerate(zip(served, _methods(served), strict=True)):
+            colour = FAMILIES[split_method(method)[1]]
+            train, evaluate = (seconds(s, part) or 0.0 for part in ("train", "evaluate"))
+            ax.barh(place, train, height=0.6, color=colour, linewidth=0)
+            ax.barh(place, evaluate, left=train, height=0.6, color=pale(colour, 0.3), linewidth=0)
+            ax.annotate(
+                f"{train:,.3g} + {evaluate:,.3g}", (train + evaluate, place), xytext=(5, 0),
+                textcoords="offset points", va="center", fontsize=9, color=MUTED,
+            )  # fmt: skip
+        ax.set_yticks(range(len(served)), labels)
+        ax.set_ylim(len(served) - 0.4, -0.6)
+        ax.margins(x=0.25)
+        ax.set_xlim(left=0)
+        ax.set_xlabel("seconds per run: train + evaluate")
+        grid(ax, "x")
+        ax.spines["left"].set_visible(False)
+    caption = f"Cost, {title}: seconds per run on the host's clock, training full, evaluation pale."
+    alt = "Bars of seconds to train and to evaluate per method"
+    return [Plot(name, caption, alt, figure)], []
+
+
+def seconds(served: Served, part: str) -> float | None:
+    """Mean over seeds; None where it was not recorded."""
+    found = [r["seconds"][part] for r in served.results if part in r.get("seconds", {})]
+    return float(np.mean(found)) if found else None
+
+
+def _methods(served: Sequence[Served]) -> list[str]:
+    return [str(s.entry.spec.get("method", "")) for s in served]

@@ -1,0 +1,41 @@
+"""The figures by the name that an experiment gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from dualcba.errors import unknown
+from dualcba.report.comparison import Served
+from dualcba.report.figures import curves, posteriors
+from dualcba.report.figures.style import Plot
+
+Drawn = tuple[list[Plot], list[str]]
+"""Figures, and a line for each that could not be drawn."""
+
+FIGURES: dict[str, Callable[[Sequence[Served], str, str], Drawn]] = {
+    "anytime": curves.anytime,
+    "stability": curves.stability,
+    "shift": curves.shift,
+    "predictions": posteriors.predictions,
+    "posterior": posteriors.posterior,
+    "transitions": posteriors.transitions,
+    "alignment": posteriors.alignment,
+}
+
+
+def draw(kind: str, served: Sequence[Served], name: str) -> Drawn:
+    """An experiment's figures, one or more per column that has runs."""
+    if kind not in FIGURES:
+        raise ValueError(unknown("figure", kind, FIGURES))
+    plots: list[Plot] = []
+    remarks: list[str] = []
+    columns = list(dict.fromkeys(s.entry.column for s in served))
+    for number, column in enumerate(columns, 1):
+        part = [s for s in served if s.entry.column == column and s.results]
+        if not part:
+            continue
+        stem = name if len(columns) == 1 else f"{name}-{number}"
+        drawn, left_out = FIGURES[kind](part, stem, column)
+        plots += drawn
+        remarks += [f"{column}: {line}" for line in left_out]
+    return plots, remarks

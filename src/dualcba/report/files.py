@@ -1,0 +1,69 @@
+"""The files of one experiment: its tables in three formats, its figures in two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dualcba.experiments.paper.catalogue import Experiment
+from dualcba.io import whole
+from dualcba.report.comparison import Result, Served, rows, serve
+from dualcba.report.figures import registry as figures
+from dualcba.report.figures import style
+from dualcba.report.figures.style import Plot
+from dualcba.report.gains import in_one_line
+from dualcba.report.tables import (
+    comma_separated,
+    gains_comma_separated,
+    latex,
+    markdown,
+    with_gains,
+)
+
+
+def render(experiment: Experiment, results: list[Result], out: Path) -> list[Path]:
+    """Write the experiment's files into a folder, each whole or not at all; gives their paths.
+
+    A figure that cannot be drawn is left out; the Markdown file says why.
+    """
+    served = serve(experiment, results)
+    done = {s.entry.column for s in served if s.results}
+    if not done:
+        raise ValueError(
+            f"no result serves the experiment {experiment.name!r}, expected runs of its specs"
+        )
+    contents: dict[str, bytes] = {}
+    plots: list[Plot] = []
+    remarks: list[str] = []
+    if experiment.figure:
+        plots, remarks = figures.draw(experiment.figure, served, experiment.name)
+        for plot in plots:
+            for format in ("svg", "png"):
+                contents[f"{plot.name}.{format}"] = style.render(plot, format)
+    absent = dict.fromkeys(s.entry.column for s in served if s.entry.column not in done)
+    remarks += [f"Not run: {'; '.join(absent)}."] if absent else []
+    served = [s for s in served if s.entry.column in done]
+    contents |= _texts(experiment, served, plots, remarks)
+    return [_write(out / name, content) for name, content in contents.items()]
+
+
+def _texts(
+    experiment: Experiment, served: list[Served], plots: list[Plot], remarks: list[str]
+) -> dict[str, bytes]:
+    name, scores = experiment.name, experiment.scores
+    tables, gains = with_gains(served, scores) if scores else ([], [])
+    head = [f"# {experiment.title}\n", *([f"{experiment.note}\n"] if experiment.note else [])]
+    notes = [f"{line}\n" for line in (in_one_line(gains), *remarks) if line]
+    shown = [f"![{plot.alt}]({plot.name}.svg)\n\n{plot.caption}\n" for plot in plots]
+    texts = {f"{name}.md": "\n".join([*head, *map(markdown, tables), *shown, *notes])}
+    if tables:
+        texts[f"{name}.csv"] = comma_separated(rows(served, scores))
+        texts[f"{name}.tex"] = "\n".join(latex(t, experiment.title) for t in tables)
+    if gains:
+        texts[f"{name}-gains.csv"] = gains_comma_separated(gains)
+    return {path: text.encode() for path, text in texts.items()}
+
+
+def _write(path: Path, content: bytes) -> Path:
+    with whole(path) as draft:
+        draft.write_bytes(content)
+    return path

@@ -1,0 +1,1 @@
+"""Which classes are old and new, and when a task begins."""

@@ -1,0 +1,415 @@
+"""The command line: what it prints, what it writes, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dualcba import Learner, __version__
+
+Run = Callable[..., Any]
+QUICK = ("--eval-every", 0, "--batch-size", 32, "--device", "cpu")
+
+
+def test_list(dualcba: Run) -> None:
+    methods = dualcba("list", "methods")
+    assert methods.code == 0
+    assert {"er", "er-cba", "er-dual-cba"} <= set(methods.out.split())
+    assert {"digits", "cifar10", "cifar100"} <= set(dualcba("list", "datasets").out.split())
+    assert "online" in dualcba("list", "settings").out.split()
+    lines = dualcba("list", "experiments").out.splitlines()
+    assert {"main", "semi", "ablations"} <= {line.split()[0] for line in lines}
+    (main,) = (line for line in lines if line.startswith("main "))
+    assert {line.index(line.split(maxsplit=1)[1]) for line in lines} == {main.index("Main")}
+
+
+def test_help(dualcba: Run) -> None:
+    top = dualcba("--help")
+    assert top.code == 0
+    assert "run" in top.out
+    assert "list" in top.out
+    one = dualcba("run", "--help")
+    assert one.code == 0
+    for option in ("--method", "--buffer", "--seeds", "--out", "--eval-every", "--device"):
+        assert option in one.out
+
+
+def test_several_methods_and_seeds_in_one_call(dualcba: Run) -> None:
+    got = dualcba("run", "--method", "er,er-dual-cba", "--seeds", 2, "--buffer", 40,
+                  "--out", "runs/x", *QUICK)  # fmt: skip
+    assert got.code == 0
+    results = [p for p in got.files if p.endswith("result.json")]
+    assert len(results) == 4
+    assert all(p.startswith("runs/x/") for p in results)
+    one = json.loads((got.folder / results[0]).read_text())
+    assert (one["status"], one["buffer"]) == ("complete", 40)
+    for word in ("er", "er-dual-cba", "ACC", "FM", "BN", "IBN", "±", "4 results in runs/x"):
+        assert word in got.out
+    assert not [p for p in got.files if ".draft" in p]
+
+
+def test_a_progress_bar_with_throughput_and_accuracy(dualcba: Run) -> None:
+    got = dualcba("run", "--method", "er", "--out", "x", *QUICK)
+    assert "samples/s" in got.err
+    assert "acc" in got.err
+
+
+def test_quiet(dualcba: Run) -> None:
+    got = dualcba("run", "--method", "er", "--out", "x", "--quiet", *QUICK)
+    assert (got.code, got.out, got.err) == (0, "", "")
+    assert len(list((got.folder / "x").glob("*/result.json"))) == 1
+
+
+def test_json(dualcba: Run) -> None:
+    got = dualcba("run", "--method", "er", "--out", "x", "--json", *QUICK)
+    assert (got.code, got.err) == (0, "")
+    (printed,) = json.loads(got.out)
+    (path,) = (got.folder / "x").glob("*/result.json")
+    assert printed == json.loads(path.read_text())
+
+
+def test_a_toml_file_and_options_on_top(dualcba: Run, tmp_path: Path) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_text('method = "er, er-cba"\nbuffer = 30\nseed = 4\neval_every = 0\n')
+    got = dualcba("run", path, "--buffer", 25, "--out", "x", "--json", "--device", "cpu")
+    assert got.code == 0
+    found = [(r["method"], r["buffer"], r["seed"]) for r in json.loads(got.out)]
+    assert found == [("er", 25, 4), ("er-cba", 25, 4)]
+
+
+def test_without_options_the_demonstration_runs(
+    dualcba: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ER, ER-CBA and ER-Dual-CBA on Split-Digits over 5 seeds."""
+    import dualcba.cli.app as cli
+
+    seen: list[Any] = []
+    monkeypatch.setattr(cli, "run_with_progress", lambda specs, *a, **k: seen.extend(specs) or [])
+    assert dualcba("run").code == 0
+    assert {s.dataset for s in seen} == {"digits"}
+    want = [(m, k) for m in ("er", "er-cba", "er-dual-cba") for k in range(5)]
+    assert [(s.method, s.seed) for s in seen] == want
+
+
+# ---------------------------------------------------------------- bad usage and bad input
+
+
+def refused(got: Any, *words: str) -> None:
+    """Exit code 2, one line on stderr with these words, nothing on stdout, nothing written."""
+    assert got.code == 2, got
+    assert len(got.lines) == 1, got.err
+    assert all(word in got.err for word in words), got.err
+    assert "Traceback" not in got.err
+    assert got.out == ""
+    assert got.files == []
+
+
+BAD: list[tuple[list[Any], list[str]]] = [
+    (["--method", "er-dualcba"], ["method", "'er-dualcba'", "did you mean 'er-dual-cba'"]),
+    (["--method", "er,erc"], ["method", "'erc'", "did you mean"]),
+    (["--method", ""], ["method", "''", "er"]),
+    (["--dataset", "digit"], ["dataset", "'digit'", "did you mean 'digits'"]),
+    (["--setting", "onlin"], ["setting", "'onlin'", "did you mean 'online'"]),
+    (["--network", "resnet"], ["network", "'resnet'", "resnet18"]),
+    (["--bufer", 3], ["--bufer", "--buffer"]),
+    (["--buffer", 0], ["buffer", "0", "at least 1"]),
+    (["--buffer", -7], ["buffer", "-7", "at least 1"]),
+    (["--buffer", "many"], ["buffer", "many"]),
+    (["--batch-size", 500], ["batch_size", "500", "samples of the task"]),
+    (["--batch-size", 0], ["batch_size", "0", "at least 1"]),
+    (["--tasks", 3], ["tasks", "3", "10 classes"]),
+    (["--tasks", 0], ["tasks", "0"]),
+    (["--seeds", 0], ["seeds", "0", "at least 1"]),
+    (["--seed", -1], ["seed", "-1", "at least 0"]),
+    (["--epochs", 0], ["epochs", "0", "at least 1"]),
+    (["--lr", 0], ["lr", "0", "above 0"]),
+    (["--lr", "nan"], ["lr", "nan", "above 0"]),
+    (["--lr", "fast"], ["lr", "fast"]),
+    (["--eval-every", -1], ["eval_every", "-1", "at least 0"]),
+    (["--space", "logits"], ["space", "'logits'", "did you mean 'logit'"]),
+    (["--specific", "dual"], ["specific", "'dual'", "single"]),
+    (["--forward", "concatenate"], ["forward", "'concatenate'", "concat"]),
+    (["--ibn-average", "mean"], ["ibn_average", "'mean'", "cumulative"]),
+    (["--device", "gpu"], ["device", "'gpu'", "'cpu'"]),
+    (["--device", "cuda:99"], ["device", "'cuda:99'", "CUDA devices"]),
+    (["--engine", "fast"], ["engine", "'fast'", "'eager'"]),
+    (["--engine", "captured", "--device", "cpu"], ["engine", "'captured'", "cpu"]),
+    (["--precision", "fp8"], ["precision", "'fp8'", "'bf16'"]),
+    (["--dataset", "cifar10", "--data-dir", "none"], ["none", "missing", "expected"]),
+    (["--dataset", "cifar100", "--data-dir", "none"], ["none", "missing", "expected"]),
+    (["nothing.toml"], ["nothing.toml", "missing", "TOML"]),
+    (["--abreast", 0], ["abreast", "0"]),
+]
+
+
+@pytest.mark.parametrize(("args", "words"), BAD, ids=lambda v: " ".join(map(str, v))[:40])
+def test_bad_usage_is_one_line_and_writes_nothing(
+    args: list[Any], words: list[str], dualcba: Run
+) -> None:
+    refused(dualcba("run", *args), *words)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
+def test_no_cuda_where_cuda_was_asked_for(dualcba: Run) -> None:
+    refused(dualcba("run", "--device", "cuda"), "device", "'cuda'", "CUDA")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["list", "method"], ["method", "methods"]),
+        (["list"], []),
+        (["rum"], ["rum", "run"]),
+        (["reproduce", "mian"], ["'mian'", "did you mean 'main'", "all, main, semi"]),
+        (["reproduce", "main", "--seeds", "0"], ["seeds", "0", "at least 1"]),
+        (["reproduce", "main", "--scale", "tiny"], ["scale", "'tiny'", "'small'"]),
+        (["reproduce", "main", "--dataset", "digits"], ["dataset", "'digits'", "cifar100"]),
+        (["reproduce", "blurry", "--dataset", "cifar10"], ["blurry", "cifar10", "--dataset"]),
+        (["reproduce", "main", "--data-dir", "none", "--quiet"], ["none", "missing"]),
+        (["reproduce"], []),
+        (["resume", "nothing"], ["nothing/plan.json", "missing", "dualcba run"]),
+    ],
+)
+def test_bad_commands(args: list[str], words: list[str], dualcba: Run) -> None:
+    refused(dualcba(*args), *words)
+
+
+TOML = [
+    ("bufer = 3", ["'bufer'", "did you mean 'buffer'"]),
+    ("buffer = 'x'", ["buffer", "'x'", "whole number"]),
+    ("buffer = 0", ["buffer", "0", "at least 1"]),
+    ("buffer = [1]", ["buffer", "[1]", "whole number"]),
+    ("seed = 'a'", ["seed", "'a'", "whole number"]),
+    ("seeds = 1.5", ["seeds", "1.5", "whole number"]),
+    ("method = 3", ["method", "3"]),
+    ("method = []", ["method", "[]"]),
+    ("method = ['er', 3]", ["method", "3"]),
+    ("dataset = ['digits']", ["dataset", "['digits']"]),
+    ("network = ['mlp']", ["network", "['mlp']"]),
+    ("lr = true", ["lr", "True", "above 0"]),
+    ("[run]\nbuffer = 3", ["'run'"]),
+    ("buffer =", ["TOML"]),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), TOML, ids=[t[0] for t in TOML])
+def test_bad_files_are_one_line_too(
+    content: str, words: list[str], dualcba: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(content)
+    refused(dualcba("run", path), *words)
+
+
+def cifar10(root: Path) -> Path:
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for name in [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]:
+        data = rng.integers(0, 256, (20, 3072)).astype(np.uint8)
+        content = {b"data": data, b"labels": [i % 10 for i in range(20)]}
+        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+    return folder
+
+
+def test_missing_truncated_and_hostile_data_files(dualcba: Run, tmp_path: Path) -> None:
+    folder = cifar10(tmp_path)
+    args = ("run", "--dataset", "cifar10", "--data-dir", tmp_path)
+    path = folder / "data_batch_3"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1000])
+    refused(dualcba(*args), "data_batch_3")
+    path.write_bytes(b"cos\nsystem\n(S'touch trace'\ntR.")
+    refused(dualcba(*args), "data_batch_3", "expected only arrays")
+    path.unlink()
+    refused(dualcba(*args), "data_batch_3", "missing", "expected")
+    path.write_bytes(whole)
+    refused(dualcba(*args, "--batch-size", 32), "batch_size", "32", "20 samples")
+
+
+def test_a_folder_that_holds_a_complete_run(dualcba: Run) -> None:
+    first = dualcba("run", "--method", "er", "--out", "x", "--quiet", *QUICK)
+    assert first.code == 0
+    (path,) = (first.folder / "x").glob("*/result.json")
+    content, files = path.read_bytes(), first.files
+    again = dualcba("run", "--method", "er-cba,er", "--out", "x", "--quiet", *QUICK)
+    assert again.code == 2
+    assert len(again.lines) == 1
+    assert path.parent.name in again.err
+    assert "already holds a complete run" in again.err
+    assert path.read_bytes() == content
+    assert again.files == files
+
+
+@pytest.mark.parametrize("below", ["", "/sub"])
+def test_out_is_a_file(below: str, dualcba: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    refused(dualcba("run", "--method", "er", "--out", f"{tmp_path}/file{below}", *QUICK), "file")
+
+
+def test_the_same_method_twice(dualcba: Run) -> None:
+    """One run, or refused: never a result written over, never a traceback."""
+    got = dualcba("run", "--method", "er,er", "--out", "x", "--quiet", *QUICK)
+    if got.code == 2:
+        refused(got, "er")
+    assert got.code in (0, 2)
+
+
+def test_a_nan_loss_stops_with_one_line(dualcba: Run) -> None:
+    got = dualcba("run", "--method", "er", "--lr", 1e30, "--out", "x", "--quiet", *QUICK)
+    assert got.code not in (0, None)
+    assert len(got.lines) == 1
+    for word in ("nan", "step 2", "task 1", "last finite loss was"):
+        assert word in got.err
+    assert not [p for p in got.files if p.endswith("result.json")]
+
+
+@pytest.mark.parametrize("args", [["--buffer", 1], ["--batch-size", 1], ["--eval-every", 30]])
+def test_the_edges_of_what_is_allowed(args: list[Any], dualcba: Run) -> None:
+    """A value that the spec takes either runs or is refused with a line that names it."""
+    got = dualcba("run", "--method", "er", "--out", "x", "--quiet", *QUICK, *args)
+    if got.code:
+        refused(got, args[0].strip("-").replace("-", "_"), str(args[1]), "expected")
+
+
+def test_the_installed_command(tmp_path: Path) -> None:
+    """In a process of its own: exit codes, streams and nothing written."""
+    code = "from dualcba.cli.app import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "run", "--method", "ER", "--out", "x"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "'ER'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    from importlib.metadata import version
+
+    assert version("dualcba") == __version__
+
+
+def test_a_full_device_is_one_line(dualcba: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    learn = Learner.learn
+
+    def until_full(learner: Learner, *given: Any, **more: Any) -> None:
+        if learner.seed == 1 and learner.step == 9:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried 2 GiB.\nOf 8 GiB")
+        learn(learner, *given, **more)
+
+    monkeypatch.setattr(Learner, "learn", until_full)
+    got = dualcba("run", "--method", "er", "--seeds", 2, "--quiet", "--out", "x", *QUICK)
+    assert got.code == 1
+    (line,) = got.err.splitlines()
+    assert "Tried 2 GiB; expected room, perhaps by fewer --abreast or --jobs" in line
+    assert len(list((got.folder / "x").glob("*/result.json"))) == 1
+
+
+def test_more_than_a_cpu_holds_is_one_line(dualcba: Run) -> None:
+    got = dualcba("run", "--method", "er", "--buffer", 10**14, "--out", "x", *QUICK)
+    assert got.code == 1
+    (line,) = got.err.splitlines()
+    assert "bytes" in line
+    assert "; expected room" in line
+    assert "enforce" not in line  # where in torch's source it fails
+
+
+def test_interrupted_in_the_middle(tmp_path: Path) -> None:
+    """One clear line; what was complete is kept, nothing else is left."""
+    code = "import sys; sys.argv = sys.argv[1:]; from dualcba.cli.app import main; main()"
+    args = ["dualcba", "run", "--method", "er", "--seeds", "40", "--out", str(tmp_path / "x")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *args], stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in a shell's &
+    )  # fmt: skip
+    give_up = time.monotonic() + 60
+    while not list(tmp_path.glob("x/*/result.json")) and time.monotonic() < give_up:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    lines = err.decode().strip().splitlines()
+    assert lines[-1] == "dualcba: interrupted; the runs that were complete are kept"
+    for path in tmp_path.glob("x/*/*"):
+        assert path.name == "result.json"
+        assert json.loads(path.read_text())["status"] == "complete"
+
+
+# ---------------------------------------------------------------- an interrupted call goes on
+
+
+def untimed(result: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in result.items() if k != "seconds"}
+
+
+def test_resume_runs_what_is_missing(dualcba: Run) -> None:
+    args = ("--method", "er,er-cba", "--seeds", 2, "--buffer", 40, "--json", *QUICK)
+    whole = json.loads(dualcba("run", *args, "--out", "x").out)
+    folder = dualcba("list", "settings").folder
+    kept, *lost = sorted((folder / "x").glob("*/result.json"))
+    before = kept.stat().st_mtime_ns
+    for path in lost:
+        path.unlink()
+    got = dualcba("resume", "x", "--device", "cpu", "--json")
+    assert (got.code, got.err) == (0, "")
+    assert list(map(untimed, json.loads(got.out))) == list(map(untimed, whole))
+    assert kept.stat().st_mtime_ns == before
+    again = dualcba("resume", "x", "--device", "cpu")
+    assert "4 of 4 runs are there" in again.out
+    assert "4 results in x" in again.out
+
+
+def test_resume_goes_on_with_every_call_into_the_folder(dualcba: Run) -> None:
+    for method in ("er", "er-cba"):
+        dualcba("run", "--method", method, "--out", "x", "--quiet", *QUICK)
+    folder = dualcba("list", "settings").folder
+    for path in (folder / "x").glob("*/result.json"):
+        path.unlink()
+    assert dualcba("resume", "x", "--quiet", "--device", "cpu").code == 0
+    assert len(list((folder / "x").glob("*/result.json"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [("{", "Expecting"), ("[]", "plan"), ('{"specs": [{"bufer": 3}]}', "bufer"),
+     ('{"specs": [{"buffer": 0}]}', "buffer is 0")],
+)  # fmt: skip
+def test_a_corrupt_plan_is_one_line(content: str, word: str, dualcba: Run, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(content)
+    got = dualcba("resume", tmp_path)
+    assert got.code == 2
+    assert len(got.lines) == 1
+    assert "plan.json cannot be read as a plan" in got.err
+    assert word in got.err
+
+
+def test_the_report_of_a_folder(dualcba: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_report(out: Path) -> Path:
+        return out / "report.html"
+
+    monkeypatch.setattr("dualcba.cli.app.write_report", write_report)
+    got = dualcba("report", "runs/x")
+    assert (got.code, got.out) == (0, "runs/x/report.html\n")
+
+
+@pytest.mark.parametrize(("tasks", "told"), [("2,3", True), ("2,3,5", False), ("5", False)])
+def test_classes_that_no_task_has_are_told(tasks: str, told: bool, dualcba: Run) -> None:
+    got = dualcba("run", "--method", "er", "--tasks", tasks, "--eval-every", 0, "--quiet")
+    assert got.code == 0
+    said = ["dualcba: the tasks have 5 of the 10 classes, the others are left out"]
+    assert got.lines == (said if told else [])

@@ -1,0 +1,93 @@
+"""The terminal's tables: within the terminal's width, gains and p below the scores."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dualcba.cli.tables import as_data, show
+from dualcba.experiments import Spec
+from dualcba.experiments.paper.catalogue import Experiment, experiments
+
+Result = dict[str, Any]
+
+
+def results(one: Experiment, seeds: int = 3) -> list[Result]:
+    """A result for each entry of an experiment and each seed, made up."""
+    made = []
+    for k, entry in enumerate(one.entries):
+        for seed in range(seeds):
+            spec = Spec(**entry.spec, seed=seed)
+            acc = 20.0 + k % 17 + 1.37 * seed * (k % 3 + 1) + 0.11 * ((k + seed) % 5)
+            tasks = [acc + t for t in range(spec.tasks)]
+            scores = {"acc": acc, "fm": 30 - acc / 7, "acc_auc": acc, "acc_auc_last": acc}
+            head = {n: getattr(spec, n) for n in ("method", "dataset", "setting", "buffer", "seed")}
+            made.append(
+                {
+                    **head, "status": "complete", "spec": spec.to_dict(),
+                    "scores": {"bn": scores, "ibn": {n: v + 2 for n, v in scores.items()}},
+                    "accuracy_matrix": {"bn": [tasks] * 10, "ibn": [tasks] * 10},
+                    "seconds": {"train": 100.0}, "cost": {"parameters": 11_174_000},
+                }
+            )  # fmt: skip
+    return made
+
+
+def shown(name: str, width: int, seeds: int = 3) -> list[str]:
+    one = experiments()[name]
+    out = StringIO()
+    show(one, results(one, seeds), Console(file=out, width=width), small=False)
+    return [line.strip() for line in out.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["main", "per-task", "computation", "anytime", "transfer-intra"])
+@pytest.mark.parametrize("width", [80, 120, 130, 220])
+def test_nothing_is_cut_off(name: str, width: int) -> None:
+    lines = shown(name, width)
+    assert max(map(len, lines)) <= width
+    assert not any("…" in line for line in lines)
+
+
+def test_a_line_for_each_method_with_the_paper_beside_it() -> None:
+    lines = shown("main", 120)
+    first = next(line.split() for line in lines if line.startswith("ER-Dual-CBA "))
+    assert first[1] == "IBN"
+    assert "41.40" in first
+
+
+def test_every_dual_cba_has_its_gain_and_two_p() -> None:
+    lines = shown("main", 80)
+    found = [line for line in lines if line.startswith("DER-Dual-CBA over DER++")]
+    assert len(found) == 6
+    whole, p, ibn, own, q = found[0].split()[3:]
+    assert ibn == "+2.0±0.0"
+    gain, rest = (float(part.split("±")[0].replace("−", "-")) for part in (whole, own))
+    assert gain == pytest.approx(2.0 + rest, abs=0.11)
+    assert 0 < float(p) < 1
+    assert 0 < float(q) < 1
+    assert any("mean of 24 pairs" in line for line in lines)
+
+
+def test_one_seed_has_gains_and_no_p() -> None:
+    (line, *_) = (line for line in shown("main", 80, 1) if line.startswith("ER-Dual-CBA over ER"))
+    assert line.split()[3:] == [line.split()[3], "–", "+2.0", line.split()[6], "–"]
+
+
+def test_a_score_that_nobody_has_is_left_out() -> None:
+    lines = shown("per-task", 120)
+    second = next(k for k, line in enumerate(lines) if "CIFAR-100, M = 2000" in line)
+    assert not any("task 6" in line for line in lines[:second])
+    assert any("task 10" in line for line in lines[second:])
+
+
+def test_gains_as_data() -> None:
+    main = experiments()["main"]
+    rows = as_data(main, results(main))
+    with_gain = [row for row in rows if "gain" in row]
+    assert {row["row"] for row in with_gain} == {
+        "ER-Dual-CBA", "DER-Dual-CBA", "CLSER-Dual-CBA", "RAR-Dual-CBA"
+    }  # fmt: skip
+    assert with_gain[0]["gain"]["ibn"]["mean"] == pytest.approx(2.0)

@@ -1,0 +1,83 @@
+"""The closing table: mean and interval over seeds, BN beside IBN, a dash for what is missing."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dualcba.report import summary
+from dualcba.report.summary import cell
+
+
+def result(
+    method: str, seed: int, acc: float, auc: float | None = 50.0, buffer: int = 100, lr: float = 0.1
+) -> dict[str, Any]:
+    scores = {"acc": acc, "fm": 10.0, "acc_auc": auc}
+    named = {"method": method, "dataset": "digits", "setting": "online", "buffer": buffer}
+    return named | {
+        "seed": seed, "spec": named | {"lr": lr, "seed": seed},
+        "scores": {"bn": scores, "ibn": {**scores, "acc": acc + 1}},
+    }  # fmt: skip
+
+
+def text(results: list[dict[str, Any]], width: int = 120) -> str:
+    out = StringIO()
+    console = Console(file=out, width=width)
+    for table in summary(results, console):
+        console.print(table)
+    return out.getvalue()
+
+
+def test_one_row_per_method_in_order() -> None:
+    shown = text([result(m, s, a) for m, a in (("er", 40), ("er-cba", 60)) for s in range(3)])
+    lines = [line.split() for line in shown.splitlines() if line.strip().startswith("er")]
+    assert [line[0] for line in lines] == ["er", "er-cba"]
+    assert lines[0][1:3] == ["40.0±0.0", "41.0±0.0"]
+    for word in ("digits", "online", "100", "ACC", "FM", "BN", "IBN", "95 %", "3 seed"):
+        assert word in shown
+
+
+def test_where_it_is_narrow_the_name_is_broken_and_no_number_is_cut() -> None:
+    shown = text([result("smooth-dual-cba", s, 40 + 9.0 * s, 50 + 4.0 * s) for s in (0, 1)], 74)
+    assert "…" not in shown
+    assert shown.count("44.5±57.2") == 1
+    assert shown.count("52.0±25.4") == 2
+
+
+def test_runs_that_differ_in_more_than_the_seed_are_never_averaged() -> None:
+    runs = [result("er", 0, 40), result("er", 0, 60, buffer=500), result("er", 0, 80, lr=0.5)]
+    shown = text(runs)
+    assert "±" not in shown.replace("mean ±", "")
+    assert shown.index("buffer 100") < shown.index("80.0") < shown.index("buffer 500")
+    lines = [line.split() for line in shown.splitlines() if " lr 0.5 " in line]
+    assert [line[:4] for line in lines] == [["er,", "lr", "0.5", "80.0"]]
+
+
+def test_a_terminal_too_narrow_for_all_scores_has_several_tables() -> None:
+    shown = text([result("er-dual-cba", s, 40 + 9.0 * s, 50 + 4.0 * s) for s in (0, 1)], 50)
+    assert "…" not in shown
+    rows = [line.split() for line in shown.splitlines() if line.startswith(" er-dual-cba ")]
+    assert len(rows) > 1
+    assert [value for row in rows for value in row[1:]] == [
+        "44.5±57.2", "45.5±57.2", "10.0±0.0", "10.0±0.0", "52.0±25.4", "52.0±25.4",
+    ]  # fmt: skip
+
+
+def test_mean_and_students_interval() -> None:
+    group = [result("er", s, a) for s, a in enumerate([1.0, 2.0, 3.0])]
+    assert cell(group, "bn", "acc") == "2.0±2.5"
+    assert cell(group, "ibn", "acc") == "3.0±2.5"
+
+
+def test_one_seed_has_no_interval() -> None:
+    assert cell([result("er", 0, 40.0)], "bn", "acc") == "40.0"
+
+
+@pytest.mark.parametrize("values", [[None], [None, 3.0]])
+def test_what_was_not_measured_is_a_dash(values: list[float | None]) -> None:
+    group = [result("er", s, 40.0, auc) for s, auc in enumerate(values)]
+    assert cell(group, "bn", "acc_auc") == "–"
+    assert "–" in text(group)

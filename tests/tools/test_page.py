@@ -1,0 +1,225 @@
+"""`docs/results.md` is what `results/` gives; what is collected there; the rules of its tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks import collect, page
+from benchmarks.collected import Collected, Group, read, unfold
+from benchmarks.page_parts import differences, paired, spread
+
+from dualcba.experiments.paper.catalogue import complete
+
+COLUMN = "CIFAR-100, M = 2000"
+MAIN = f'table main "{COLUMN}"'
+
+
+def run(method: str, seed: int, acc: tuple[float, float], **fields: Any) -> dict[str, Any]:
+    """A result whose tasks all have the same accuracy: under BN and under IBN."""
+    spec = complete({"method": method, "dataset": "cifar100", "eval_every": 0} | fields)
+    both = dict(zip(("bn", "ibn"), acc, strict=True))
+    return {
+        "method": method,
+        "seed": seed,
+        "status": "complete",
+        "spec": spec | {"seed": seed},
+        "scores": {norm: {"acc": a, "fm": 50 - a, "acc_auc": None} for norm, a in both.items()},
+        "accuracy_matrix": {norm: [[a] * 10] * 10 for norm, a in both.items()},
+        "seconds": {"train": 1.0, "evaluate": 1.0, "total": 2.0},
+        "versions": {"dualcba": "0"},
+        "anytime": {"step": [1, 2, 3]},
+        "recordings": {"transitions": [1, 2, 3]},
+    }
+
+
+def group(file: str, method: str, *accs: tuple[float, float], **fields: Any) -> Group:
+    runs = [run(method, seed, acc, **fields) for seed, acc in enumerate(accs)]
+    return unfold(file, collect.row(runs))
+
+
+def between(marker: str, groups: list[Group], before: str = "") -> str:
+    text = page.rewrite(f"{before}<!-- {marker} -->old<!-- end -->", groups)
+    return text.removeprefix(f"{before}<!-- {marker} -->").removesuffix("<!-- end -->").strip()
+
+
+ER = group("a.json", "er", (21.0, 23.0), (22.0, 24.0), (23.0, 26.0))
+CBA = group("a.json", "er-cba", (25.0, 27.0), (26.0, 28.0), (27.0, 29.0))
+DUAL = group("b.json", "er-dual-cba", (25.0, 30.0), (26.0, 31.0), (27.0, 33.0))
+
+
+def test_the_page_is_what_the_files_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["page", "--check"])
+    page.main()
+
+
+def test_a_page_that_differs_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    right, changed = page.PAGE.read_text("utf-8"), tmp_path / "results.md"
+    changed.write_text(right.replace("21.66", "21.67", 1), "utf-8")
+    monkeypatch.setattr(page, "PAGE", changed)
+    monkeypatch.setattr(sys, "argv", ["page", "--check"])
+    with pytest.raises(SystemExit, match="differs"):
+        page.main()
+    assert "21.67" in changed.read_text("utf-8")
+    monkeypatch.setattr(sys, "argv", ["page"])
+    page.main()
+    assert changed.read_text("utf-8") == right
+
+
+def test_a_table_has_both_norms_the_paper_and_its_files() -> None:
+    lines = between(MAIN, [ER, DUAL]).splitlines()
+    assert lines[0] == "| | ACC, BN | ACC, IBN | paper | FM, BN | FM, IBN | paper |"
+    assert lines[2] == (
+        "| ER | 22.0 ± 2.5 | 24.3 ± 3.8 | 21.66 | 28.0 ± 2.5 | 25.7 ± 3.8 | 33.21 |"
+    )
+    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| ER", "| ER-Dual-CBA"]
+    assert lines[-1] == "From `results/a.json`, `results/b.json`."
+    assert between(MAIN, []) == "No runs yet."
+
+
+def test_one_seed_has_a_mean_alone() -> None:
+    text = between(MAIN, [group("a.json", "er", (21.0, 23.0))])
+    assert "| ER | 21.0 (1 seed) | 23.0 (1 seed) | 21.66 |" in text
+    assert text.endswith("From `results/a.json`.")
+    text = between(MAIN, [group("a.json", "er", (21.0, 23.0), (22.0, 24.0))])
+    assert text.endswith("From `results/a.json`. 2 seeds.")
+    assert spread(None) == "–"
+
+
+def test_columns_are_those_that_have_runs() -> None:
+    text = between("table small-buffers", [group("a.json", "er", (9.0, 9.0), buffer=100)])
+    assert text.startswith("**CIFAR-100, M = 100**\n\n| |")
+    assert "M = 200" not in text
+
+
+def test_another_reading_of_a_setting() -> None:
+    mixed = group("a.json", "er", (8.0, 9.0), setting="semi-0.2")
+    cycled = group("b.json", "er", (15.0, 16.0), setting="semi-0.2", labelled_batches="cycled")
+    table = f'table semi "{COLUMN}"'
+    assert "| ER, ratio 0.2 | 15.0" in between(table, [mixed, cycled])
+    assert "| ER, ratio 0.2 | 8.0" in between(f"{table} labelled_batches=mixed", [mixed, cycled])
+    also = f"<!-- {table} labelled_batches=mixed --><!-- end -->\n"
+    text = page.rewrite(f"{also}<!-- agreement --><!-- end -->", [mixed, cycled])
+    assert f"| semi | {COLUMN}, labelled_batches = mixed | 0 of 1 | 12 |" in text
+    assert "**1 of 1, 100 %**" in text
+
+
+def test_many_scores_stand_below_each_other() -> None:
+    text = between(f'table per-task "{COLUMN}"', [group("a.json", "er", (21.0, 9.0), eval_every=5)])
+    assert text.startswith(
+        "| | ER, BN | paper |\n|---|---|---|\n| task 1 | 21.0 (1 seed) | 19.10 |"
+    )
+    assert "| AUC | – | 21.41 |" in text
+
+
+def test_cells_agree_within_the_tolerance_or_the_interval() -> None:
+    near = group("a.json", "er", (24.1, 0.0), (24.2, 0.0))  # 2.49 above 21.66
+    wide = group("a.json", "er-cba", (20.0, 0.0), (40.0, 0.0))  # 4.44 above 25.56, ± 127
+    far = group("a.json", "er-dual-cba", (29.0, 32.0), (29.0, 32.1))  # IBN: 2.91 above 29.14
+    text = between("agreement", [near, wide, far])
+    assert f"| main | {COLUMN} | 2 of 3 | 17 |" in text
+    assert f"| normalisation | {COLUMN} | 1 of 4 | 16 |" in text  # BN: 29.0 against 25.29
+    assert f"| main | {COLUMN} | ER-Dual-CBA | 32.0 ± 0.6 | 29.14 | +2.9 |" in text
+    assert f"| normalisation | {COLUMN} | ER, IBN | 0.0 ± 0.0 | 24.67 | −24.7 |" in text
+    assert "| **all** | | **3 of 9, 33 %** | |" in text  # also no transfer, bi-level
+    assert "Counted once: 2 of 5, 40 %." in text
+    assert "Of all, 2 lie within 2.5 points;" in text  # ER, in two tables
+    assert "- main: CIFAR-10, M = 200;" in text
+
+
+def test_gains_are_paired_by_seed() -> None:
+    found = paired(Collected([ER, CBA, DUAL]).serve("main", COLUMN))
+    assert list(found) == ["ER"]
+    parts = {name: (gap.seeds, round(gap.mean or 0.0, 3)) for name, gap in found["ER"].items()}
+    assert parts == {
+        "whole": (3, 9.333), "ibn": (3, 2.333), "adaptors": (3, 7.0), "cba": (3, 3.333),
+        "fm": (3, -9.333), "fm_adaptors": (3, -7.0),
+    }  # fmt: skip
+    whole = found["ER"]["whole"]
+    assert whole.half == pytest.approx(1.434, abs=1e-3)
+    assert whole.p == pytest.approx(0.001, abs=5e-4)
+    assert "| ER | +9.3 ± 1.4 (p 0.001) |" in between(f'gains main "{COLUMN}"', [ER, CBA, DUAL])
+    line = between(f'gained main "{COLUMN}" cba', [ER, CBA, DUAL])
+    assert line == "ER: +3.3 ± 1.4"
+    without = between(f'gains main "{COLUMN}"', [ER, DUAL])
+    assert "| – |" in without
+
+
+def test_most_seeds_then_the_file_that_is_preferred() -> None:
+    few = group("z.json", "er", (1.0, 1.0))
+    assert "| ER | 22.0" in between(MAIN, [few, ER])
+    other = group("z.json", "er", (1.0, 1.0), (1.0, 1.0), (1.0, 1.0))
+    with pytest.raises(ValueError, match=r"a.json and z.json disagree on er, expected"):
+        between(MAIN, [ER, other])
+    assert "| ER | 1.0" in between(MAIN, [ER, other], before="<!-- prefer z.json -->")
+    same = Group("z.json", ER.spec, ER.results)
+    assert "From `results/a.json`." in between(MAIN, [ER, same])
+
+
+def test_variants_say_what_is_not_usual() -> None:
+    plain = group("a.json", "lucir", (24.0, 24.0))
+    other = group("a.json", "lucir", (11.0, 11.0), options={"rehearse": False})
+    assert differences(other.spec) == {"rehearse": False}
+    text = between("variants a.json acc", [other, plain])
+    assert text.splitlines()[2:4] == [
+        "| LUCIR | 24.0 (1 seed) | 24.0 (1 seed) | 8.28 |",
+        "| LUCIR, rehearse = False | 11.0 (1 seed) | 11.0 (1 seed) | 8.28 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<!-- tabel main --><!-- end -->", "unknown marker 'tabel', did you mean 'table'"),
+        ("<!-- table mian --><!-- end -->", "unknown experiment 'mian'"),
+        ('<!-- table main "M = 3" --><!-- end -->', "unknown column of main 'M = 3'"),
+        ("<!-- table main sed=1 --><!-- end -->", "unknown field 'sed'"),
+        ("<!-- table --><!-- end -->", "has 0 words"),
+        (f'<!-- gained main "{COLUMN}" all --><!-- end -->', "unknown gain 'all'"),
+        ("<!-- variants c.json --><!-- end -->", "unknown file 'c.json'"),
+        ("<!-- prefer c.json -->", "unknown file 'c.json'"),
+        ("<!-- agreement -->", "'agreement' has no end"),
+        ("<!-- agreement --><!-- agreement --><!-- end -->", "'agreement' has no end"),
+    ],
+)
+def test_a_wrong_marker_is_told_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        page.rewrite(text, [ER])
+    assert "\n" not in str(error.value)
+
+
+def test_collected_files_hold_no_curves_and_no_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(2):
+        fields = {"adaptor": f"/some/where/cifar10-s{seed}.safetensors", "specific": "individual"}
+        for result in (run("er", seed, (21.0, 23.0)), run("er-dual-cba", seed, (25.0, 30.0))):
+            more = fields if result["method"] == "er-dual-cba" else {}
+            result["spec"] |= more
+            folder = tmp_path / "runs" / f"{result['method']}-{seed}"
+            folder.mkdir(parents=True)
+            (folder / "result.json").write_text(json.dumps(result))
+    out = tmp_path / "results" / "made-up.json"
+    words = [str(tmp_path / "runs"), str(out), "--command", "dualcba run", "--commit", "abc"]
+    monkeypatch.setattr(sys, "argv", ["collect", *words])
+    collect.main()
+    text = out.read_text()
+    assert not any(word in text for word in ("recordings", 'anytime": {', "where", "NaN"))
+    rows = {row["method"]: row for row in json.loads(text)["rows"]}
+    assert rows["er-dual-cba"]["seeds"] == [0, 1]
+    assert rows["er-dual-cba"]["spec"]["adaptor"] == "from cifar10"
+    assert rows["er"]["tasks"]["bn"] == [[21.0] * 10] * 2
+    assert rows["er"]["scores"]["bn"]["acc_auc"] is None
+    (out.parent / "bench.json").write_text('{"rows": {"a": 1}}')
+    groups = read(out.parent)
+    assert [g.spec["method"] for g in groups] == ["er", "er-dual-cba"]
+    assert "| from CIFAR-10 | 25.0 ± 0.0 |" in between(f'table transfer-inter "{COLUMN}"', groups)
+
+
+def test_a_seed_that_was_run_twice_is_told() -> None:
+    twice = [run("er", 0, (21.0, 23.0))] * 2
+    with pytest.raises(ValueError, match=r"er has seeds \[0, 0\], expected each once"):
+        collect.row(twice)
