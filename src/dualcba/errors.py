@@ -5,8 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Sequence
-
-import numpy as np
+from numbers import Integral, Real
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
@@ -16,9 +15,18 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     "unknown method 'er-dualcba', did you mean 'er-dual-cba'? (known: er, er-cba, er-dual-cba)"
     """
     names = list(known)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f", did you mean {near[0]!r}?" if near else ""
+    near = nearest(name, names)
+    hint = f", did you mean {near!r}?" if near else ""
     return f"unknown {what} {name!r}{hint} (known: {', '.join(names)})"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like another, if one is.
+
+    >>> nearest("logits", ["logit", "probability"]), nearest("x", ["logit"])
+    ('logit', None)
+    """
+    return next(iter(difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)), None)
 
 
 def expected(field: str, value: object, wanted: str) -> str:
@@ -39,7 +47,7 @@ def at_least(low: int, **fields: int) -> None:
     ValueError: buffer is 0, expected a whole number of at least 1
     """
     for field, value in fields.items():
-        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        whole = isinstance(value, Integral) and not isinstance(value, bool)
         if not whole or value < low:
             raise ValueError(expected(field, value, f"a whole number of at least {low}"))
 
@@ -47,7 +55,7 @@ def at_least(low: int, **fields: int) -> None:
 def above_zero(**fields: float) -> None:
     """Raise unless each is a finite number above 0."""
     for field, value in fields.items():
-        number = isinstance(value, int | float | np.integer | np.floating)
+        number = isinstance(value, Real)
         if not number or isinstance(value, bool) or not 0 < value < math.inf:
             raise ValueError(expected(field, value, "a number above 0"))
 

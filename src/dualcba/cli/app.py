@@ -1,4 +1,7 @@
-"""The command line: `dualcba run`, `resume`, `reproduce`, `report`, `bench`, `list`, `data`."""
+"""The commands: `dualcba run`, `resume`, `reproduce`, `report`, `bench`, `list`, `data`.
+
+Only what `--help` needs is imported here; each command imports the rest when it is called.
+"""
 
 from __future__ import annotations
 
@@ -6,51 +9,34 @@ import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
-import torch
 import typer
 
-from dualcba.cli.progress import Ways, run_with_progress
-from dualcba.cli.reproduce import Request
-from dualcba.cli.reproduce import reproduce as reproduce_all
-from dualcba.cli.tables import wide_console
-from dualcba.data import DATASETS
-from dualcba.data import data_dir as find_data
-from dualcba.data.download.fetch import check, fetch
-from dualcba.errors import expected
-from dualcba.experiments import (
-    SETTINGS,
-    Hardware,
-    Loader,
-    Spec,
-    check_all,
-    check_free,
-    experiments,
-    fields,
-    make_specs,
-    matches,
-    read_plan,
-    read_results,
-    read_toml,
-    write_plan,
-)
-from dualcba.methods import method_names
-from dualcba.report import summary, write_report
+from dualcba import __version__
+from dualcba.cli.output import fail, replace_what_cannot_be_encoded
+from dualcba.cli.parameters import GroupedCommand, takes
+from dualcba.options import BenchCommand, ReproduceCommand, ResumeCommand, RunCommand
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
+    context_settings={"max_content_width": 100},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Online continual learning with Dual Continual Bias Adaptors.",
 )
+data_app = typer.Typer(no_args_is_help=True, help="Download and check datasets.")
+app.add_typer(data_app, name="data")
 
-DEMO = {"dataset": "digits", "method": ["er", "er-cba", "er-dual-cba"], "seeds": 5}
+INTERRUPTED = 130  # the exit code of shells
+CPU_MEMORY = "DefaultCPUAllocator: "  # torch raises a plain RuntimeError if a CPU has none left
 
-
-INTERRUPTED = 130  # as a shell says it
-ON_CPU = "DefaultCPUAllocator: "  # a plain RuntimeError of torch's, where a CPU has no more memory
+Json = Annotated[bool, typer.Option("--json", help="print as JSON")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="print no progress")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="folder of the datasets; by default $DUALCBA_DATA, else ./data"),
+]
 
 
 class Listing(StrEnum):
@@ -59,310 +45,193 @@ class Listing(StrEnum):
     methods = "methods"
     datasets = "datasets"
     settings = "settings"
+    networks = "networks"
     experiments = "experiments"
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dualcba {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_all(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="print the version and exit"
+        ),
+    ] = False,
+) -> None:
+    """Online continual learning with Dual Continual Bias Adaptors."""
+
+
+@app.command(cls=GroupedCommand)
+@takes(RunCommand)
+def run(
+    given: dict[str, Any],
+    file: Annotated[
+        Path | None, typer.Argument(help="a TOML file with any of the options below")
+    ] = None,
+) -> None:
+    """Learn a stream with one or more methods.
+
+    Prints one table over methods and seeds. Without options: the embedded demonstration.
+    """
+    from dualcba.cli.run import run_command
+
+    run_command(given, file)
+
+
+@app.command(cls=GroupedCommand)
+@takes(ResumeCommand)
+def resume(
+    given: dict[str, Any],
+    out: Annotated[Path, typer.Argument(help="the --out of an earlier `dualcba run`")],
+) -> None:
+    """Finish an interrupted `dualcba run`.
+
+    Runs those of its runs that have no result.
+    """
+    from dualcba.cli.run import resume_command
+
+    resume_command(given, out)
+
+
+@app.command(cls=GroupedCommand)
+@takes(ReproduceCommand)
+def reproduce(
+    given: dict[str, Any],
+    name: Annotated[str, typer.Argument(help="a name of `dualcba list experiments`, or all")],
+) -> None:
+    """Run a table or figure of the paper.
+
+    Runs what is missing of it and shows it beside the paper's values.
+    """
+    from dualcba.cli.reproduce import reproduce_command
+
+    reproduce_command(name, ReproduceCommand(**given))
+
+
+@app.command()
+def report(
+    out: Annotated[Path, typer.Argument(help="a folder of results")],
+    as_json: Json = False,
+) -> None:
+    """Write an HTML report on a folder of results."""
+    from dualcba.report import write_report
+
+    path = write_report(out)
+    typer.echo(json.dumps({"report": str(path)}) if as_json else path)
+
+
+@app.command(cls=GroupedCommand)
+@takes(BenchCommand)
+def bench(given: dict[str, Any]) -> None:
+    """Time dualcba beside other training loops.
+
+    A bare PyTorch loop and the usual research loop, on synthetic images.
+    """
+    from dualcba.bench import bench as measure
+
+    options = BenchCommand(**given)
+    measure(
+        network=options.network, device=options.device, methods=options.method,
+        against=options.against, steps=options.steps, rounds=options.rounds, memory=options.memory,
+        json_file=options.out, show=not options.quiet and not options.json,
+    )  # fmt: skip
+
+
 @app.command("list")
-def list_(what: Annotated[Listing, typer.Argument(help="what to name")]) -> None:
-    """Name the methods, datasets, settings or experiments that there are."""
-    width = max(map(len, experiments()))
-    names = {
-        "methods": method_names(),
-        "datasets": list(DATASETS),
-        "settings": list(SETTINGS),
-        "experiments": [f"{name:<{width}}  {e.title}" for name, e in experiments().items()],
-    }
-    typer.echo("\n".join(names[what.value]))
+def list_(
+    what: Annotated[Listing, typer.Argument(help="what to list")], as_json: Json = False
+) -> None:
+    """List what is available."""
+    from dualcba.cli.listing import names
 
-
-data_app = typer.Typer(no_args_is_help=True, help="Fetch and check datasets.")
-app.add_typer(data_app, name="data")
-
-DataDir = Annotated[Path | None, typer.Option(help="where datasets lie")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="no progress, no table")]
-AsJson = Annotated[bool, typer.Option("--json", help="print the results as JSON")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda[:n]")]
-Engine = Annotated[str, typer.Option(help="auto, eager or captured")]
-Precision = Annotated[str, typer.Option(help="auto, fp32 or bf16")]
-Abreast = Annotated[int, typer.Option(help="runs side by side on a GPU", min=1)]
-Jobs = Annotated[int | None, typer.Option(help="processes on a CPU; by default its cores", min=1)]
+    found = names(what.value)
+    if as_json:
+        typer.echo(json.dumps([{"name": name, "title": title} for name, title in found.items()]))
+        return
+    width = max(map(len, found))
+    titled = what is Listing.experiments
+    for name, title in found.items():
+        typer.echo(f"{name:<{width}}  {title}" if titled else name)
 
 
 @data_app.command("fetch")
-def fetch_(
+def fetch(
     name: Annotated[str, typer.Argument(help="a name of `dualcba list datasets`")],
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
     """Download a dataset from its official address, once, and unpack it."""
-    typer.echo(fetch(name, find_data(data_dir), show=False if quiet else None))
+    from dualcba.data import data_dir as find_data
+    from dualcba.data.download.fetch import fetch as download
+
+    typer.echo(download(name, find_data(data_dir), show=False if quiet else None))
 
 
 @data_app.command("check")
-def check_(
-    name: Annotated[str, typer.Argument(help="a name, a folder of images or an .npz")],
+def check(
+    name: Annotated[str, typer.Argument(help="a name, a folder of images or an .npz file")],
     data_dir: DataDir = None,
+    as_json: Json = False,
 ) -> None:
-    """Verify the counts, shapes and labels of a dataset that is there."""
-    typer.echo(check(name, find_data(data_dir)))
+    """Check the counts, shapes and labels of a dataset on this machine."""
+    from dataclasses import asdict
+
+    from dualcba.data import data_dir as find_data
+    from dualcba.data.download.fetch import check as check_dataset
+
+    found = check_dataset(name, find_data(data_dir))
+    typer.echo(json.dumps(asdict(found)) if as_json else found)
 
 
-@app.command()
-def run(
-    file: Annotated[Path | None, typer.Argument(help="a TOML file with the options below")] = None,
-    method: Annotated[str | None, typer.Option(help="one or more, with commas")] = None,
-    dataset: Annotated[str | None, typer.Option(help="a name, a folder or an .npz")] = None,
-    setting: Annotated[str | None, typer.Option(help="how the data arrive")] = None,
-    buffer: Annotated[int | None, typer.Option(help="samples in the memory")] = None,
-    seeds: Annotated[int | None, typer.Option(help="how many seeds, from --seed on")] = None,
-    seed: Annotated[int | None, typer.Option(help="the first seed")] = None,
-    tasks: Annotated[
-        str | None, typer.Option(help="number of equal tasks, or their sizes: 2,3,5")
-    ] = None,
-    class_order: Annotated[str | None, typer.Option(help="natural, shuffled or 3,1,2,…")] = None,
-    epochs: Annotated[int | None, typer.Option(help="passes over each task")] = None,
-    network: Annotated[str | None, typer.Option(help="resnet18, resnet18-slim or mlp")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="samples per step and draw")] = None,
-    lr: Annotated[float | None, typer.Option(help="learning rate of the network")] = None,
-    adaptor_lr: Annotated[float | None, typer.Option(help="learning rate of the adaptor")] = None,
-    outer_every: Annotated[int | None, typer.Option(help="steps between outer updates")] = None,
-    levels: Annotated[str | None, typer.Option(help="bi, joint or buffer")] = None,
-    specific: Annotated[str | None, typer.Option(help="single, individual or none")] = None,
-    agnostic: Annotated[bool | None, typer.Option(help="class-agnostic part")] = None,
-    space: Annotated[str | None, typer.Option(help="logit or probability")] = None,
-    divide: Annotated[bool | None, typer.Option(help="divide by the number of classes")] = None,
-    width: Annotated[int | None, typer.Option(help="hidden units of the adaptor")] = None,
-    adaptor: Annotated[
-        str | None, typer.Option(help="class-agnostic part: trained, pretrained or a file")
-    ] = None,
-    freeze_after: Annotated[
-        int | None, typer.Option(help="tasks in which the class-agnostic part learns")
-    ] = None,
-    norm: Annotated[str | None, typer.Option(help="in training: bn, cn or adab2n")] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="of the method itself, as name=value; repeatable")
-    ] = None,
-    forward: Annotated[str | None, typer.Option(help="split or concat")] = None,
-    ibn_augment: Annotated[bool | None, typer.Option(help="augment in the IBN pass")] = None,
-    ibn_average: Annotated[str | None, typer.Option(help="cumulative or ema")] = None,
-    seen_only: Annotated[bool | None, typer.Option(help="answer with classes seen")] = None,
-    boundaries: Annotated[str | None, typer.Option(help="of tasks: given or inferred")] = None,
-    labelled_batches: Annotated[str | None, typer.Option(help="semi: mixed or cycled")] = None,
-    anytime: Annotated[
-        str | None, typer.Option(help="scored between task ends: both, bn or ibn")
-    ] = None,
-    eval_every: Annotated[
-        int | None, typer.Option(help="steps between scores; 0: task ends")
-    ] = None,
-    record: Annotated[
-        str | None, typer.Option(help="also record: predictions,transitions,alignment")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="folder for the results")] = Path("runs/demo"),
-    data_dir: DataDir = None,
-    device: Device = "auto",
-    engine: Engine = "auto",
-    precision: Precision = "auto",
-    jobs: Jobs = None,
-    abreast: Abreast = 1,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Learn a stream: methods × seeds, one table. Without options: the embedded demonstration."""
-    given = {k: v for k, v in locals().items() if k in ("seeds", *fields()) and v is not None}
-    options = (read_toml(file) if file else {}) | given
-    for field in ("tasks", "class_order"):
-        if field in given:
-            options[field] = _numbers(given[field])
-    if option:
-        options["options"] = dict(_pair(text) for text in option)
-    options = options if options else dict(DEMO)
-    if isinstance(options.get("method"), str):
-        options["method"] = [m.strip() for m in options["method"].split(",")]
-    specs = make_specs(options)
-    check_free(out, specs)
-    hardware = Hardware(device, engine, precision)
-    load = Loader(data_dir)
-    check_all(specs, load, hardware)
-    _tell_left_out(specs[0].tasks, load(specs[0]).num_classes)
-    write_plan(out, specs)
-    show = not quiet and not as_json
-    results = run_with_progress(specs, load, hardware, out, Ways(jobs, abreast), show=show)
-    _tell(results, out, quiet=quiet, as_json=as_json)
-
-
-def _tell_left_out(tasks: Any, classes: int) -> None:
-    """Sizes of tasks may leave classes out; nobody should find that out later."""
-    if isinstance(tasks, list) and all(isinstance(n, int) for n in tasks) and sum(tasks) < classes:
-        text = f"the tasks have {sum(tasks)} of the {classes} classes, the others are left out"
-        typer.echo(f"dualcba: {text}", err=True)
-
-
-def _tell(results: list[dict[str, Any]], out: Path, *, quiet: bool, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(results))
-    elif not quiet:
-        console = wide_console()
-        for table in summary(results, console):
-            console.print(table)
-        typer.echo(f"{len(results)} results in {out}")
-
-
-@app.command()
-def resume(
-    out: Annotated[Path, typer.Argument(help="the --out of an earlier `dualcba run`")],
-    data_dir: DataDir = None,
-    device: Device = "auto",
-    engine: Engine = "auto",
-    precision: Precision = "auto",
-    jobs: Jobs = None,
-    abreast: Abreast = 1,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Go on with what an interrupted `dualcba run` left: its runs that have no result."""
-    specs, there = read_plan(out), read_results(out)
-    missing = [spec for spec in specs if not _results_of([spec], there)]
-    hardware, load = Hardware(device, engine, precision), Loader(data_dir)
-    check_all(missing, load, hardware)
-    show = not quiet and not as_json
-    if show:
-        typer.echo(f"{len(specs) - len(missing)} of {len(specs)} runs are there")
-    if missing:
-        run_with_progress(missing, load, hardware, out, Ways(jobs, abreast), show=show)
-    _tell(_results_of(specs, read_results(out)), out, quiet=quiet, as_json=as_json)
-
-
-def _results_of(specs: list[Spec], results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each spec the result that serves it, where there is one."""
-    found = []
-    for spec in specs:
-        wanted = spec.to_dict()
-        of_seed = [r for r in results if r["seed"] == spec.seed]
-        found += [r for r in of_seed if matches(r, wanted)][:1]
-    return found
-
-
-@app.command()
-def reproduce(
-    name: Annotated[str, typer.Argument(help="of `dualcba list experiments`, or all")],
-    seeds: Annotated[int, typer.Option(help="how many seeds, from 0 on")] = 3,
-    dataset: Annotated[str | None, typer.Option(help="cifar10, cifar100 or tiny-imagenet")] = None,
-    column: Annotated[
-        str | None, typer.Option(help="only columns with this text, such as 'M = 2000'")
-    ] = None,
-    scale: Annotated[str, typer.Option(help="paper; or small: digits, for a CPU")] = "paper",
-    out: Annotated[Path | None, typer.Option(help="folder for the results")] = None,
-    jobs: Jobs = None,
-    abreast: Abreast = 1,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what is needed")] = False,
-    data_dir: DataDir = None,
-    device: Device = "auto",
-    engine: Engine = "auto",
-    precision: Precision = "auto",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Run a table or figure of the paper, or what is missing of it, and show it beside the paper.
-
-    Results lie in runs/reproduce, or runs/reproduce-small, and are never computed twice.
-    """
-    folder = out or Path("runs/reproduce" if scale == "paper" else f"runs/reproduce-{scale}")
-    ways = Ways(jobs, abreast)
-    request = Request(name, seeds, dataset, column, scale, folder, ways, dry_run, quiet, as_json)
-    reproduce_all(request, Loader(data_dir), Hardware(device, engine, precision))
-
-
-@app.command()
-def report(out: Annotated[Path, typer.Argument(help="a folder of results")]) -> None:
-    """Write one HTML file on the results in a folder, with tables and figures."""
-    typer.echo(write_report(out))
-
-
-def _numbers(text: str) -> int | list[int] | str:
-    """`5` is a number, `2,3` a list of numbers, anything else a word."""
-    try:
-        values = [int(part) for part in text.split(",")]
-    except ValueError:
-        return text
-    return values if len(values) > 1 else values[0]
-
-
-def _pair(text: str) -> tuple[str, Any]:
-    name, sign, value = text.partition("=")
-    if not sign:
-        raise ValueError(expected("--option", text, "name=value"))
-    try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
-
-
-@app.command()
-def bench(
-    network: Annotated[str, typer.Option(help="mlp, resnet18-slim or resnet18")] = "mlp",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda[:n]")] = "auto",
-    methods: Annotated[str, typer.Option(help="with commas")] = "er,er-dual-cba",
-    against: Annotated[str, typer.Option(help="bare, usual, with commas")] = "bare,usual",
-    steps: Annotated[int, typer.Option(help="per round")] = 20,
-    rounds: Annotated[int, typer.Option(help="in which all take turns")] = 9,
-    memory: Annotated[bool, typer.Option(help="each alone too: memory, first step")] = True,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="write the numbers to this file")
-    ] = None,
-    quiet: Quiet = False,
-) -> None:
-    """Time dualcba beside a bare PyTorch loop and the usual research loop, on made-up images."""
-    from dualcba.bench import bench as measure
-
-    measure(
-        network=network, device=device, methods=methods.split(","), against=against.split(","),
-        steps=steps, rounds=rounds, memory=memory, json_file=json_file, show=not quiet,
-    )  # fmt: skip
+# ---------------------------------------------------------------------- errors
 
 
 def main() -> None:
-    """Run the command line; what is wrong with the input is one line and exit code 2."""
+    """Run the command line; a mistake in the input is one line and exit code 2."""
+    replace_what_cannot_be_encoded()
     try:
         code = app(standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except FloatingPointError as error:
-        _fail(error, 1)
+        fail(error, 1)
     except (RuntimeError, MemoryError) as error:
-        if not _is_full(error):
+        if not _out_of_memory(error):
             raise
-        reason = (str(error).splitlines() or ["out of memory"])[0].split(ON_CPU)[-1].rstrip(".")
+        reason = (str(error).splitlines() or ["out of memory"])[0].split(CPU_MEMORY)[-1].rstrip(".")
         room = "expected room, perhaps by fewer --abreast or --jobs"
-        _fail(f"{reason}; {room}; the runs that were complete are kept", 1)
+        fail(f"{reason}; {room}; the runs that were complete are kept", 1)
     except (ValueError, OSError) as error:
-        _fail(error, 2)
+        fail(error, 2)
     except Exception as error:
         message = getattr(error, "format_message", None)  # an error of usage
         if message is None:
             raise
-        text = message() + _given(error)
+        text = message() + _given_value(error)
         one_line = text if "Usage:" in text else " ".join(text.split())
-        _fail(one_line, getattr(error, "exit_code", 2))
+        fail(one_line, getattr(error, "exit_code", 2))
     if code == INTERRUPTED:
-        _fail("interrupted; the runs that were complete are kept", INTERRUPTED)
+        fail("interrupted; the runs that were complete are kept", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _is_full(error: Exception) -> bool:
-    """Whether a device or the machine has no more memory."""
-    known = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
-    return known or ON_CPU in str(error)
+def _out_of_memory(error: Exception) -> bool:
+    """Whether a device or the machine has no memory left."""
+    torch = sys.modules.get("torch")
+    on_gpu = torch is not None and isinstance(error, torch.cuda.OutOfMemoryError)
+    return on_gpu or isinstance(error, MemoryError) or CPU_MEMORY in str(error)
 
 
-def _given(error: Exception) -> str:
-    """The value that an error of usage is about, where it does not say so itself."""
+def _given_value(error: Exception) -> str:
+    """Return the value that an error of usage is about, unless the error names it."""
     for name in getattr(getattr(error, "param", None), "opts", ()):
         if name in sys.argv[:-1]:
             value = sys.argv[sys.argv.index(name) + 1]
             return "" if value in str(error) else f" (given: {value!r})"
     return ""
-
-
-def _fail(error: object, code: int) -> NoReturn:
-    typer.echo(f"dualcba: {error}" if "\n" not in str(error) else str(error), err=True)
-    sys.exit(code)

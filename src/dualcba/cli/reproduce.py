@@ -11,10 +11,11 @@ from typing import Any
 import typer
 
 from dualcba.cli.progress import Ways, run_with_progress
+from dualcba.cli.run import prepare
 from dualcba.cli.tables import as_data, wide_console
 from dualcba.cli.tables import show as show_tables
 from dualcba.errors import expected
-from dualcba.experiments import Hardware, Load, Spec, check_all
+from dualcba.experiments import Hardware, Load, Loader, Spec, check_all
 from dualcba.experiments.eta import estimate, in_words
 from dualcba.experiments.paper.catalogue import Experiment, donor, named
 from dualcba.experiments.paper.plan import (
@@ -28,6 +29,7 @@ from dualcba.experiments.paper.plan import (
 )
 from dualcba.experiments.pool import how_many
 from dualcba.experiments.store import check_folder, read_runs
+from dualcba.options import ReproduceCommand
 from dualcba.report import render
 from dualcba.report.names import count
 
@@ -56,6 +58,18 @@ class Request:
         """A line for people."""
         if self.shown:
             typer.echo(line)
+
+
+def reproduce_command(name: str, options: ReproduceCommand) -> None:
+    """Run what is missing of an experiment, then show and write its tables."""
+    small = options.scale != "paper"
+    out = options.out or Path(f"runs/reproduce{'-small' if small else ''}")
+    hardware, ways = prepare(options)
+    request = Request(
+        name, options.seeds, options.dataset, options.column, options.scale, out, ways,
+        options.dry_run, options.quiet, options.json,
+    )  # fmt: skip
+    reproduce(request, Loader(options.data_dir), hardware)
 
 
 def reproduce(request: Request, load: Load, hardware: Hardware) -> None:

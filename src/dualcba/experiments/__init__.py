@@ -1,7 +1,7 @@
 """Specs, the runner, the run store and the paper's experiments."""
 
 from dualcba.experiments.paper.catalogue import Entry, Experiment, experiments, matches
-from dualcba.experiments.run import Hardware, Run, make_learner
+from dualcba.experiments.run import Run, make_learner
 from dualcba.experiments.scheduler import Load, Loader, check_all, run_all
 from dualcba.experiments.settings import SETTINGS
 from dualcba.experiments.spec import Spec, fields, make_specs, read_toml
@@ -12,6 +12,7 @@ from dualcba.experiments.store import (
     write_plan,
     write_result,
 )
+from dualcba.options import Hardware
 
 __all__ = [
     "SETTINGS",

@@ -13,10 +13,11 @@ from typing import Any
 from dualcba.data import Dataset
 from dualcba.engine import Engine, resolve_device
 from dualcba.evaluation import Evaluator
-from dualcba.experiments.run import Hardware, Run, device_name
+from dualcba.experiments.run import Run, device_name
 from dualcba.experiments.scheduler import Load, few_threads
 from dualcba.experiments.settings import parse_setting
 from dualcba.experiments.spec import Spec
+from dualcba.options import Hardware
 
 TEST_SAMPLES = 32  # of each task, for the timing
 ENOUGH = 1.0  # seconds of timed steps

@@ -19,10 +19,10 @@ import torch
 
 from dualcba.engine import resolve_device
 from dualcba.errors import expected
-from dualcba.experiments.run import Hardware
 from dualcba.experiments.scheduler import Load, few_threads, run_all
 from dualcba.experiments.spec import Spec
 from dualcba.experiments.store import write_result
+from dualcba.options import Hardware
 
 EVERY = 50
 """Steps between two news of a run."""

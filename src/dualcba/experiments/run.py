@@ -27,21 +27,13 @@ from dualcba.methods import parse_method
 from dualcba.methods.fixmatch import FixMatch
 from dualcba.nets import make_network
 from dualcba.normalization.layers import convert_normalization
+from dualcba.options import Hardware
 from dualcba.randomness import first_weights, generator
 
 AGNOSTIC = "agnostic.safetensors"
 
 Indices = NDArray[np.int64]
 Arrivals = Iterator[tuple[Tensor, Tensor]]
-
-
-@dataclass
-class Hardware:
-    """Where and how runs are computed; changes their speed, not their meaning."""
-
-    device: str = "auto"
-    engine: str = "auto"
-    precision: str = "auto"
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +178,7 @@ class Run:
     def files(self) -> dict[str, Callable[[Path], None]]:
         """What lies beside `result.json`: ν, where it was learnt, by a function that writes it."""
         adaptor = self.learner.adaptor
-        if adaptor is None or adaptor.agnostic is None or self.spec.loads_adaptor:
+        if adaptor is None or adaptor.agnostic is None or self.spec.agnostic_from is not None:
             return {}
         save = partial(self.learner.save_agnostic, provenance=self.provenance())
         return {AGNOSTIC: save}
@@ -248,7 +240,7 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
         network = make_network(spec.network, data.input_shape, data.num_classes)
         network = convert_normalization(network, spec.norm)
     base, kind = parse_method(spec.method)
-    method = base(**spec.options)
+    method = base(**spec.method_options)
     if parse_setting(spec.setting).kind == "semi":
         first = spec.batch_size if spec.labelled_batches == "cycled" else 0
         method = FixMatch(method, labelled=first)
@@ -265,7 +257,7 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
         batch_size=spec.batch_size,
         lr=spec.lr,
         adaptor_options=adaptor,
-        agnostic_from=spec.adaptor if spec.loads_adaptor else None,
+        agnostic_from=spec.agnostic_from,
         freeze_after=spec.freeze_after,
         transform=data.transform(),
         dtype=data.train_x.dtype,

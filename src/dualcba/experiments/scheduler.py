@@ -13,7 +13,6 @@ import torch
 from dualcba.data import Dataset, load_dataset
 from dualcba.errors import at_least
 from dualcba.experiments.run import (
-    Hardware,
     Run,
     make_known,
     make_learner,
@@ -21,6 +20,7 @@ from dualcba.experiments.run import (
     make_stream,
 )
 from dualcba.experiments.spec import Spec
+from dualcba.options import Hardware
 
 Load = Callable[[Spec], Dataset]
 

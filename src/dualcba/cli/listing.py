@@ -1,0 +1,52 @@
+"""What `dualcba list` lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import get_args
+
+from dualcba.options import NetworkName
+
+
+def names(what: str) -> dict[str, str]:
+    """Return the names of one kind of thing, each with its title."""
+    return LISTINGS[what]()
+
+
+def _methods() -> dict[str, str]:
+    from dualcba.methods import method_names
+    from dualcba.report.names import method_title
+
+    return {name: method_title(name) for name in method_names()}
+
+
+def _datasets() -> dict[str, str]:
+    from dualcba.data import DATASETS
+    from dualcba.report.groups import DATASETS as TITLES
+
+    return {name: TITLES.get(name, name) for name in DATASETS}
+
+
+def _settings() -> dict[str, str]:
+    from dualcba.experiments.settings import SETTINGS
+
+    return dict.fromkeys(SETTINGS, "")
+
+
+def _networks() -> dict[str, str]:
+    return dict.fromkeys(get_args(NetworkName), "")
+
+
+def _experiments() -> dict[str, str]:
+    from dualcba.experiments import experiments
+
+    return {name: one.title for name, one in experiments().items()}
+
+
+LISTINGS: dict[str, Callable[[], dict[str, str]]] = {
+    "methods": _methods,
+    "datasets": _datasets,
+    "settings": _settings,
+    "networks": _networks,
+    "experiments": _experiments,
+}

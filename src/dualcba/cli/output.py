@@ -1,0 +1,42 @@
+"""What the command line prints: errors on one line, and text that any terminal can encode."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from typing import NoReturn
+
+import typer
+
+SUBSTITUTES = {
+    "↑": "^", "↓": "v", "Δ": "d", "−": "-", "–": "-", "…": "...", "×": "x", "±": "+-", "µ": "u",
+    "’": "'", "→": "->", "ν": "nu", "ω": "omega", "θ": "theta", "φ": "phi", "²": "2", "·": "*",
+    "\u2007": " ",
+}  # fmt: skip
+"""For terminals whose encoding lacks a sign."""
+
+
+def fail(error: object, code: int) -> NoReturn:
+    """Print an error on stderr, and exit."""
+    typer.echo(f"dualcba: {error}" if "\n" not in str(error) else str(error), err=True)
+    sys.exit(code)
+
+
+def note(text: str) -> None:
+    """Print a remark on stderr."""
+    typer.echo(f"dualcba: {text}", err=True)
+
+
+def replace_what_cannot_be_encoded() -> None:
+    """Print substitutes for signs that the encoding of stdout or stderr lacks, such as cp1252."""
+    codecs.register_error("dualcba", _substitute)
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None and (stream.encoding or "").lower() not in ("utf-8", "utf8"):
+            reconfigure(errors="dualcba")
+
+
+def _substitute(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end]
+    return "".join(SUBSTITUTES.get(sign, "?") for sign in text), error.end

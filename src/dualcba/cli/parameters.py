@@ -1,0 +1,145 @@
+"""Command-line parameters, generated from `dualcba.options`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+
+from dualcba.options import DATASET_DEFAULTS, GROUPS, OUTPUT, Option, definitions
+
+Command = Callable[..., None]
+
+METAVARS = {int: "N", float: "X", str: "TEXT"}
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help shows its options by group, in the order of `GROUPS`."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for each group."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                argument = parameter.param_type_name == "argument"
+                group = getattr(parameter, "rich_help_panel", None) or "Other"
+                sections.setdefault("Arguments" if argument else group, []).append(record)
+        for name in ("Arguments", *GROUPS, "Other"):
+            if name in sections:
+                with formatter.section(name):
+                    formatter.write_dl(sections[name])
+
+
+def takes(options: type) -> Callable[[Command], Command]:
+    """Give a command all options of a dataclass.
+
+    The command's first parameter gets the options that were given, by name and as values; its
+    other parameters stay parameters of the command line.
+    """
+
+    def generate(command: Command) -> Command:
+        known = definitions(options)
+        hints = get_type_hints(command, include_extras=True)
+        _, *own = inspect.signature(command).parameters.values()
+        own = [p.replace(annotation=hints[p.name]) for p in own]
+
+        def generated(**values: Any) -> None:
+            arguments = {p.name: values.pop(p.name) for p in own}
+            command({k: _value(known[k], v) for k, v in values.items() if _given(v)}, **arguments)
+
+        parameters = [*own, *(_parameter(known[name]) for name in _order(options))]
+        generated.__name__, generated.__doc__ = command.__name__, command.__doc__
+        generated.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        generated.__annotations__ = {p.name: p.annotation for p in parameters}
+        return generated
+
+    return generate
+
+
+def _order(options: type) -> list[str]:
+    """Return the names of all options, those of more general classes and of the command last."""
+    first, *bases = [cls for cls in options.__mro__ if cls is not object]
+    names = [name for cls in (*bases, first) for name in cls.__annotations__]
+    return list(dict.fromkeys(names))
+
+
+def _given(value: Any) -> bool:
+    return value is not None and value != []
+
+
+def _value(option: Option, given: Any) -> Any:
+    """Return the value that the text of the command line stands for."""
+    if not option.repeatable:
+        return option.parse(given) if option.parse is not None else given
+    if option.parse is not None:
+        return dict(map(option.parse, given))
+    return [word for text in given for word in text.split(",")]
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    flag = "--" + (option.flag or option.name).replace("_", "-")
+    if option.kind is bool and option.group != OUTPUT:
+        flag += f"/--no-{flag[2:]}"
+    settings = typer.Option(
+        flag,
+        help=help_text(option),
+        rich_help_panel=option.group,
+        show_default=False,
+        metavar=_metavar(option),
+        autocompletion=_completion(option),
+    )
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[_type(option), settings],
+    )
+
+
+def _type(option: Option) -> Any:
+    if option.repeatable:
+        return list[str] | None
+    plain = option.kind if option.kind in (int, float, bool) else str
+    return plain | None
+
+
+def _metavar(option: Option) -> str | None:
+    if option.kind is bool:
+        return None
+    if option.choices:
+        return "|".join(option.choices)
+    if option.name == "method_options":
+        return "NAME=VALUE"
+    return METAVARS.get(option.kind, "PATH" if "Path" in str(option.type) else "TEXT")
+
+
+def help_text(option: Option) -> str:
+    """Return the help of an option with its default."""
+    text = option.help
+    if option.repeatable:
+        text += "; repeatable" + ("" if option.parse else ", or with commas")
+    default = option.default() if callable(option.default) else option.default
+    if default in (None, [], {}) or (option.kind is bool and option.group == OUTPUT):
+        return text
+    shown = ",".join(default) if isinstance(default, list) else default
+    if isinstance(default, bool):
+        shown = "yes" if default else "no"
+    depends = any(option.name in values for values in DATASET_DEFAULTS.values())
+    return f"{text} (default: {shown}{', or that of the dataset' if depends else ''})"
+
+
+def _completion(option: Option) -> Callable[[str], list[str]] | None:
+    if option.name == "method":
+        return _complete_methods
+    words = list(DATASET_DEFAULTS) if option.name == "dataset" else list(option.choices)
+    return (lambda incomplete: [w for w in words if w.startswith(incomplete)]) if words else None
+
+
+def _complete_methods(incomplete: str) -> list[str]:
+    from dualcba.methods import method_names
+
+    return [name for name in method_names() if name.startswith(incomplete)]

@@ -1,0 +1,133 @@
+"""`dualcba run` and `dualcba resume`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from dualcba.cli.output import note
+from dualcba.cli.progress import Ways, run_with_progress
+from dualcba.cli.tables import wide_console
+from dualcba.engine import resolve_device
+from dualcba.errors import unknown
+from dualcba.experiments import (
+    Hardware,
+    Loader,
+    Spec,
+    check_all,
+    check_free,
+    make_specs,
+    matches,
+    read_plan,
+    read_results,
+    read_toml,
+    write_plan,
+)
+from dualcba.options import (
+    ExecutionOptions,
+    OutputOptions,
+    ResumeCommand,
+    RunCommand,
+    RunOptions,
+    definitions,
+)
+from dualcba.report import summary
+
+DEMO = {"dataset": "digits", "method": ["er", "er-cba", "er-dual-cba"], "seeds": 5}
+"""What `dualcba run` does without options."""
+
+
+def run_command(given: Mapping[str, Any], file: Path | None) -> None:
+    """Run the specs of a TOML file and of the command line, which takes precedence."""
+    options = {**(read_toml(file) if file else {}), **given}
+    for name in options:
+        if name not in definitions(RunCommand):
+            raise ValueError(unknown("option", name, definitions(RunCommand)))
+    wanted = _only(options, RunOptions) | {k: v for k, v in options.items() if k == "seeds"}
+    execution = ExecutionOptions(**_only(options, ExecutionOptions))
+    output = OutputOptions(**_only(options, OutputOptions))
+    specs = make_specs(wanted or DEMO)
+    out = _out_folder(options.get("out"), file, specs[0] if wanted else None)
+    check_free(out, specs)
+    hardware, ways = prepare(execution)
+    load = Loader(execution.data_dir)
+    check_all(specs, load, hardware)
+    _note_unused_classes(specs[0].tasks, load(specs[0]).num_classes)
+    write_plan(out, specs)
+    show = not output.quiet and not output.json
+    results = run_with_progress(specs, load, hardware, out, ways, show=show)
+    _print(results, out, output)
+
+
+def _only(options: Mapping[str, Any], cls: type) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name in definitions(cls)}
+
+
+def _out_folder(given: Any, file: Path | None, first: Spec | None) -> Path:
+    """Return the folder for the results: as given, or one of its own below ./runs."""
+    if given is not None:
+        return Path(definitions(RunCommand)["out"].check(given))
+    if first is None:
+        return Path("runs/demo")
+    if file is not None:
+        return Path("runs") / file.stem
+    now = time.strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{Path(first.dataset).stem}-{first.setting}-{now}"
+
+
+def prepare(execution: ExecutionOptions) -> tuple[Hardware, Ways]:
+    """Return where and how runs are computed; --abreast is dropped, with a note, on a CPU."""
+    hardware = Hardware(execution.device, execution.engine, execution.precision)
+    abreast = execution.abreast
+    if abreast > 1 and resolve_device(hardware.device).type == "cpu":
+        note("--abreast has no effect on a CPU; --jobs sets the number of processes")
+        abreast = 1
+    return hardware, Ways(execution.jobs, abreast)
+
+
+def _note_unused_classes(tasks: Any, classes: int) -> None:
+    """Say so if the sizes of the tasks leave classes out."""
+    sizes = isinstance(tasks, list) and all(isinstance(n, int) for n in tasks)
+    if sizes and sum(tasks) < classes:
+        note(f"the tasks have {sum(tasks)} of the {classes} classes, the others are left out")
+
+
+def _print(results: Sequence[dict[str, Any]], out: Path, output: OutputOptions) -> None:
+    if output.json:
+        typer.echo(json.dumps(list(results)))
+    elif not output.quiet:
+        console = wide_console()
+        for table in summary(results, console):
+            console.print(table)
+        typer.echo(f"{len(results)} results in {out}")
+
+
+def resume_command(given: Mapping[str, Any], out: Path) -> None:
+    """Run the specs of a folder's plan that have no result."""
+    options = ResumeCommand(**given)
+    specs, there = read_plan(out), read_results(out)
+    missing = [spec for spec in specs if not _results_of([spec], there)]
+    hardware, ways = prepare(options)
+    load = Loader(options.data_dir)
+    check_all(missing, load, hardware)
+    show = not options.quiet and not options.json
+    if show:
+        typer.echo(f"{len(specs) - len(missing)} of {len(specs)} runs are complete")
+    if missing:
+        run_with_progress(missing, load, hardware, out, ways, show=show)
+    _print(_results_of(specs, read_results(out)), out, options)
+
+
+def _results_of(specs: list[Spec], results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return for each spec the result that serves it, if there is one."""
+    found = []
+    for spec in specs:
+        wanted = spec.to_dict()
+        of_seed = [r for r in results if r["seed"] == spec.seed]
+        found += [r for r in of_seed if matches(r, wanted)][:1]
+    return found

@@ -1,0 +1,461 @@
+"""Every option, defined once: name, type, choices, default, help and check.
+
+`Learner`, `Spec`, TOML files, the command line and `docs/options.md` are generated from the
+dataclasses in this module. To add an option, add a field to one of them and use it. torch is not
+imported here, so that `dualcba --help` answers at once.
+
+A field that is None was not given. `fill` puts the default in its place: the dataset's where
+`DATASET_DEFAULTS` has one, else that of the definition.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from dualcba.errors import above_zero, at_least, expected, nearest
+
+# ---------------------------------------------------------------------- choices
+
+AdaptorKind = Literal["cba", "dual-cba"]
+Levels = Literal["bi", "joint", "buffer"]
+SpecificPart = Literal["single", "individual", "none"]
+Space = Literal["logit", "probability"]
+Norm = Literal["bn", "cn", "adab2n"]
+Statistics = Literal["bn", "ibn"]
+ForwardMode = Literal["split", "concat"]
+IBNAverage = Literal["cumulative", "ema"]
+BoundaryMode = Literal["given", "inferred"]
+LabelledBatches = Literal["mixed", "cycled"]
+AnytimeScores = Literal["both", "bn", "ibn"]
+NetworkName = Literal["resnet18", "resnet18-slim", "mlp"]
+RecorderName = Literal["predictions", "transitions", "alignment"]
+EngineName = Literal["auto", "eager", "captured"]
+PrecisionName = Literal["auto", "fp32", "bf16"]
+Scale = Literal["paper", "small"]
+
+CBA: tuple[AdaptorKind, ...] = get_args(AdaptorKind)
+DUAL: tuple[AdaptorKind, ...] = ("dual-cba",)
+
+DATA, METHOD, ADAPTOR = "Data", "Method", "Adaptor"
+NETWORK, EVALUATION = "Network and optimiser", "Evaluation"
+OUTPUT, HARDWARE = "Output", "Hardware"
+GROUPS = (DATA, METHOD, ADAPTOR, NETWORK, EVALUATION, OUTPUT, HARDWARE)
+"""The sections of `--help`, in order."""
+
+DATASET_DEFAULTS: dict[str, dict[str, Any]] = {
+    "digits": {"buffer": 100, "tasks": 5, "batch_size": 10, "network": "mlp"},
+    "cifar10": {"buffer": 200, "tasks": 5, "network": "resnet18", "adaptor_lr": 0.001},
+    "cifar100": {"buffer": 2000, "tasks": 10, "network": "resnet18"},
+    "tiny-imagenet": {"buffer": 2000, "tasks": 10, "network": "resnet18"},
+    "mnist": {"tasks": 5, "network": "mlp"},
+    "fashion-mnist": {"tasks": 5, "network": "mlp"},
+}
+"""Defaults that a dataset sets; any other dataset takes those of the definitions."""
+
+# ---------------------------------------------------------------------- what an option is
+
+
+@dataclass(frozen=True)
+class Option:
+    """The definition of one option."""
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    group: str
+    low: int | None = None
+    """The smallest whole number that is accepted."""
+
+    adaptors: tuple[str, ...] = ()
+    """The kinds of bias adaptor that have it; empty if it is not an option of the adaptor."""
+
+    flag: str = ""
+    """On the command line, without the dashes."""
+
+    repeatable: bool = False
+    """Whether the command line takes it several times, or several values separated by commas."""
+
+    parse: Callable[[str], Any] | None = None
+    """Turns the text of the command line into a value."""
+
+    accept: Callable[[str, Any], Any] | None = None
+    """Checks a value whose type says too little, and returns it in its usual form."""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The accepted words, where it is one of a few."""
+        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+
+    @property
+    def kind(self) -> Any:
+        """The type of a value that is given: without None."""
+        if get_origin(self.type) not in (Union, UnionType):
+            return self.type
+        given = [t for t in get_args(self.type) if t is not NoneType]
+        return given[0] if len(given) == 1 else self.type
+
+    def check(self, value: Any) -> Any:
+        """Return the value in its usual form, or raise a ValueError that names the option."""
+        if self.accept is not None:
+            return self.accept(self.name, value)
+        if self.choices:
+            _check_choice(self.name, value, self.choices)
+        elif self.kind is bool:
+            _check_bool(self.name, value)
+        elif self.kind is int:
+            at_least(self.low or 0, **{self.name: value})
+        elif self.kind is float:
+            above_zero(**{self.name: value})
+        elif self.kind is str and not isinstance(value, str):
+            raise ValueError(expected(self.name, value, "a name"))
+        return value
+
+
+def _check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    words = list(choices)
+    if value not in words:
+        hint = nearest(str(value), words)
+        text = expected(name, value, " or ".join(map(repr, words)))
+        raise ValueError(text + (f" (did you mean {hint!r}?)" if hint else ""))
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(expected(name, value, "True or False"))
+
+
+def option(default: Any, help: str, group: str, **more: Any) -> Any:
+    """Define an option, as the default of a dataclass field; `more` are fields of `Option`."""
+    return dataclasses.field(
+        default=None, metadata={"default": default, "help": help, "group": group, **more}
+    )
+
+
+def same_as(cls: type, name: str) -> Any:
+    """Define an option of another class again, with a narrower or wider type."""
+    (found,) = [f for f in dataclasses.fields(cls) if f.name == name]
+    return dataclasses.field(default=None, metadata=dict(found.metadata))
+
+
+@cache
+def definitions(*classes: Any) -> dict[str, Option]:
+    """Return the options of dataclasses by name, in their order.
+
+    >>> definitions(Hardware)["engine"].choices
+    ('auto', 'eager', 'captured')
+    """
+    found: dict[str, Option] = {}
+    for cls in classes:
+        types = get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            if "help" in field.metadata:
+                found[field.name] = Option(field.name, types[field.name], **field.metadata)
+    return found
+
+
+def fill(options: Any, defaults: Mapping[str, Any], adaptor: str | None) -> None:
+    """Check the options of a frozen dataclass in place and fill in what was not given.
+
+    `defaults` go before those of the definitions. Options that the kind of `adaptor` does not have
+    stay None, and raise where they are given.
+    """
+    for name, o in definitions(type(options)).items():
+        value = getattr(options, name)
+        if o.adaptors and adaptor not in o.adaptors:
+            if value is not None:
+                raise ValueError(not_an_option(name, value, adaptor))
+            continue
+        if value is not None:
+            value = o.check(value)
+        elif (value := defaults.get(name)) is None:
+            value = o.default() if callable(o.default) else o.default
+        object.__setattr__(options, name, value)
+
+
+def not_an_option(name: str, value: object, adaptor: str | None) -> str:
+    """Say that an option of the adaptor was given where the method has none, or another kind."""
+    if adaptor is None:
+        return expected(name, value, "no value: the method has no adaptor")
+    return expected(name, value, f"no value: the adaptor {adaptor!r} has no such option")
+
+
+# ---------------------------------------------------------------------- values of several forms
+
+
+def numbers(text: str) -> int | list[int] | str:
+    """Read one whole number, several separated by commas, or any other word as it stands.
+
+    >>> numbers("5"), numbers("2,3"), numbers("shuffled")
+    (5, [2, 3], 'shuffled')
+    """
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        return text
+    return values if len(values) > 1 else values[0]
+
+
+def name_and_value(text: str) -> tuple[str, Any]:
+    """Read `name=value`; the value as JSON where it is JSON.
+
+    >>> name_and_value("alpha=0.5"), name_and_value("kind=fast")
+    (('alpha', 0.5), ('kind', 'fast'))
+    """
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise ValueError(expected("--option", text, "name=value"))
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def _tasks(name: str, value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | list | tuple):
+        wanted = "a number of tasks, their sizes or their classes"
+        raise ValueError(expected(name, value, wanted))
+    return value
+
+
+def _class_order(name: str, value: Any) -> Any:
+    if value not in ("natural", "shuffled") and not isinstance(value, list | tuple):
+        raise ValueError(expected(name, value, "'natural', 'shuffled' or a list of classes"))
+    return value
+
+
+def _mapping(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(expected(name, value, "names and values"))
+    return dict(value)
+
+
+def _recorders(name: str, value: Any) -> list[str]:
+    known = get_args(RecorderName)
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
+        raise ValueError(expected(name, value, f"some of {', '.join(known)}"))
+    for word in (names := [word.strip() for word in names]):
+        _check_choice(name, word, known)
+    return list(dict.fromkeys(names))
+
+
+def _path(name: str, value: Any) -> Path:
+    if not isinstance(value, str | Path):
+        raise ValueError(expected(name, value, "a path"))
+    return Path(value)
+
+
+def _source(name: str, value: Any) -> str:
+    return str(_path(name, value))
+
+
+# ---------------------------------------------------------------------- the options
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """What a learner and a spec have in common."""
+
+    buffer: int = option(200, "number of samples in the memory", METHOD, low=1)
+    boundaries: BoundaryMode = option(
+        "given", "given: tasks are announced; inferred: they are detected from the labels", METHOD
+    )
+    forward: ForwardMode = option(
+        "split",
+        "split: the new batch and each memory draw are normalised separately; concat: together",
+        METHOD,
+    )
+    seed: int = option(0, "seed of all random numbers", DATA, low=0)
+    batch_size: int = option(32, "samples per step and per memory draw", NETWORK, low=1)
+    lr: float = option(0.03, "learning rate of the network (SGD)", NETWORK)
+    adaptor_lr: float = option(0.01, "learning rate of the adaptor (Adam)", ADAPTOR, adaptors=CBA)
+    outer_every: int = option(
+        5, "steps between two updates of the adaptor, from the second task on", ADAPTOR,
+        low=1, adaptors=CBA,
+    )  # fmt: skip
+    levels: Levels = option(
+        "bi",
+        "loss that trains the adaptor: bi (outer loss after a virtual step of the network), or "
+        "for the single-level ablation joint (inner loss) or buffer (outer loss, not unrolled)",
+        ADAPTOR,
+        adaptors=CBA,
+    )
+    space: Space = option(
+        "logit",
+        "what the adaptor corrects: logit, or probability (the paper's literal reading)",
+        ADAPTOR,
+        adaptors=CBA,
+    )
+    width: int = option(
+        256, "hidden units of each network of the adaptor", ADAPTOR, low=1, adaptors=CBA
+    )
+    specific: SpecificPart = option(
+        "single",
+        "class-specific part of Dual-CBA: one network, individual ones for old and new, or none",
+        ADAPTOR,
+        adaptors=DUAL,
+    )
+    agnostic: bool = option(
+        True, "whether Dual-CBA has a class-agnostic part", ADAPTOR, adaptors=DUAL
+    )
+    divide: bool = option(
+        False, "divide the class-agnostic correction by the number of classes of its side", ADAPTOR,
+        adaptors=DUAL,
+    )  # fmt: skip
+    agnostic_from: str | None = option(
+        None,
+        "load the class-agnostic part, frozen: pretrained, or a file that another run wrote",
+        ADAPTOR,
+        adaptors=DUAL,
+        accept=_source,
+    )
+    freeze_after: int | None = option(
+        None, "number of tasks after which the class-agnostic part is frozen", ADAPTOR,
+        low=2, adaptors=DUAL,
+    )  # fmt: skip
+    ibn_augment: bool = option(True, "augment the memory when IBN estimates statistics", EVALUATION)
+    ibn_average: IBNAverage = option(
+        "cumulative", "how IBN averages over batches of the memory", EVALUATION
+    )
+    seen_only: bool = option(False, "predict only classes that have been seen", EVALUATION)
+    method_options: dict[str, Any] = option(
+        dict, "an option of the method itself, as name=value", METHOD,
+        flag="option", repeatable=True, parse=name_and_value, accept=_mapping,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(TrainingOptions):
+    """One run: what is learnt, by which method, and how it is scored."""
+
+    method: str = option(
+        "er-dual-cba", "rehearsal method, see `dualcba list methods`", METHOD, repeatable=True
+    )
+    dataset: str = option("digits", "a name, a folder of images by class, or an .npz file", DATA)
+    setting: str = option(
+        "online", "how the data arrive: online, blurry-K, semi-R or offline", DATA
+    )
+    tasks: Any = option(
+        5, "number of equal tasks, or their sizes: 2,3,5", DATA, parse=numbers, accept=_tasks
+    )
+    class_order: Any = option(
+        "natural", "order of the classes: natural, shuffled (by the seed), or 3,1,2,…", DATA,
+        parse=numbers, accept=_class_order,
+    )  # fmt: skip
+    epochs: int = option(None, "passes over each task (1, offline 50)", DATA, low=1)
+    labelled_batches: LabelledBatches = option(
+        "mixed",
+        "semi-supervised: mixed (one batch of both), or cycled (a labelled batch beside each "
+        "unlabelled one)",
+        DATA,
+    )
+    network: NetworkName = option("resnet18-slim", "network to train", NETWORK)
+    norm: Norm = option("bn", "normalisation layers in training", NETWORK)
+    eval_every: int = option(
+        5, "steps between evaluations; 0 evaluates at task ends only", EVALUATION, low=0
+    )
+    anytime: AnytimeScores = option(
+        "both", "statistics used for evaluations between task ends", EVALUATION
+    )
+    record: list[str] = option(
+        list, f"also record: {', '.join(get_args(RecorderName))}", EVALUATION,
+        repeatable=True, accept=_recorders,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Where runs are computed; changes their speed, not their meaning."""
+
+    def __post_init__(self) -> None:
+        fill(self, {}, None)
+
+    device: str = option("auto", "auto, cpu, cuda or cuda:N", HARDWARE)
+    engine: EngineName = option(
+        "auto", "eager, or captured as CUDA graphs; auto captures on a GPU", HARDWARE
+    )
+    precision: PrecisionName = option(
+        "auto", "of the forward pass; auto is bf16 on a GPU that has it", HARDWARE
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionOptions(Hardware):
+    """How many runs are computed at a time, and from which data."""
+
+    jobs: int | None = option(None, "processes on a CPU; by default one per core", HARDWARE, low=1)
+    abreast: int = option(1, "runs side by side on a GPU", HARDWARE, low=1)
+    data_dir: Path | None = option(
+        None, "folder of the datasets; by default $DUALCBA_DATA, else ./data", DATA, accept=_path
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What a command prints."""
+
+    def __post_init__(self) -> None:
+        fill(self, {}, None)
+
+    quiet: bool = option(False, "print no progress and no table", OUTPUT)
+    json: bool = option(False, "print the results as JSON", OUTPUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCommand(RunOptions, ExecutionOptions, OutputOptions):
+    """Everything that `dualcba run` takes, on the command line and in a TOML file."""
+
+    seeds: int = option(1, "number of seeds, counted from --seed", DATA, low=1)
+    out: Path | None = option(
+        None, "folder for the results; by default a new one below ./runs", OUTPUT, accept=_path
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeCommand(ExecutionOptions, OutputOptions):
+    """Everything that `dualcba resume` takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceCommand(ExecutionOptions, OutputOptions):
+    """Everything that `dualcba reproduce` takes."""
+
+    seeds: int = option(3, "number of seeds, counted from 0", DATA, low=1)
+    dataset: str | None = option(None, "cifar10, cifar100 or tiny-imagenet", DATA)
+    column: str | None = option(
+        None, "only columns whose title contains this text, such as 'M = 2000'", DATA
+    )
+    scale: Scale = option("paper", "paper, or small: digits, for a CPU", DATA)
+    out: Path | None = option(
+        None, "folder for the results; by default runs/reproduce or runs/reproduce-small", OUTPUT,
+        accept=_path,
+    )  # fmt: skip
+    dry_run: bool = option(False, "only print which runs are needed", OUTPUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchCommand(OutputOptions):
+    """Everything that `dualcba bench` takes."""
+
+    method: list[str] = option(
+        lambda: ["er", "er-dual-cba"], "methods to time", METHOD, repeatable=True
+    )
+    against: list[str] = option(
+        lambda: ["bare", "usual"], "loops to compare with: bare, usual", METHOD, repeatable=True
+    )
+    network: NetworkName = option("mlp", "network to train", NETWORK)
+    steps: int = option(20, "steps per round", EVALUATION, low=1)
+    rounds: int = option(9, "rounds in which all contenders take turns", EVALUATION, low=1)
+    memory: bool = option(
+        True, "also measure peak memory and the first step, in a process each", EVALUATION
+    )
+    out: Path | None = option(None, "also write the numbers to this file", OUTPUT, accept=_path)
+    device: str = same_as(Hardware, "device")

@@ -1,0 +1,162 @@
+"""The command line is generated from the options: help, files, repeated options, folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dualcba import __version__
+from dualcba.options import (
+    GROUPS,
+    BenchCommand,
+    ReproduceCommand,
+    ResumeCommand,
+    RunCommand,
+    definitions,
+)
+
+Run = Callable[..., Any]
+QUICK = ("--eval-every", 0, "--batch-size", 32, "--device", "cpu")
+COMMANDS = {
+    "run": RunCommand, "resume": ResumeCommand, "reproduce": ReproduceCommand,
+    "bench": BenchCommand,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_every_option_with_its_default_in_its_group(command: str, dualcba: Run) -> None:
+    text = dualcba(command, "--help").out
+    known = definitions(COMMANDS[command])
+    found = re.findall(r"^  --([a-z-]+)", text, re.MULTILINE)
+    assert sorted(found) == sorted(
+        [(o.flag or o.name).replace("_", "-") for o in known.values()] + ["help"]
+    )
+    joined = "".join(text.split())  # lines are broken at spaces and hyphens
+    for option in known.values():
+        assert "".join(option.help.split()) in joined
+        if isinstance(option.default, int | float | str) and not isinstance(option.default, bool):
+            assert f"(default:{option.default}" in joined
+    sections = re.findall(r"^([A-Z][a-z ]+):$", text, re.MULTILINE)
+    assert [s for s in sections if s in GROUPS] == [
+        g for g in GROUPS if any(o.group == g for o in known.values())
+    ]
+
+
+def _seconds(*args: str) -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, *args], check=True, capture_output=True)
+    return time.perf_counter() - start
+
+
+@pytest.mark.parametrize("args", [("--help",), ("run", "--help"), ("--version",)])
+def test_help_needs_no_torch(args: tuple[str, ...]) -> None:
+    code = (
+        f"import sys; sys.argv = ['dualcba', *{args!r}]\n"
+        "from dualcba.cli.app import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_help_takes_less_than_half_the_time_of_importing_torch() -> None:
+    help_ = min(_seconds("-m", "dualcba", "run", "--help") for _ in range(3))
+    assert help_ < min(_seconds("-c", "import torch") for _ in range(3)) / 2
+
+
+def test_version(dualcba: Run) -> None:
+    assert dualcba("--version").out == f"dualcba {__version__}\n"
+
+
+@pytest.mark.parametrize("what", ["methods", "datasets", "settings", "networks", "experiments"])
+def test_lists_as_json(what: str, dualcba: Run) -> None:
+    names = [line.split()[0] for line in dualcba("list", what).out.splitlines()]
+    found = json.loads(dualcba("list", what, "--json").out)
+    assert [one["name"] for one in found] == names
+
+
+def test_a_method_may_be_given_several_times(dualcba: Run) -> None:
+    got = dualcba("run", "--method", "er", "--method", "er-cba,er", "--json", "--out", "x", *QUICK)
+    assert [r["method"] for r in json.loads(got.out)] == ["er", "er-cba"]
+
+
+def test_everything_may_stand_in_a_file(dualcba: Run, tmp_path: Path) -> None:
+    path = tmp_path / "all.toml"
+    lines = ['method = "er"', "eval_every = 0", "batch_size = 32", 'out = "there"', "json = true",
+             'device = "cpu"', 'engine = "eager"', 'precision = "fp32"', "jobs = 1", "abreast = 1",
+             "quiet = false", 'data_dir = "nowhere"', "[method_options]"]  # fmt: skip
+    path.write_text("\n".join(lines))
+    got = dualcba("run", path)
+    assert (got.code, got.err) == (0, "")
+    assert [r["method"] for r in json.loads(got.out)] == ["er"]
+    assert (got.folder / "there" / "plan.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("devise = 'cpu'", ["'devise'", "did you mean 'device'"]),
+        ("device = 3", ["device is 3"]),
+        ("out = 3", ["out is 3"]),
+        ("jobs = 0", ["jobs is 0", "at least 1"]),
+        ("quiet = 'yes'", ["quiet is 'yes'", "True or False"]),
+        ("engine = 'fast'", ["engine is 'fast'", "'eager'"]),
+    ],
+)
+def test_a_wrong_line_of_a_file(line: str, words: list[str], dualcba: Run, tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(line + "\n")
+    got = dualcba("run", tmp_path / "x.toml")
+    assert got.code == 2
+    (only,) = got.lines
+    assert all(word in only for word in words), only
+
+
+def test_without_out_each_call_has_a_folder_of_its_own(dualcba: Run, tmp_path: Path) -> None:
+    got = dualcba("run", "--method", "er", "--quiet", *QUICK)
+    (folder,) = (got.folder / "runs").iterdir()
+    assert folder.name.startswith("digits-online-")
+    (tmp_path / "mine.toml").write_text('method = "er"\neval_every = 0\nbatch_size = 32\n')
+    assert dualcba("run", tmp_path / "mine.toml", "--quiet").code == 0
+    assert (got.folder / "runs" / "mine").is_dir()
+    assert not (got.folder / "runs" / "demo").exists()
+
+
+def test_abreast_on_a_cpu_says_that_it_does_nothing(dualcba: Run) -> None:
+    got = dualcba("run", "--method", "er", "--abreast", 4, "--quiet", "--out", "x", *QUICK)
+    assert got.code == 0
+    assert got.lines == [
+        "dualcba: --abreast has no effect on a CPU; --jobs sets the number of processes"
+    ]
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "latin-1"])
+def test_output_that_cannot_be_encoded_degrades(encoding: str, tmp_path: Path) -> None:
+    args = ["run", "--method", "er", "--seeds", "2", "--out", "x", *map(str, QUICK)]
+    done = subprocess.run(
+        [sys.executable, "-m", "dualcba", *args], cwd=tmp_path, capture_output=True, check=False,
+        env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    text = done.stdout.decode(encoding)
+    assert "2 results in x" in text
+    assert "ACC ^" in text  # ↑
+    assert "?" not in text
+
+
+def test_a_script_for_shell_completion() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dualcba", "--show-completion", "bash"],
+        capture_output=True, text=True, check=False, env={**os.environ, "SHELL": "/bin/bash"},
+    )  # fmt: skip
+    assert "complete" in done.stdout + done.stderr

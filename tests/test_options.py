@@ -1,0 +1,103 @@
+"""Every option is defined once; whatever takes options is generated from the definitions."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any, get_args
+
+import pytest
+
+from dualcba import options
+from dualcba.data import DATASETS
+from dualcba.evaluation import RECORDERS
+from dualcba.experiments import Spec
+from dualcba.nets import NETWORKS
+from dualcba.normalization.layers import NORMALIZATIONS
+from dualcba.options import (
+    GROUPS,
+    Hardware,
+    Option,
+    RunCommand,
+    RunOptions,
+    TrainingOptions,
+    definitions,
+)
+
+ALL = definitions(RunCommand, options.ReproduceCommand, options.BenchCommand)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_option_says_what_it_is(name: str) -> None:
+    option = ALL[name]
+    assert option.help[0].islower() or option.help[0] in "$I"
+    assert not option.help.endswith(".")
+    assert option.group in GROUPS
+    default = option.default() if callable(option.default) else option.default
+    if default is not None and name not in ("tasks", "method"):
+        assert option.check(default) == default
+
+
+def test_a_command_takes_what_a_spec_takes() -> None:
+    assert set(definitions(RunOptions)) <= set(definitions(RunCommand))
+    assert list(definitions(Spec)) == list(definitions(RunOptions))
+    assert set(definitions(TrainingOptions)) < set(definitions(Spec))
+
+
+def test_choices_are_the_names_that_exist() -> None:
+    assert set(get_args(options.NetworkName)) == set(NETWORKS)
+    assert set(get_args(options.Norm)) == set(NORMALIZATIONS)
+    assert set(get_args(options.RecorderName)) == set(RECORDERS)
+    assert set(options.DATASET_DEFAULTS) == set(DATASETS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("forward", "apart", "forward is 'apart', expected 'split' or 'concat'"),
+        ("space", "logits", "expected 'logit' or 'probability' (did you mean 'logit'?)"),
+        ("buffer", 0, "buffer is 0, expected a whole number of at least 1"),
+        ("buffer", True, "buffer is True, expected a whole number"),
+        ("lr", "fast", "lr is 'fast', expected a number above 0"),
+        ("seen_only", 1, "seen_only is 1, expected True or False"),
+        ("setting", 3, "setting is 3, expected a name"),
+        ("record", ["prediction"], "record is 'prediction', expected 'predictions' or"),
+        ("method_options", 3, "method_options is 3, expected names and values"),
+        ("out", 3, "out is 3, expected a path"),
+        ("freeze_after", 1, "freeze_after is 1, expected a whole number of at least 2"),
+    ],
+)
+def test_a_wrong_value_names_the_option_and_what_is_accepted(
+    name: str, value: Any, text: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)):
+        ALL[name].check(value)
+
+
+def test_none_is_not_given() -> None:
+    assert Spec(ibn_augment=None, buffer=None, network=None) == Spec()
+    assert Hardware(device=None).device == "auto"  # type: ignore[arg-type]
+
+
+def test_a_default_of_the_dataset_goes_before_that_of_the_definition() -> None:
+    assert definitions(Spec)["buffer"].default == 200
+    assert Spec(dataset="digits").buffer == 100
+    assert Spec(dataset="digits", buffer=7).buffer == 7
+
+
+def test_an_option_of_an_adaptor_belongs_to_its_kinds() -> None:
+    both: Option = ALL["width"]
+    assert both.adaptors == ("cba", "dual-cba")
+    assert Spec(method="er").width is None
+    assert Spec(method="er-cba").width == 256
+    assert Spec(method="er-cba").specific is None
+    with pytest.raises(ValueError, match="the method has no adaptor"):
+        Spec(method="er", width=3)
+    with pytest.raises(ValueError, match="the adaptor 'cba' has no such option"):
+        Spec(method="er-cba", specific="single")
+
+
+def test_the_definitions_need_no_torch() -> None:
+    code = "import sys, dualcba.options; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
