@@ -167,7 +167,8 @@ def fill(options: Any, defaults: Mapping[str, Any], adaptor: str | None) -> None
     `defaults` go before those of the definitions. Options that the kind of `adaptor` does not have
     stay None, and raise where they are given.
     """
-    for name, o in definitions(type(options)).items():
+    cls: Any = type(options)
+    for name, o in definitions(cls).items():
         value = getattr(options, name)
         if o.adaptors and adaptor not in o.adaptors:
             if value is not None:
