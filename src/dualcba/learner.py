@@ -21,13 +21,13 @@ from dualcba.checkpoint import compare, read, restore, snapshot, write
 from dualcba.data import Transform, check_labels, check_samples
 from dualcba.engine import make_engine, resolve_device
 from dualcba.engine.optimizers import SGD
-from dualcba.errors import above_zero, at_least, expected
-from dualcba.methods import Context, Method
+from dualcba.errors import expected
+from dualcba.methods import Context
 from dualcba.nets import Network
 from dualcba.prediction import Answers
 from dualcba.randomness import pack, resumed, torch_generator, torch_resumed
 from dualcba.tasks.class_sets import ClassSets
-from dualcba.training import arguments
+from dualcba.training.arguments import LearnerArguments, check_head, keywords_of
 from dualcba.training.draws import Draws
 from dualcba.training.forward import Forwards
 from dualcba.training.loss_monitor import RecentLosses
@@ -117,94 +117,47 @@ class Learner:
     [0, 1, 2, 3]
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        input_shape: Sequence[int],
-        num_classes: int,
-        *,
-        method: str | Method = "er-dual-cba",
-        method_options: Mapping[str, Any] | None = None,
-        buffer: int = 200,
-        batch_size: int = 32,
-        lr: float = 0.03,
-        adaptor_lr: float = 0.01,
-        outer_every: int = 5,
-        levels: str = "bi",
-        adaptor: str | None = None,
-        adaptor_options: Mapping[str, Any] | None = None,
-        agnostic_from: str | Path | None = None,
-        freeze_after: int | None = None,
-        transform: Transform | None = None,
-        dtype: torch.dtype = torch.uint8,
-        forward: str = "split",
-        ibn: bool | None = None,
-        ibn_augment: bool = True,
-        ibn_average: str = "cumulative",
-        seen_only: bool = False,
-        boundaries: str = "given",
-        seed: int = 0,
-        device: str | torch.device = "auto",
-        engine: str = "auto",
-        precision: str = "auto",
-        head: str | None = None,
-    ) -> None:
-        options = adaptor_options or {}
-        base, kind = arguments.resolve(method, method_options or {}, adaptor)
-        arguments.check_adaptor(kind, options)
-        arguments.check_transfer(kind, options, agnostic_from, freeze_after)
-        arguments.check_levels(kind, levels)
-        at_least(2, num_classes=num_classes)
-        at_least(1, buffer=buffer, batch_size=batch_size, outer_every=outer_every)
-        at_least(0, seed=seed)
-        above_zero(lr=lr, adaptor_lr=adaptor_lr)
-        arguments.check_choices(
-            dtype=dtype, forward=forward, ibn_average=ibn_average, precision=precision,
-            boundaries=boundaries,
-        )  # fmt: skip
-        arguments.check_flags(ibn=ibn, ibn_augment=ibn_augment, seen_only=seen_only)
-        shape = arguments.check_shape(input_shape)
-        transform = transform or Transform([0.0], [1.0])
-        arguments.check_input(transform, shape)
-        arguments.check_network(network)
-        arguments.check_parts(base, buffer, num_classes)
-        self.device = resolve_device(device)
-        self.engine = make_engine(engine, self.device)
-        self.batch_size = batch_size
-        self.ibn = kind == "dual-cba" if ibn is None else ibn
-        self.dtype = dtype
+    @keywords_of(LearnerArguments)
+    def __init__(self, given: LearnerArguments) -> None:
+        network, base, kind = given.network, given.base, given.kind
+        shape, num_classes = tuple(given.input_shape), given.num_classes
+        self.device = resolve_device(given.device)
+        self.engine = make_engine(given.engine, self.device)
+        self.batch_size = given.batch_size
+        self.ibn = bool(given.ibn)
+        self.dtype = given.dtype
         self.step = 0
 
         with undisturbed(self.device), self.engine.scope():  # before anything of the caller's moves
             self.sets = ClassSets(num_classes)
-            rng = torch_generator(seed, "adaptor")
-            self.adaptor = make_adaptor(kind, options, agnostic_from, self.sets, rng)
+            rng = torch_generator(given.seed, "adaptor")
+            self.adaptor = make_adaptor(kind, given, self.sets, rng)
         if not network.training:
             network.train()  # as a whole; parts that were frozen by hand stay as they are
         self._modes = [(module, module.training) for module in network.modules()]
         self.method = base
-        self.network = Network(network, shape, num_classes, head=head)
-        self.precision = Precision(precision, self.device, self.network)
+        self.network = Network(network, shape, num_classes, head=given.head)
+        self.precision = Precision(given.precision, self.device, self.network)
         with undisturbed(self.device), self.engine.scope():
-            self.memory = base.make_memory(buffer, shape, dtype, num_classes)
-            self.lr = torch.tensor(lr, device=self.device)
-            context = self._place(transform)
-            self.forwards = Forwards(context, base, self.views, concat=forward == "concat")
+            self.memory = base.make_memory(given.buffer, shape, given.dtype, num_classes)
+            self.lr = torch.tensor(given.lr, device=self.device)
+            context = self._place(given.transform)
+            self.forwards = Forwards(context, base, self.views, concat=given.forward == "concat")
             self.outer = OuterLevel(
                 self.adaptor, rng, base, context,
-                lr=float(adaptor_lr), levels=levels, every=outer_every, freeze_after=freeze_after,
+                given,
             )  # fmt: skip
-            arguments.check_head(self.network, self.outer)
+            check_head(self.network, self.outer)
             self.answers = Answers(
-                context, base, self.forwards, self.precision, self.engine, seed=seed,
-                average=ibn_average, augment=ibn_augment, seen_only=seen_only,
+                context, base, self.forwards, self.precision, self.engine, seed=given.seed,
+                average=given.ibn_average, augment=given.ibn_augment, seen_only=given.seen_only,
             )  # fmt: skip
             self.losses = RecentLosses(self.engine)
         self.tasks = Tasks(
             context, base, self.outer, self.engine,
-            inferred=boundaries == "inferred", network_changed=self.answers.forget,
+            inferred=given.boundaries == "inferred", network_changed=self.answers.forget,
         )  # fmt: skip
-        self.draws = Draws(seed, context, base, self.views)
+        self.draws = Draws(given.seed, context, base, self.views)
         theta = trainable(self.network) + trainable(base)
         self.optimizer = SGD(theta, lr=self.lr, fused=True)
         self.iteration = Iteration(

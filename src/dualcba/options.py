@@ -139,10 +139,10 @@ def option(default: Any, help: str, group: str, **more: Any) -> Any:
     )
 
 
-def same_as(cls: type, name: str) -> Any:
-    """Define an option of another class again, with a narrower or wider type."""
+def same_as(cls: type, name: str, **more: Any) -> Any:
+    """Take an option of another class over, with a narrower or wider type."""
     (found,) = [f for f in dataclasses.fields(cls) if f.name == name]
-    return dataclasses.field(default=None, metadata=dict(found.metadata))
+    return dataclasses.field(default=None, metadata={**found.metadata, **more})
 
 
 @cache
@@ -186,6 +186,19 @@ def not_an_option(name: str, value: object, adaptor: str | None) -> str:
     if adaptor is None:
         return expected(name, value, "no value: the method has no adaptor")
     return expected(name, value, f"no value: the adaptor {adaptor!r} has no such option")
+
+
+def check_adaptor_parts(options: TrainingOptions) -> None:
+    """Raise unless the parts of an adaptor fit each other."""
+    if options.specific == "none" and not options.agnostic:
+        raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
+    if options.agnostic_from is not None and not options.agnostic:
+        wanted = "None if agnostic is False"
+        raise ValueError(expected("agnostic_from", options.agnostic_from, wanted))
+    trained = options.agnostic and options.agnostic_from is None
+    if options.freeze_after is not None and not trained:
+        wanted = "None if no class-agnostic part is trained"
+        raise ValueError(expected("freeze_after", options.freeze_after, wanted))
 
 
 # ---------------------------------------------------------------------- values of several forms
@@ -372,7 +385,7 @@ class RunOptions(TrainingOptions):
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Hardware:
     """Where runs are computed; changes their speed, not their meaning."""
 

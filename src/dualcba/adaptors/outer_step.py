@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +19,7 @@ from dualcba.adaptors.pretrained import load_agnostic
 from dualcba.engine.optimizers import Adam
 from dualcba.losses import Adapt, Batch, identity, inner_batches, stacked
 from dualcba.methods import Context, Method
+from dualcba.options import TrainingOptions
 from dualcba.tasks.class_sets import ClassSets
 
 LEVELS = ("bi", "joint", "buffer")
@@ -39,24 +38,20 @@ class OuterLevel:
         rng: torch.Generator,
         method: Method,
         context: Context,
-        *,
-        lr: float,
-        levels: str,
-        every: int,
-        freeze_after: int | None,
+        options: TrainingOptions,
     ) -> None:
         self.adaptor = adaptor
         self.rng = rng
         self.method = method
         self.context = context
-        self.levels = levels
-        self.every = every
-        self.freeze_after = freeze_after
+        self.levels = options.levels
+        self.every = options.outer_every
+        self.freeze_after = options.freeze_after
         self.optimizer: torch.optim.Adam | None = None
         if adaptor is not None and trainable(adaptor):
             cuda = context.lr.is_cuda
             phi = trainable(adaptor)
-            self.optimizer = Adam(phi, lr=lr, fused=True, capturable=cuda)
+            self.optimizer = Adam(phi, lr=float(options.adaptor_lr), fused=True, capturable=cuda)
         self.choose_phi()
 
     def choose_phi(self) -> None:
@@ -113,19 +108,20 @@ class OuterLevel:
 
 def make_adaptor(
     kind: str | None,
-    options: Mapping[str, Any],
-    source: str | Path | None,
+    options: TrainingOptions,
     sets: ClassSets,
     rng: torch.Generator,
 ) -> Adaptor | None:
-    """An adaptor, if any; ν comes from `source`, frozen, where given."""
+    """An adaptor, if any; ν comes from the file `agnostic_from`, frozen, where given."""
     if kind is None:
         return None
-    if source is None:
-        return ADAPTORS[kind](sets, rng, **options)
-    loaded = load_agnostic(source)
-    options = {"specific": "none", **options, "agnostic": loaded.part}
-    adaptor = ADAPTORS[kind](sets, rng, **options)
+    parts = ("specific", "agnostic", "divide", "space", "width")
+    given = {name: getattr(options, name) for name in parts}
+    given = {name: value for name, value in given.items() if value is not None}
+    if options.agnostic_from is None:
+        return ADAPTORS[kind](sets, rng, **given)
+    loaded = load_agnostic(options.agnostic_from)
+    adaptor = ADAPTORS[kind](sets, rng, **{**given, "agnostic": loaded.part})
     loaded.check(adaptor)
     return adaptor
 

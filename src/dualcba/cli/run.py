@@ -82,7 +82,9 @@ def _out_folder(given: Any, file: Path | None, first: Spec | None) -> Path:
 
 def prepare(execution: ExecutionOptions) -> tuple[Hardware, Ways]:
     """Return where and how runs are computed; --abreast is dropped, with a note, on a CPU."""
-    hardware = Hardware(execution.device, execution.engine, execution.precision)
+    hardware = Hardware(
+        device=execution.device, engine=execution.engine, precision=execution.precision
+    )
     abreast = execution.abreast
     if abreast > 1 and resolve_device(hardware.device).type == "cpu":
         note("--abreast has no effect on a CPU; --jobs sets the number of processes")

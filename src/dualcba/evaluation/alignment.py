@@ -60,7 +60,7 @@ class Alignment(Recorder):
         concat = learner.forwards.concat
         self.forwards = Forwards(context, learner.method, learner.views, concat=concat)
         self.forwards.samplewise = False  # apart is one after the other: nothing here is in a hurry
-        self.every = math.ceil(EVERY / learner.outer_every) * learner.outer_every
+        self.every = math.ceil(EVERY / (learner.outer_every or 1)) * (learner.outer_every or 1)
         self.points: list[tuple[int, int]] = []  # step, task from 0
         self.values: dict[str, list[Tensor]] = {}
 

@@ -27,7 +27,7 @@ from dualcba.methods import parse_method
 from dualcba.methods.fixmatch import FixMatch
 from dualcba.nets import make_network
 from dualcba.normalization.layers import convert_normalization
-from dualcba.options import Hardware
+from dualcba.options import Hardware, TrainingOptions, definitions
 from dualcba.randomness import first_weights, generator
 
 AGNOSTIC = "agnostic.safetensors"
@@ -244,33 +244,17 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
     if parse_setting(spec.setting).kind == "semi":
         first = spec.batch_size if spec.labelled_batches == "cycled" else 0
         method = FixMatch(method, labelled=first)
-    given = {name: getattr(spec, name) for name in ("adaptor_lr", "outer_every", "levels")}
-    parts = ("space", "width", "specific", "agnostic", "divide")
-    adaptor = {name: getattr(spec, name) for name in parts if getattr(spec, name) is not None}
+    shared = {name: getattr(spec, name) for name in definitions(TrainingOptions)}
     return Learner(
         network,
         data.input_shape,
         data.num_classes,
-        method=method,
-        adaptor=kind,
-        buffer=spec.buffer,
-        batch_size=spec.batch_size,
-        lr=spec.lr,
-        adaptor_options=adaptor,
-        agnostic_from=spec.agnostic_from,
-        freeze_after=spec.freeze_after,
+        **shared | {"method_options": None, "method": method, "adaptor": kind},
         transform=data.transform(),
         dtype=data.train_x.dtype,
-        forward=spec.forward,
-        ibn_augment=spec.ibn_augment,
-        ibn_average=spec.ibn_average,
-        seen_only=spec.seen_only,
-        boundaries=spec.boundaries,
-        seed=spec.seed,
         device=hardware.device,
         engine=hardware.engine,
         precision=hardware.precision,
-        **{name: value for name, value in given.items() if value is not None},
     )
 
 

@@ -15,7 +15,13 @@ from dualcba.data import DATASETS
 from dualcba.errors import at_least, expected, unknown
 from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_setting
 from dualcba.methods import METHODS, check_options, parse_method
-from dualcba.options import DATASET_DEFAULTS, RunOptions, definitions, fill
+from dualcba.options import (
+    DATASET_DEFAULTS,
+    RunOptions,
+    check_adaptor_parts,
+    definitions,
+    fill,
+)
 
 OFFLINE_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     ("cifar100", base): {"adaptor_lr": 0.0001} for base in ("derpp", "clser", "rar")
@@ -45,7 +51,7 @@ class Spec(RunOptions):
         _check_dataset(self)
         _check_setting(self)
         _check_epochs(self, epochs_given)
-        _check_adaptor_parts(self)
+        check_adaptor_parts(self)
         check_options(self.method, self.method_options)
 
     def _defaults(self) -> dict[str, Any]:
@@ -115,16 +121,6 @@ def _check_epochs(spec: Spec, given: bool) -> None:
         field, wanted = ("epochs", "1") if given else ("setting", "another")
         wanted += f": {spec.method} only works in a single pass"
         raise ValueError(expected(field, getattr(spec, field), wanted))
-
-
-def _check_adaptor_parts(spec: Spec) -> None:
-    if spec.specific == "none" and not spec.agnostic:
-        raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
-    if spec.agnostic_from is not None and not spec.agnostic:
-        raise ValueError(expected("agnostic_from", spec.agnostic_from, "None if agnostic is False"))
-    if spec.freeze_after is not None and (spec.agnostic_from is not None or not spec.agnostic):
-        wanted = "None if no class-agnostic part is trained"
-        raise ValueError(expected("freeze_after", spec.freeze_after, wanted))
 
 
 # ---------------------------------------------------------------------- several specs at once

@@ -1,120 +1,180 @@
-"""The arguments of a learner, checked: one line for the first that cannot be."""
+"""The arguments of a learner: the options, and the network and samples that they apply to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 import torch
 from torch import nn
 
-from dualcba.adaptors.adaptor import ADAPTOR_OPTIONS, ADAPTORS
-from dualcba.adaptors.outer_step import LEVELS, OuterLevel
+from dualcba.adaptors.outer_step import OuterLevel
 from dualcba.data import Transform
-from dualcba.errors import at_least, expected, one_of, unknown
+from dualcba.errors import at_least, expected, unknown
 from dualcba.methods import Method, check_options, parse_method
 from dualcba.nets import Network
-from dualcba.training.precision import PRECISIONS
+from dualcba.options import (
+    DATA,
+    EVALUATION,
+    METHOD,
+    NETWORK,
+    AdaptorKind,
+    EngineName,
+    Hardware,
+    PrecisionName,
+    RunOptions,
+    TrainingOptions,
+    check_adaptor_parts,
+    definitions,
+    fill,
+    option,
+    same_as,
+)
 
-CHOICES: dict[str, Sequence[object]] = {
-    "dtype": (torch.uint8, torch.float32),
-    "forward": ("split", "concat"),
-    "ibn_average": ("cumulative", "ema"),
-    "precision": PRECISIONS,
-    "boundaries": ("given", "inferred"),
-}
+DTYPES = (torch.uint8, torch.float32)
+P = ParamSpec("P")
 
 
-def resolve(
-    method: str | Method, options: Mapping[str, Any], adaptor: str | None
-) -> tuple[Method, str | None]:
-    """The method and the kind of adaptor that the arguments name.
+def _method(name: str, value: Any) -> Any:
+    if not isinstance(value, str | Method):
+        raise ValueError(expected(name, value, "a name or a Method object"))
+    return value
+
+
+def _dtype(name: str, value: Any) -> Any:
+    if value not in DTYPES:
+        raise ValueError(expected(name, value, " or ".join(map(repr, DTYPES))))
+    return value
+
+
+def _transform(name: str, value: Any) -> Any:
+    if not isinstance(value, Transform):
+        raise ValueError(expected(name, value, "a Transform"))
+    return value
+
+
+def _device(name: str, value: Any) -> str:
+    return str(value)
+
+
+@dataclass(frozen=True)
+class LearnerArguments(TrainingOptions):
+    """What `Learner` is given, checked; `base` is the method and `kind` that of its adaptor."""
+
+    network: nn.Module
+    input_shape: Sequence[int]
+    num_classes: int
+    _: KW_ONLY
+    method: str | Method = same_as(RunOptions, "method", accept=_method)
+    adaptor: AdaptorKind | None = option(
+        None, "kind of bias adaptor, if the method is an object: its name says it otherwise", METHOD
+    )
+    device: str | torch.device = same_as(Hardware, "device", accept=_device)
+    engine: EngineName = same_as(Hardware, "engine")
+    precision: PrecisionName = same_as(Hardware, "precision")
+    transform: Transform = option(
+        lambda: Transform([0.0], [1.0]),
+        "augmentation and normalisation; by default uint8 becomes [0, 1] and floats stay",
+        DATA,
+        accept=_transform,
+    )
+    dtype: torch.dtype = option(
+        torch.uint8, "type of the raw samples: torch.uint8 or torch.float32", DATA, accept=_dtype
+    )
+    head: str | None = option(
+        None, "name of the network's last linear layer; found automatically", NETWORK
+    )
+    ibn: bool | None = option(
+        None, "whether predictions use IBN statistics; by default with Dual-CBA", EVALUATION
+    )
+    base: Method = field(init=False)
+    kind: str | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        shape = check_shape(self.input_shape)
+        at_least(2, num_classes=self.num_classes)
+        options = definitions(LearnerArguments)
+        given = "er-dual-cba" if self.method is None else options["method"].check(self.method)
+        base, kind = resolve(given, self.method_options or {}, self.adaptor)
+        fill(self, {"specific": "none" if self.agnostic_from is not None else "single"}, kind)
+        check_adaptor_parts(self)
+        resolved = {"input_shape": shape, "base": base, "kind": kind}
+        resolved["ibn"] = kind == "dual-cba" if self.ibn is None else self.ibn
+        for name, value in resolved.items():
+            object.__setattr__(self, name, value)
+        _check_transform(self.transform, shape)
+        check_network(self.network)
+        _check_method(base, self.buffer, self.num_classes)
+
+
+def keywords_of(
+    arguments: Callable[P, Any],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Give an `__init__` the signature of a dataclass, for type checkers and for `help`."""
+
+    def typed(init: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        known = definitions(arguments)
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = [
+            p.replace(default=known[p.name].default) if p.name in known else p
+            for p in inspect.signature(arguments).parameters.values()
+        ]
+
+        def checked(self: Any, /, *args: P.args, **given: P.kwargs) -> None:
+            for name in given:
+                if name not in inspect.signature(arguments).parameters:
+                    raise TypeError(unknown("option", name, known))
+            init(self, arguments(*args, **given))
+
+        checked.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
+        checked.__doc__ = init.__doc__
+        return checked
+
+    return typed
+
+
+def documented(arguments: type) -> Callable[[type], type]:
+    """Put the options of a dataclass into a class's docstring, in place of `{options}`."""
+
+    def document(cls: type) -> type:
+        lines = []
+        for o in definitions(arguments).values():
+            default = "" if o.default is None or callable(o.default) else f", default {o.default!r}"
+            lines += [f"    {o.name}{default}", f"        {o.help[0].upper()}{o.help[1:]}."]
+        cls.__doc__ = (cls.__doc__ or "").replace("    {options}", "\n".join(lines))
+        return cls
+
+    return document
+
+
+def resolve(method: str | Method, options: Any, adaptor: str | None) -> tuple[Method, str | None]:
+    """Return the method and the kind of adaptor that the arguments name.
 
     >>> base, kind = resolve("er-dual-cba", {}, None)
     >>> type(base).__name__, kind
     ('ER', 'dual-cba')
     """
+    own = definitions(LearnerArguments)["adaptor"]
+    named = None if adaptor is None else own.check(adaptor)
     if isinstance(method, Method):
-        return _own(method, options, adaptor)
-    if not isinstance(method, str):
-        raise ValueError(expected("method", method, "a name or a Method object"))
+        if named is not None and not method.adaptable:
+            name = type(method).__name__
+            raise ValueError(expected("adaptor", adaptor, f"None: {name} has no logits to adapt"))
+        if options:
+            raise ValueError(expected("method_options", options, "none for a Method object"))
+        return method, named
     base, kind = parse_method(method)
-    if adaptor is not None and adaptor != kind:
+    if named is not None and named != kind:
         raise ValueError(expected("adaptor", adaptor, f"{kind!r}, as the method {method!r} says"))
     check_options(method, options)
     return base(**options), kind
 
 
-def _own(
-    method: Method, options: Mapping[str, Any], adaptor: str | None
-) -> tuple[Method, str | None]:
-    if adaptor is not None and adaptor not in ADAPTORS:
-        raise ValueError(expected("adaptor", adaptor, f"one of {', '.join(ADAPTORS)}"))
-    if adaptor is not None and not method.adaptable:
-        name = type(method).__name__
-        raise ValueError(expected("adaptor", adaptor, f"none: {name} has no logits to adapt"))
-    if options:
-        raise ValueError(expected("method_options", options, "none beside a Method object"))
-    return method, adaptor
-
-
-def check_adaptor(kind: str | None, options: Mapping[str, Any]) -> None:
-    """Raise unless the adaptor takes these options."""
-    if options and kind is None:
-        raise ValueError(expected("adaptor_options", dict(options), "none without an adaptor"))
-    for name in options:
-        if kind is not None and name not in ADAPTOR_OPTIONS[kind]:
-            raise ValueError(
-                unknown(f"option of the adaptor {kind!r}", name, ADAPTOR_OPTIONS[kind])
-            )
-
-
-def check_transfer(
-    kind: str | None, options: Mapping[str, Any], source: object, freeze_after: int | None
-) -> None:
-    """Raise unless there is a class-agnostic part to load or to freeze."""
-    agnostic = kind == "dual-cba" and options.get("agnostic", True)
-    given = {"agnostic_from": source, "freeze_after": freeze_after}
-    for field, value in given.items():
-        if value is not None and not agnostic:
-            raise ValueError(expected(field, value, "None without a class-agnostic part"))
-    if freeze_after is not None:
-        at_least(2, freeze_after=freeze_after)  # in the first task nothing of it is learnt
-        if source is not None:
-            raise ValueError(expected("freeze_after", freeze_after, "None for a loaded part"))
-
-
-def check_levels(kind: str | None, levels: str) -> None:
-    """Raise unless an adaptor can learn by these levels."""
-    one_of(LEVELS, levels=levels)
-    if kind is None and levels != "bi":
-        raise ValueError(expected("levels", levels, "'bi' without an adaptor"))
-
-
-def check_choices(**given: object) -> None:
-    """Raise unless each is one of its `CHOICES`.
-
-    >>> check_choices(forward="apart")
-    Traceback (most recent call last):
-    ...
-    ValueError: forward is 'apart', expected 'split' or 'concat'
-    """
-    for field, value in given.items():
-        one_of(CHOICES[field], **{field: value})
-
-
-def check_flags(*, ibn: object, **flags: object) -> None:
-    """Raise unless these are truth values; `ibn` may be left open."""
-    if ibn is not None and not isinstance(ibn, bool):
-        raise ValueError(expected("ibn", ibn, "True, False or None"))
-    for field, value in flags.items():
-        if not isinstance(value, bool):
-            raise ValueError(expected(field, value, "True or False"))
-
-
 def check_shape(shape: object) -> tuple[int, ...]:
-    """The shape of one sample.
+    """Return the shape of one sample, or raise.
 
     >>> check_shape(64)
     Traceback (most recent call last):
@@ -129,7 +189,7 @@ def check_shape(shape: object) -> tuple[int, ...]:
 
 
 def check_network(network: nn.Module) -> None:
-    """Raise unless it is a network in single precision, of which something learns."""
+    """Raise unless it is a network in float32 with trainable parameters."""
     if not isinstance(network, nn.Module):
         raise ValueError(expected("network", network, "an nn.Module"))
     weights = list(network.named_parameters())
@@ -138,22 +198,19 @@ def check_network(network: nn.Module) -> None:
             wanted = "torch.float32: call float() on the network"
             raise ValueError(expected(f"dtype of the network's {name}", weight.dtype, wanted))
     if weights and not any(weight.requires_grad for _, weight in weights):
-        raise ValueError("no parameter of the network requires a gradient, expected some to learn")
+        raise ValueError("no parameter of the network requires a gradient, expected at least one")
 
 
 def check_head(network: Network, outer: OuterLevel) -> None:
-    """Raise unless the head learns, where the adaptor learns by a virtual step of it."""
+    """Raise if the last layer is frozen and the adaptor is trained by a virtual step of it."""
     frozen = [name for name, p in network.head.named_parameters() if not p.requires_grad]
     if frozen and outer.optimizer is not None and outer.levels == "bi":
         name = f"{network.head_name}.{frozen[0]}"
-        wanted = "one that does: the adaptor learns by a step of the last layer"
+        wanted = "a trainable last layer: the adaptor is trained by a step of it"
         raise ValueError(f"the network's {name} requires no gradient, expected {wanted}")
 
 
-def check_input(transform: Transform, shape: tuple[int, ...]) -> None:
-    """Raise unless the transform takes samples of this shape."""
-    if not isinstance(transform, Transform):
-        raise ValueError(expected("transform", transform, "a Transform"))
+def _check_transform(transform: Transform, shape: tuple[int, ...]) -> None:
     channels = max(transform.scale.numel(), transform.shift.numel())
     if channels not in (1, shape[0]):
         wanted = f"1 or {shape[0]}, the channels of input_shape {shape}"
@@ -163,10 +220,9 @@ def check_input(transform: Transform, shape: tuple[int, ...]) -> None:
         raise ValueError(expected("input_shape", shape, wanted))
 
 
-def check_parts(method: Method, buffer: int, num_classes: int) -> None:
-    """Raise unless the method is free and there is room for what it keeps."""
+def _check_method(method: Method, buffer: int, num_classes: int) -> None:
     if hasattr(method, "context"):
-        raise ValueError("the method object works in another learner, expected one of its own")
+        raise ValueError("the method object belongs to another learner, expected a new one")
     if method.one_per_class and buffer < num_classes:
         wanted = f"at least {num_classes}: {type(method).__name__} keeps samples of every class"
         raise ValueError(expected("buffer", buffer, wanted))
