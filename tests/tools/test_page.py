@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import collect, page
-from benchmarks.collected import Collected, Group, read, unfold
-from benchmarks.page_parts import differences, paired, spread
+from tools import collect, page
+from tools.collected import Collected, Group, read, unfold
+from tools.page_parts import differences, paired, spread
 
 from dualcba.experiments.paper.catalogue import complete
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.collected import Collected, Fields, named
+from tools.collected import Collected, Fields, named
 from dualcba.errors import unknown
 from dualcba.experiments.paper.catalogue import Entry, complete, experiments
 from dualcba.report.comparison import (
