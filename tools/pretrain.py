@@ -1,6 +1,6 @@
 """Train the class-agnostic part that ships with the package, and write it with its provenance.
 
-usage: python -m benchmarks.pretrain --commit HASH [--dataset cifar100] [--out FILE]
+usage: python -m tools.pretrain --commit HASH [--dataset cifar100] [--out FILE]
 
 As the paper's table of inter-dataset transfer: ER with Dual-CBA, the class-specific part
 individual, on Split CIFAR-100 with a memory of 2000. Beside the file lies the same provenance as
