@@ -27,10 +27,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.collected import Collected, Fields, Group, read
-from tools.page_parts import agreement, columns, each, gained, gains, table, variants
 from dualcba.errors import unknown
 from dualcba.experiments.spec import fields
+from tools.collected import Collected, Fields, Group, read
+from tools.page_parts import agreement, columns, each, gained, gains, table, variants
 
 ROOT = Path(__file__).parent.parent
 PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "results"

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools import collect, page
 from tools.collected import Collected, Group, read, unfold
 from tools.page_parts import differences, paired, spread
 
 from dualcba.experiments.paper.catalogue import complete
+from tools import collect, page
 
 COLUMN = "CIFAR-100, M = 2000"
 MAIN = f'table main "{COLUMN}"'
