@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from benchmarks import abreast, contenders, growth, parts, profiling, step
 from benchmarks.learners import Ready, synthetic
-
 from dualcba.bench import Setup
 from dualcba.experiments import Hardware, Spec
 
