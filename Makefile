@@ -1,4 +1,4 @@
-# `make demo` and `make test` set themselves up: a virtual environment in .venv, then the job.
+# `make demo` and `make test` first create a virtual environment in .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo test lint bench clean
 
-# torch first and pinned: an open requirement would fetch gigabytes of CUDA on a CPU machine
+# torch first and pinned: an unpinned requirement can fetch gigabytes of CUDA on a CPU machine
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q "torch==2.13.0"

@@ -1,43 +1,38 @@
-"""Methods and seeds in turn on one device, and whole runs, as `dualcba run --abreast` does them."""
+"""Methods in turns, seeds side by side on one device, and whole runs (`dualcba run --abreast`)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.learners import Ready
+from dualcba.bench.timing import time_in_turns
 from dualcba.data import Dataset
 from dualcba.experiments import Hardware, Spec, run_all
 
 ROUNDS = 5
-
-
 TURNS = 24
 
 
 def in_turns(
     specs: Sequence[Spec], hardware: Hardware, data: Dataset, steps: int
 ) -> list[dict[str, Any]]:
-    """Milliseconds per step of each spec, in turns, A B C C B A …, and the ratio to the first."""
+    """Return milliseconds per step of each spec, timed in turns, and the ratio to the first."""
     ready = [Ready(spec, hardware, data) for spec in specs]
-    times: list[list[float]] = [[] for _ in ready]
-    for turn in range(TURNS):
-        order = list(range(len(ready)))
-        for k in order if turn % 2 == 0 else order[::-1]:
-            one = ready[k]
-            took = one.seconds(lambda one=one: [one.step() for _ in range(steps)])
-            times[k].append(1e3 * took / steps)
+    work = {k: partial(one.steps, steps) for k, one in enumerate(ready)}
+    watches = time_in_turns(work, TURNS, ready[0].device, units=steps)
     rows = []
-    for spec, own in zip(specs, np.array(times), strict=True):
-        low, middle, high = np.quantile(own / np.array(times[0]), (0.25, 0.5, 0.75))
+    for spec, own in zip(specs, watches.values(), strict=True):
+        low, middle, high = np.quantile(own.ratios(watches[0]), (0.25, 0.5, 0.75))
         rows.append({
             "method": spec.method,
-            "ms_per_step": round(float(np.median(own)), 4),
+            "ms_per_step": round(1e3 * own.median, 4),
             "ratio_to_first": round(float(middle), 4),
             "quartiles": f"{low:.4f} to {high:.4f}",
         })  # fmt: skip
@@ -47,33 +42,30 @@ def in_turns(
 def steps_abreast(
     spec: Spec, hardware: Hardware, data: Dataset, seeds: int, steps: int
 ) -> dict[str, Any]:
-    """Milliseconds per step and seed with so many learners in turn, and beside one alone."""
+    """Return milliseconds per step and seed of learners side by side, and of one alone."""
     ready = [Ready(replace(spec, seed=seed), hardware, data) for seed in range(seeds)]
 
-    def turns(learners: list[Ready]) -> float:
-        def work() -> None:
-            for _ in range(steps):
-                for one in learners:
-                    one.step()
+    def together() -> None:
+        for _ in range(steps):
+            for one in ready:
+                one.step()
 
-        return 1e3 * ready[0].seconds(work) / (steps * len(learners))
-
-    pairs = np.array([(turns(ready[:1]), turns(ready)) for _ in range(ROUNDS)])
-    alone, together = np.median(pairs, 0)
-    ratio = float(np.median(pairs[:, 1] / pairs[:, 0]))
+    work = {"alone": partial(ready[0].steps, steps), "together": together}
+    watches = time_in_turns(work, ROUNDS, ready[0].device, units=steps)
+    alone, all_of_them = watches["alone"], watches["together"]
     return {
         "method": spec.method,
         "seeds": seeds,
-        "ms_per_step_alone": round(float(alone), 4),
-        "ms_per_step_and_seed": round(float(together), 4),
-        "ratio_to_alone": round(ratio, 3),
+        "ms_per_step_alone": round(1e3 * alone.median, 4),
+        "ms_per_step_and_seed": round(1e3 * all_of_them.median / seeds, 4),
+        "ratio_to_alone": round(all_of_them.ratio(alone) / seeds, 3),
     }
 
 
 def whole_run(
     spec: Spec, hardware: Hardware, data: Dataset, *, every: int, seeds: int
 ) -> dict[str, Any]:
-    """Seconds from nothing to the results of so many seeds, all abreast."""
+    """Return the seconds from the specs to the results of all seeds, run side by side."""
     specs = [replace(spec, seed=seed, eval_every=every) for seed in range(seeds)]
     start = time.perf_counter()
     steps = 0

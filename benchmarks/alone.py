@@ -1,4 +1,4 @@
-"""One contender alone: see `dualcba.bench.alone`."""
+"""Measure one contender in a process of its own; see `dualcba.bench.alone`."""
 
 from benchmarks.contenders import everyone
 from dualcba.bench.alone import main

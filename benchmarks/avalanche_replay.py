@@ -1,7 +1,7 @@
-"""avalanche-lib's online replay: `Naive` with a `ReplayPlugin` and a reservoir, where installed.
+"""avalanche-lib's online replay: `Naive` with a `ReplayPlugin` and a reservoir, if installed.
 
-Its users augment one image at a time, as `usual` does; `augmented=False` spares it that and the
-normalisation too, so that what remains is the framework itself. No metrics, no loggers.
+Images are augmented one at a time, as in `usual`. With `augmented=False` they are augmented and
+normalised beforehand, which leaves the cost of the framework itself. No metrics, no loggers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dualcba.bench.usual import augment, to_pil
 
 
 def available() -> bool:
-    """Whether avalanche-lib is installed."""
+    """Return whether avalanche-lib is installed."""
     return importlib.util.find_spec("avalanche") is not None
 
 
 class _Images(torch.utils.data.Dataset[tuple[Tensor, int]]):
-    """Some rows of the shared stream, one image at a time."""
+    """Samples of the shared stream, one image at a time."""
 
     def __init__(self, setup: Setup, batches: range, augmented: bool) -> None:
         rows = torch.cat([setup.rows(k) for k in batches])
@@ -57,7 +57,7 @@ class Avalanche:
             from avalanche.training import Naive
             from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
             from avalanche.training.storage_policy import ReservoirSamplingBuffer
-        warnings.showwarning = lambda *_, **__: None  # it warns at every step; spare it that
+        warnings.showwarning = lambda *_, **__: None  # it warns at every step
         self.setup = setup
         self.net = setup.make_ordinary()
         storage = ReservoirSamplingBuffer(max_size=setup.buffer)
@@ -87,6 +87,6 @@ class Avalanche:
         self.strategy.train(next(self.experiences), num_workers=0)
 
     def evaluate(self, n: int) -> int:
-        """Its own evaluation loop, which counts nothing here."""
+        """Run its own evaluation loop; without metrics it counts nothing, so return 0."""
         self.strategy.eval(self.benchmark.test_stream, num_workers=0)
         return 0

@@ -1,12 +1,12 @@
-"""CapyMOA's `ExperienceReplay` around `Finetune`, where installed; it needs Java.
+"""CapyMOA's `ExperienceReplay` around `Finetune`, if installed; it needs Java.
 
-It concatenates the new batch with a draw of as many from a reservoir and trains on both at once, so
-their batch statistics mix; samples are flat vectors of floats, stored as they come. It has no
-augmentation of its own: `augmented` images come augmented one at a time, as its users would have
-them from a torchvision dataset, and what the memory keeps is then the augmented image.
+It concatenates the new batch with a memory draw of the same size and trains on both at once, so
+their batch statistics mix. Samples are flat vectors of floats, stored as they arrive. It has no
+augmentation of its own: `augmented` images are augmented one at a time before it sees them, as a
+torchvision dataset would do, and the memory stores the augmented image.
 
-Not compared: river 0.26, which has no neural networks, and deep-river 0.3.4, which has them but no
-memory to rehearse from, and which wants torch below 2.6.
+Not compared: river 0.26, which has no neural networks, and deep-river 0.3.4, which has networks
+but no rehearsal memory and needs torch below 2.6.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from dualcba.bench.usual import augment, to_pil
 
 
 def available() -> bool:
-    """Whether CapyMOA and Java are installed."""
+    """Return whether CapyMOA and Java are installed."""
     return importlib.util.find_spec("capymoa") is not None and shutil.which("java") is not None
 
 
 class CapyMOA:
-    """Its learner on the shared stream."""
+    """CapyMOA's learner on the shared stream."""
 
     def __init__(self, setup: Setup, *, augmented: bool = True) -> None:
         define_missing()
@@ -44,7 +44,7 @@ class CapyMOA:
         self.images = [to_pil(x) for x in setup.x] if augmented else []
 
     def batch(self, k: int) -> tuple[Tensor, Tensor]:
-        """Flat, normalised images and labels of the k-th batch."""
+        """Return flat, normalised images and labels of batch k."""
         if not self.images:
             x, y = self.setup.data(k)
             return ((x.float() / 255 - MEAN) / STD).flatten(1), y
@@ -53,11 +53,11 @@ class CapyMOA:
         return torch.stack(views).flatten(1), self.setup.y[rows]
 
     def step(self, k: int) -> None:
-        """Learn from the k-th batch."""
+        """Learn from batch k."""
         self.learner.batch_train(*self.batch(k))
 
     def evaluate(self, n: int) -> int:
-        """In the batches that all have."""
+        """Return the number of correct predictions, in the batches that all contenders use."""
         correct = 0
         for x, y in self.setup.evaluated(n):
             flat = ((x.float() / 255 - MEAN) / STD).flatten(1)

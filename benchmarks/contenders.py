@@ -1,4 +1,4 @@
-"""The contenders of `dualcba.bench`, and those that need other frameworks."""
+"""The contenders of `dualcba.bench` and those of other frameworks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ UNSCORED = ("avalanche", "avalanche-plain")
 
 
 def everyone() -> dict[Name, Make]:
-    """All contenders that can run here, by method and name."""
+    """Return all contenders that can run on this machine, by method and name."""
     observe: Make = partial(Ours, method="er", checked=True)
     foreign = {("er", name): make for name, make in FOREIGN.items() if name not in missing()}
     return {**contenders(["er", "er-dual-cba"]), ("er", "dualcba-observe"): observe, **foreign}
 
 
 def missing() -> list[str]:
-    """Those whose framework is not installed."""
+    """Return the names of contenders whose framework is not installed."""
     here = {"avalanche": avalanche_replay.available(), "capymoa": capymoa_replay.available()}
     return [name for name in FOREIGN if not here[name.removesuffix("-plain")]]

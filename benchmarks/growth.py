@@ -1,9 +1,9 @@
-"""How a step's cost grows: with tasks, classes, memory, image size, and with the stream's length.
+"""How the cost of a step grows with tasks, classes, memory, image size and length of the stream.
 
 usage: python -m benchmarks.growth [--network mlp] [--parts tasks,stream,classes,buffer,size]
 
-Learners that differ in one thing take turns; ratios are medians of each round's own ratio to the
-first. `stream` feeds one learner a million samples of 8x8 images and reads its resident memory.
+Learners that differ in one property are timed in turns; ratios are to the first of them. `stream`
+feeds one learner a million samples of 8x8 images and reads its resident memory.
 """
 
 from __future__ import annotations
@@ -21,36 +21,33 @@ from dualcba import Learner
 from dualcba.bench.command import command, versions
 from dualcba.bench.ours import Ours
 from dualcba.bench.setup import Setup
-from dualcba.bench.timing import seconds
+from dualcba.bench.timing import time_in_turns
 
 METHODS = ("er", "er-dual-cba")
 TASKS = 10
 
 
 def resident() -> float:
-    """Resident memory of this process in MiB."""
+    """Return the resident memory of this process in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
 def turns(work: Mapping[str, Callable[[], None]], steps: int, rounds: int) -> dict[str, Any]:
-    """Time each in turn; milliseconds, and the ratio to the first."""
-    times: dict[str, list[float]] = {name: [] for name in work}
-    for r in range(rounds):
-        for name in list(work)[:: 1 if r % 2 == 0 else -1]:
-            times[name].append(seconds(work[name], "cpu") / steps)
-    first = np.array(next(iter(times.values())))
+    """Return milliseconds per step of each, timed in turns, and the ratio to the first."""
+    watches = time_in_turns(work, rounds, units=steps)
+    first = next(iter(watches.values()))
     return {
         name: {
-            "ms_per_step": round(1e3 * float(np.median(t)), 4),
-            "ratio_to_first": round(float(np.median(np.array(t) / first)), 3),
+            "ms_per_step": round(1e3 * watch.median, 4),
+            "ratio_to_first": round(watch.ratio(first), 3),
         }
-        for name, t in times.items()
+        for name, watch in watches.items()
     }
 
 
 def endless(contender: Ours, k: int, steps: int) -> Callable[[], None]:
-    """A function that goes on by so many steps from the k-th batch."""
+    """Return a function that makes the next `steps` steps, from batch k on."""
     at = k
 
     def work() -> None:
@@ -63,7 +60,7 @@ def endless(contender: Ours, k: int, steps: int) -> Callable[[], None]:
 
 
 def over(field: str, values: list[int], args: argparse.Namespace) -> dict[str, Any]:
-    """Learners that differ in one field of the setup, each with its memory full."""
+    """Time learners that differ in one field of the setup, each with a full memory."""
     out = {}
     for method in METHODS:
         work = {}
@@ -81,7 +78,7 @@ def over(field: str, values: list[int], args: argparse.Namespace) -> dict[str, A
 
 
 def tasks(args: argparse.Namespace) -> dict[str, Any]:
-    """One learner in its first task, one in its second, one in its last."""
+    """Time learners in the first, the second and the last task."""
     out = {}
     for method in METHODS:
         work = {str(t + 1): _in_task(t, method, args) for t in (0, 1, TASKS - 1)}
@@ -107,7 +104,7 @@ def _in_task(last: int, method: str, args: argparse.Namespace) -> Callable[[], N
 
 
 def stream(args: argparse.Namespace) -> dict[str, Any]:
-    """Resident memory at ten points of a long stream of 8x8 images."""
+    """Return the resident memory at ten points of a long stream of 8x8 images."""
     torch.manual_seed(0)
     setup = Setup(size=8, channels=1, classes=10)
     learner: Learner = Ours(setup, "er-dual-cba").learner
@@ -134,7 +131,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="per round; a multiple of 5")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--samples", type=int, default=1_000_000, help="of the long stream")
-    parser.add_argument("--machine", default="", help="what kind of machine this is, for the file")
+    parser.add_argument("--machine", default="", help="the kind of machine, for the file")
     parser.add_argument("--json", type=Path, help="add the numbers to this file")
     args = parser.parse_args()
     known: dict[str, Callable[[], dict[str, Any]]] = {

@@ -1,9 +1,8 @@
-"""Learners on made-up CIFAR-shaped data, ready to be timed."""
+"""Learners on synthetic CIFAR-shaped data, ready to be timed."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,7 +12,8 @@ from dualcba import from_arrays
 from dualcba.data import Dataset, disjoint
 from dualcba.experiments import Hardware, Spec, make_learner
 
-WARM = 30  # steps of the second task: both kinds of step are captured by then
+WARM = 30
+"""Steps of the second task before timing; after them both kinds of step are captured."""
 
 
 def synthetic(
@@ -36,40 +36,36 @@ class Ready:
     def __init__(self, spec: Spec, hardware: Hardware, data: Dataset) -> None:
         start = time.perf_counter()
         self.learner = make_learner(spec, data, hardware)
+        self.device = self.learner.device
         self.stream = disjoint(data, spec.tasks)
-        self._x, self._y = (t.to(self.learner.device) for t in (data.train_x, data.train_y))
+        self._x, self._y = (t.to(self.device) for t in (data.train_x, data.train_y))
         self._take(0, spec.batch_size)
         self.step()
         self.sync()
         self.first = time.perf_counter() - start
-        for _ in range(11):
-            self.step()
+        self.steps(11)
         self._take(1, spec.batch_size)
-        for _ in range(WARM):
-            self.step()
+        self.steps(WARM)
         self.sync()
         self.ready = time.perf_counter() - start
 
     def _take(self, task: int, batch: int) -> None:
-        rows = torch.from_numpy(self.stream[task].train[:batch]).to(self.learner.device)
+        rows = torch.from_numpy(self.stream[task].train[:batch]).to(self.device)
         self.batch = self._x[rows], self._y[rows]
         self.sync()
         self.learner.new_task(self.stream[task].classes)
 
     def step(self) -> None:
-        """Learn once more from the same batch."""
+        """Learn from the same batch again."""
         with self.learner.engine.scope():
             self.learner.learn(*self.batch)
 
+    def steps(self, count: int) -> None:
+        """Make several steps."""
+        for _ in range(count):
+            self.step()
+
     def sync(self) -> None:
         """Wait for the device."""
-        if self.learner.device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.synchronize()
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        """How long it takes, until the device is done."""
-        self.sync()
-        start = time.perf_counter()
-        work()
-        self.sync()
-        return time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""The shares of a step on a CPU, by a clock around each part of it.
+"""The share of each part of a step on a CPU, measured by a clock around it.
 
 usage: python -m benchmarks.parts [--methods er,er-dual-cba] [--size 8] [--json FILE]
 """
@@ -21,7 +21,7 @@ from dualcba.bench.setup import Setup
 
 
 def clocked(contender: Ours, steps: int) -> dict[str, float]:
-    """Percent of the time of a step in each part; what is left is the Python between them."""
+    """Return the percentage of a step's time in each part; `between` is the Python around them."""
     spent: Counter[str] = Counter()
     depth = 0
 
@@ -60,7 +60,7 @@ def clocked(contender: Ours, steps: int) -> dict[str, float]:
 
 
 def measure(method: str, setup: Setup, steps: int) -> dict[str, float]:
-    """The shares for one method, past its first steps."""
+    """Return the shares for one method after its first steps."""
     contender = Ours(setup, method)
     for k in range(setup.first + 2 * setup.outer_every):
         contender.step(k)
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--commit", default="", help="for the file")
-    parser.add_argument("--machine", default="", help="what kind of machine this is, for the file")
+    parser.add_argument("--machine", default="", help="the kind of machine, for the file")
     parser.add_argument("--json", type=Path, help="add the numbers to this file")
     args = parser.parse_args()
     setup = Setup(size=args.size, channels=args.channels, classes=args.classes)

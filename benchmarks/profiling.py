@@ -1,9 +1,10 @@
-"""What a step consists of: kernels, how long the GPU is busy, and how far that is from its peak."""
+"""The kernels of a step, how long the GPU is busy, and the share of its peak that is reached."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,14 +13,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.learners import Ready
 from dualcba.bench import step_flops
+from dualcba.bench.timing import seconds
 from dualcba.learner import Learner
 
-STEPS = 20  # a multiple of 5: outer steps are among them as often as in training
+STEPS = 20  # a multiple of 5, so that the share of outer steps is that of training
 TOP = 25
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> float:
-    """The length that intervals cover together."""
+    """Return the total length that the intervals cover."""
     covered, end = 0.0, float("-inf")
     for start, stop in sorted(intervals):
         covered += max(0.0, stop - max(start, end))
@@ -28,11 +30,11 @@ def union(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def profiled(ready: Ready) -> dict[str, Any]:
-    """Per step: events on the device (on a CPU: operators), busy time, and the costliest names."""
-    cuda = ready.learner.device.type == "cuda"
+    """Return events on the device (on a CPU: operators), busy time and the slowest, per step."""
+    cuda = ready.device.type == "cuda"
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(activities=kinds) as prof:
-        ready.seconds(lambda: [ready.step() for _ in range(STEPS)])
+        seconds(partial(ready.steps, STEPS), ready.device)
     wanted = DeviceType.CUDA if cuda else DeviceType.CPU
     events = [
         e
@@ -59,7 +61,7 @@ def profiled(ready: Ready) -> dict[str, Any]:
 
 
 def roofline(learner: Learner, ms: float, busy_us: float, peak_tflops: float) -> dict[str, Any]:
-    """The arithmetic of a step, the time it takes at the device's peak, and what it took."""
+    """Return the arithmetic of a step, its time at the device's peak, and the measured time."""
     b = learner.batch_size
     outer = b / learner.outer_every if learner.adaptor_optimizer is not None else 0
     trained = b * (1 + learner.method.draws)
@@ -78,7 +80,7 @@ def roofline(learner: Learner, ms: float, busy_us: float, peak_tflops: float) ->
 
 
 def show(method: str, found: dict[str, Any], roof: dict[str, Any]) -> None:
-    """Print both."""
+    """Print a profile and its roofline."""
     counts = f"{found['events_per_step']} events and {found['copies_per_step']} copies"
     busy = f"busy for {found['busy_us_per_step']} µs"
     print(f"\n{method}: {counts} a step on the {found['on']}, {busy}")

@@ -1,8 +1,8 @@
-"""`dualcba bench` with other frameworks beside it, where they are installed.
+"""`dualcba bench` beside other frameworks, where they are installed.
 
 usage: python -m benchmarks.sidebyside [--network mlp] [--device cpu] [--only er/bare,er/capymoa]
 
-`--json` adds the numbers to a file. requirements-*.txt say how the frameworks were installed.
+`--json` adds the numbers to a file. requirements-*.txt list how the frameworks were installed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--buffer", type=int, default=200)
     parser.add_argument("--steps", type=int, default=20, help="per round; a multiple of 5")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", help="contenders as method/name, with commas; all by default")
-    parser.add_argument("--machine", default="", help="what kind of machine this is, for the file")
+    parser.add_argument("--only", help="contenders as method/name, comma-separated; default: all")
+    parser.add_argument("--machine", default="", help="the kind of machine, for the file")
     parser.add_argument("--commit", default="", help="for the file")
-    parser.add_argument("--conditions", default="", help="what else ran beside it, for the file")
-    parser.add_argument("--no-memory", action="store_true", help="spare the processes for memory")
+    parser.add_argument("--conditions", default="", help="other load on the machine, for the file")
+    parser.add_argument("--no-memory", action="store_true", help="do not measure peak memory")
     parser.add_argument("--json", type=Path, help="add the numbers to this file")
     return parser
 
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def append(path: Path, entry: dict[str, Any]) -> None:
-    """Add one entry to a file that holds a list of them."""
+    """Append an entry to a JSON file that holds a list."""
     entries = json.loads(path.read_text()) if path.exists() else []
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([*entries, entry], indent=1) + "\n")

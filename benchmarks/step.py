@@ -1,12 +1,12 @@
-"""Time a learner's step and its evaluation on this machine, on made-up images.
+"""Time a learner's step and its evaluation on this machine, on synthetic images.
 
 usage: python -m benchmarks.step [--methods er,er-dual-cba] [--network resnet18] [--device auto]
            [--turns] [--seeds-abreast 8] [--whole made-up] [--randaugment] [--profile]
            [--json FILE --commit HASH]
 
 Prints one row per method and engine: median milliseconds per step, microseconds per evaluated
-image, and seconds until the first step and until all is captured. Ratios are to the first row;
-those of `--turns`, where methods take turns, are the ones to trust.
+image, seconds until the first step and until all graphs are captured. Ratios are to the first row.
+To compare methods use `--turns`, which times them in turns.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from benchmarks.abreast import in_turns, steps_abreast, whole_run
 from benchmarks.learners import Ready, synthetic
 from benchmarks.profiling import profiled, roofline, show
 from dualcba.bench.command import command, machine, versions
-from dualcba.bench.timing import seconds
+from dualcba.bench.timing import time_in_turns
 from dualcba.data import Dataset, load_dataset
 from dualcba.data.randaugment import RandAugment
 from dualcba.engine import make_engine, resolve_device
@@ -35,6 +36,7 @@ from dualcba.experiments import Hardware, Spec
 from dualcba.io import whole
 
 ROUNDS = 5
+EVALUATIONS = 3
 WHOLE = "er-dual-cba"
 COLUMNS = (
     "method", "engine", "precision", "ms_per_step", "ratio_to_first", "us_per_image_bn",
@@ -43,10 +45,10 @@ COLUMNS = (
 
 
 def measure(ready: Ready, data: Dataset, steps: int) -> dict[str, float]:
-    """Step, evaluation and start-up of one learner."""
+    """Return the times of steps, evaluation and start-up of one learner."""
     part = max(1, steps // ROUNDS)
-    times = [ready.seconds(lambda: [ready.step() for _ in range(part)]) for _ in range(ROUNDS)]
-    out = {"ms_per_step": 1e3 * float(np.median(times)) / part}
+    watch = time_in_turns({"step": partial(ready.steps, part)}, ROUNDS, ready.device, units=part)
+    out = {"ms_per_step": 1e3 * watch["step"].median}
     learner = ready.learner
     evaluator = Evaluator(learner, data, ready.stream)
     for _ in range(4):
@@ -59,13 +61,14 @@ def measure(ready: Ready, data: Dataset, steps: int) -> dict[str, float]:
             evaluator._correct(len(ready.stream))
 
     for norm in ("bn", "ibn"):
-        took = [ready.seconds(lambda norm=norm: evaluate(norm)) for _ in range(3)]
-        out[f"us_per_image_{norm}"] = 1e6 * float(np.median(took)) / len(data.test_x)
+        work, images = {norm: partial(evaluate, norm)}, len(data.test_x)
+        watch = time_in_turns(work, EVALUATIONS, ready.device, units=images)
+        out[f"us_per_image_{norm}"] = 1e6 * watch[norm].median
     return out | {"first_step_s": ready.first, "ready_s": ready.ready}
 
 
 def randaugment(device: torch.device, batch: int = 96, times: int = 50) -> list[dict[str, Any]]:
-    """Images per second through operations drawn from all, captured where there is CUDA."""
+    """Return the images per second of RandAugment, captured where there is CUDA."""
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, 256, (batch, 3, 32, 32), dtype=np.uint8)).to(device)
     rows = []
@@ -83,11 +86,11 @@ def randaugment(device: torch.device, batch: int = 96, times: int = 50) -> list[
                 engine.run("augment", run, x, params)
 
         work()
-        took = [seconds(work, device.type) for _ in range(ROUNDS)]
-        rate = batch * times / float(np.median(took))
+        images = batch * times
+        watch = time_in_turns({"augment": work}, ROUNDS, device, units=images)["augment"]
         rows.append({
             "operations": augment.operations, "cutout": augment.cutout, "batch": batch,
-            "images_per_second": round(rate),
+            "images_per_second": round(1 / watch.median),
         })  # fmt: skip
     return rows
 
@@ -112,19 +115,19 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--turns", action="store_true", help="methods in turns, for their ratio")
     parser.add_argument("--seeds-abreast", type=int, nargs="+", default=[], metavar="K")
     parser.add_argument(
-        "--whole", metavar="DATA", help=f"whole runs of {WHOLE} on made-up images or a dataset"
+        "--whole", metavar="DATA", help=f"whole runs of {WHOLE} on a dataset, or `made-up` images"
     )
     parser.add_argument("--randaugment", action="store_true", help="images per second")
     parser.add_argument("--profile", action="store_true", help="kernels and roofline of a step")
     parser.add_argument("--peak-tflops", type=float, default=990, help="of the device, in bf16")
     parser.add_argument("--commit", default="", help="for the file")
-    parser.add_argument("--machine", default="", help="what kind of machine this is, for the file")
+    parser.add_argument("--machine", default="", help="the kind of machine, for the file")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     return parser
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """All that is asked for; prints each part as it is there."""
+    """Measure what the options ask for; print each part when it is done."""
     device = resolve_device(args.device)
     out: dict[str, Any] = {
         "command": command("python -m benchmarks.step"), "commit": args.commit,
@@ -174,7 +177,7 @@ def _spec(method: str, args: argparse.Namespace) -> Spec:
 def _one(
     method: str, hardware: Hardware, data: Dataset, args: argparse.Namespace, out: dict[str, Any]
 ) -> None:
-    """Add the row of one method, and its profile where asked."""
+    """Add the row of one method, and with `--profile` its profile."""
     ready = Ready(_spec(method, args), hardware, data)
     found = measure(ready, data, args.steps)
     ms = found["ms_per_step"]

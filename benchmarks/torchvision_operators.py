@@ -1,4 +1,4 @@
-"""Lets torchvision, which other frameworks import, load beside a CPU build of torch."""
+"""Make torchvision, which other frameworks import, load with a CPU build of torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _defined: list[torch.library.Library] = []
 
 
 def define_missing() -> None:
-    """Name the two operators that its import registers kernels for; nothing here calls them."""
+    """Define the two operators that its import registers kernels for; they are never called."""
     if _defined or hasattr(torch.ops.torchvision, "nms"):
         return
     library = torch.library.Library("torchvision", "FRAGMENT")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import abreast, contenders, parts, profiling, step
-from benchmarks.learners import Ready, synthetic
 
+from benchmarks import abreast, contenders, growth, parts, profiling, step
+from benchmarks.learners import Ready, synthetic
 from dualcba.bench import Setup
 from dualcba.experiments import Hardware, Spec
 
@@ -49,6 +49,24 @@ def test_seeds_abreast_and_whole_runs(data: Any) -> None:
     whole = abreast.whole_run(SPEC, CPU, data, every=5, seeds=2)
     assert whole["steps_per_seed"] == 10
     assert whole["seconds_per_seed"] == pytest.approx(whole["seconds"] / 2, abs=1e-3)
+
+
+def test_methods_in_turns_have_ratios_to_the_first(data: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(abreast, "TURNS", 2)
+    plain = Spec(dataset="cifar100", method="er", network="mlp", buffer=50, tasks=2)
+    rows = abreast.in_turns([plain, SPEC], CPU, data, steps=1)
+    assert [row["method"] for row in rows] == ["er", "er-dual-cba"]
+    assert (rows[0]["ratio_to_first"], rows[0]["quartiles"]) == (1.0, "1.0000 to 1.0000")
+    assert rows[1]["ratio_to_first"] > 0
+
+
+def test_growth_is_relative_to_the_first() -> None:
+    done: list[str] = []
+    work = {name: lambda name=name: done.append(name) for name in ("10", "100")}
+    found = growth.turns(work, steps=5, rounds=2)
+    assert "".join(done) == "1010010010"
+    assert found["10"]["ratio_to_first"] == 1.0
+    assert set(found["100"]) == {"ms_per_step", "ratio_to_first"}
 
 
 def test_step_writes_what_it_measured_and_says_what_it_skipped(

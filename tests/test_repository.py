@@ -1,4 +1,4 @@
-"""The repository itself: what it imports, what it ships, what it says of itself."""
+"""The repository: what it imports, what it ships, and what its files state."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ import dualcba
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
+TOOLS = sorted((ROOT / "tools").rglob("*.py"))
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 
 
 def imports(path: Path) -> set[str]:
-    """The names of all modules that a file imports, wherever in it."""
+    """Return the names of all modules that a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -28,7 +30,7 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [*SOURCES, *TOOLS], ids=lambda p: str(p.relative_to(ROOT)))
 def test_torchvision_is_never_imported(path: Path) -> None:
     assert not any(name.split(".")[0] == "torchvision" for name in imports(path))
     assert "import_module(" not in path.read_text() or "torchvision" not in path.read_text()
@@ -49,11 +51,7 @@ def test_what_is_imported_at_run_time_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [d for group in project["optional-dependencies"].values() for d in group]
     declared = {_bare(d) for d in [*project["dependencies"], *extras]}
-    declared |= {
-        "sklearn",
-        "PIL",
-        "_codecs",
-    }  # scikit-learn and pillow, by the names they import as
+    declared |= {"sklearn", "PIL", "_codecs"}  # import names of scikit-learn and pillow
     used = {name.split(".")[0] for path in SOURCES for name in imports(path)}
     foreign = used - set(sys.stdlib_module_names) - {"dualcba", "__future__"}
     assert foreign <= {name.replace("-", "_") for name in declared}
@@ -78,8 +76,11 @@ def test_python_version_command_and_layout() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", ".ci/run", "results"],
-)
+    [
+        "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", ".ci/run", "results",
+        "docs/README.md", "docs/architecture.md", "docs/usage.md", "benchmarks", "tools",
+    ],
+)  # fmt: skip
 def test_the_repository_has(name: str) -> None:
     assert (ROOT / name).exists()
 
@@ -91,6 +92,30 @@ def test_make_has_the_targets_and_pins_torch() -> None:
     assert "torch==2.13.0" in makefile
     assert "make test" in (ROOT / ".ci" / "run").read_text()
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+def test_the_package_needs_neither_tools_nor_benchmarks_and_they_not_each_other() -> None:
+    def packages(paths: list[Path]) -> set[str]:
+        return {name.split(".")[0] for path in paths for name in imports(path)}
+
+    assert not packages(SOURCES) & {"tools", "benchmarks", "tests"}
+    assert not packages(TOOLS) & {"benchmarks", "tests"}
+    assert not packages(BENCHMARKS) & {"tools", "tests"}
+
+
+def test_benchmarks_time_and_tools_do_not() -> None:
+    """What is measured in turns is measured by `dualcba.bench.timing`, and nowhere else."""
+    clocks = {path.name for path in BENCHMARKS if "perf_counter" in path.read_text("utf-8")}
+    assert clocks == {"abreast.py", "learners.py", "parts.py"}  # whole runs, start-up, parts
+    assert not any("dualcba.bench" in imports(path) for path in TOOLS)
+    assert not any("perf_counter" in path.read_text("utf-8") for path in TOOLS)
+
+
+def test_tests_mirror_the_package() -> None:
+    rooms = {path.parent.name for path in (ROOT / "src" / "dualcba").glob("*/__init__.py")}
+    tested = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()}
+    assert rooms - tested <= {"training"}  # tested through the learner
+    assert tested - rooms - {"__pycache__"} == {"tools"}
 
 
 @pytest.mark.parametrize("name", dualcba.__all__)

@@ -342,7 +342,7 @@ def test_what_a_command_cannot_do_is_one_line(
 
 
 def test_pretraining_writes_the_file_and_its_provenance(tmp_path: Path, capsys: Any) -> None:
-    path = ROOT / "benchmarks" / "pretrain.py"
+    path = ROOT / "tools" / "pretrain.py"
     spec = importlib.util.spec_from_file_location("pretrain", path)
     assert spec is not None
     assert spec.loader is not None

@@ -21,7 +21,7 @@ from dualcba.bench.bare import BareDual, BareER
 from dualcba.bench.ours import Ours
 from dualcba.bench.setup import MEAN, STD
 from dualcba.bench.table import table
-from dualcba.bench.timing import seconds
+from dualcba.bench.timing import Stopwatch, seconds, time_in_turns
 from dualcba.bench.usual import UsualDual, UsualER
 from dualcba.nets import make_network
 
@@ -167,6 +167,25 @@ def test_seconds() -> None:
     done: list[int] = []
     assert seconds(lambda: done.append(1), "cpu") >= 0
     assert done == [1]
+
+
+def test_each_function_runs_once_per_round_in_alternating_order() -> None:
+    calls: list[str] = []
+    work = {name: lambda name=name: calls.append(name) for name in "ABC"}
+    watches = time_in_turns(work, rounds=3, units=2)
+    assert "".join(calls) == "ABCCBAABC"
+    assert list(watches) == ["A", "B", "C"]
+    assert all(len(watch.times) == 3 for watch in watches.values())
+
+
+def test_times_are_per_unit_and_ratios_within_a_round() -> None:
+    first, second = Stopwatch(lambda: None, units=10), Stopwatch(lambda: None)
+    first.run()
+    assert 0 <= first.times[0] < 0.1
+    first.times, second.times = [1.0, 10.0, 2.0], [2.0, 30.0, 2.0]
+    assert (first.median, first.quartiles.tolist()) == (2.0, [1.5, 6.0])
+    assert second.ratios(first).tolist() == [2.0, 3.0, 1.0]
+    assert second.ratio(first) == 2.0
 
 
 def test_the_command(dualcba: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""`docs/results.md` is what `results/` gives; what is collected there; the rules of its tables."""
+"""What is collected in `results/`, and the tables that are made of it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import collect, page
-from benchmarks.collected import Collected, Group, read, unfold
-from benchmarks.page_parts import differences, paired, spread
 
 from dualcba.experiments.paper.catalogue import complete
+from tools import collect, page
+from tools.collected import Collected, Group, read, unfold
+from tools.page_parts import differences, paired, spread
 
 COLUMN = "CIFAR-100, M = 2000"
 MAIN = f'table main "{COLUMN}"'
@@ -49,24 +49,6 @@ def between(marker: str, groups: list[Group], before: str = "") -> str:
 ER = group("a.json", "er", (21.0, 23.0), (22.0, 24.0), (23.0, 26.0))
 CBA = group("a.json", "er-cba", (25.0, 27.0), (26.0, 28.0), (27.0, 29.0))
 DUAL = group("b.json", "er-dual-cba", (25.0, 30.0), (26.0, 31.0), (27.0, 33.0))
-
-
-def test_the_page_is_what_the_files_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["page", "--check"])
-    page.main()
-
-
-def test_a_page_that_differs_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    right, changed = page.PAGE.read_text("utf-8"), tmp_path / "results.md"
-    changed.write_text(right.replace("21.66", "21.67", 1), "utf-8")
-    monkeypatch.setattr(page, "PAGE", changed)
-    monkeypatch.setattr(sys, "argv", ["page", "--check"])
-    with pytest.raises(SystemExit, match="differs"):
-        page.main()
-    assert "21.67" in changed.read_text("utf-8")
-    monkeypatch.setattr(sys, "argv", ["page"])
-    page.main()
-    assert changed.read_text("utf-8") == right
 
 
 def test_a_table_has_both_norms_the_paper_and_its_files() -> None:

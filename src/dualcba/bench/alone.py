@@ -1,4 +1,4 @@
-"""One contender in a process of its own: its peak memory, and how long its first step takes."""
+"""Measure one contender in a process of its own: peak memory and time to the first step."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ STEPS = 20  # in the second task
 
 
 def peak() -> float | None:
-    """Peak resident memory of this process in MiB, where the system tells.
+    """Return the peak resident memory of this process in MiB, or None if the system has no value.
 
-    `ru_maxrss` would count the parent's too.
+    `ru_maxrss` is not used: it includes the parent process.
     """
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
@@ -29,7 +29,7 @@ def peak() -> float | None:
 
 
 def measure(make: Make, setup: Setup) -> dict[str, float | None]:
-    """Build, take a few steps of both tasks, and say what it took."""
+    """Build a contender, make a few steps of both tasks, and return time and memory."""
     held = []
 
     def begin() -> None:
@@ -47,13 +47,13 @@ def measure(make: Make, setup: Setup) -> dict[str, float | None]:
 
 
 def ask(module: str, name: Name, setup: Setup) -> dict[str, Any]:
-    """Run `python -m module`, whose `main` is the one below; nothing where it fails."""
+    """Run `python -m module`, which calls `main` below; return {} if it fails."""
     command = [sys.executable, "-m", module, *name, json.dumps(asdict(setup))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
 
 
 def main(known: Mapping[Name, Make]) -> None:
-    """Answer to `ask`."""
+    """Measure the contender named on the command line and print the result as JSON."""
     method, contender, setup = sys.argv[1:]
     print(json.dumps(measure(known[method, contender], Setup(**json.loads(setup)))))

@@ -1,7 +1,7 @@
-"""The bare loop: the arithmetic of ER and of ER-Dual-CBA, as lean as one would write it by hand.
+"""The bare loop: a minimal hand-written loop with the arithmetic of ER and of ER-Dual-CBA.
 
-No checks, no state to save, no choice of method: what is left is the floor for a step. On a GPU it
-runs eagerly in bf16 autocast and channels-last order, with augmentation in batches.
+It has no checks, no state to save and no choice of method. On a GPU it runs eagerly in bf16
+autocast and channels-last order, with batched augmentation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dualcba.bench.setup import MEAN, STD, Setup
 
 
 def crop_flip(x: Tensor, pad: int, rng: np.random.Generator) -> Tensor:
-    """Random crop after zero padding, and random flip, each image on its own."""
+    """Crop after zero padding and flip, at random for each image."""
     n, _, side, _ = x.shape
     edges = rng.integers(0, 2 * pad + 1, (n, 2))
     flips = rng.random(n) < 0.5
@@ -54,30 +54,30 @@ class BareER:
         self.seen = 0
 
     def view(self, x: Tensor) -> Tensor:
-        """Raw images as the network sees them in training."""
+        """Return raw images augmented and normalised for training."""
         return self.normalise(crop_flip(x, self.setup.pad, self.rng))
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Raw images as floats of mean 0."""
+        """Return raw images as normalised floats."""
         view = x.float().mul_(1 / (255 * STD)).sub_(MEAN / STD)
         return view.contiguous(memory_format=torch.channels_last) if self.setup.cuda else view
 
     def logits(self, view: Tensor) -> Tensor:
-        """The network's, in float32."""
+        """Return the network's logits in float32."""
         if not self.setup.cuda:
             return self.net(view)  # type: ignore[no-any-return]
         with torch.autocast("cuda", torch.bfloat16):
             return self.net(view).float()  # type: ignore[no-any-return]
 
     def sample(self) -> tuple[Tensor, Tensor]:
-        """A draw from the memory without replacement."""
+        """Draw a batch from the memory without replacement."""
         filled = min(self.seen, self.setup.buffer)
         drawn = self.rng.choice(filled, min(self.setup.batch, filled), replace=False)
         rows = torch.from_numpy(drawn).to(self.setup.device)
         return self.x[rows], self.y[rows]
 
     def keep(self, x: Tensor, y: Tensor) -> None:
-        """Reservoir sampling, algorithm R."""
+        """Update the memory by reservoir sampling (algorithm R)."""
         n, size = len(y), self.setup.buffer
         age = self.seen + np.arange(n)
         slots = np.where(age < size, age, (self.rng.random(n) * (age + 1)).astype(np.int64))
@@ -89,13 +89,13 @@ class BareER:
         self.seen += n
 
     def update(self, loss: Tensor) -> None:
-        """One step of SGD."""
+        """Make one step of SGD."""
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
 
     def step(self, k: int) -> None:
-        """Learn from the k-th batch."""
+        """Learn from batch k."""
         x, y = self.setup.data(k)
         loss = F.cross_entropy(self.logits(self.view(x)), y)
         if self.seen:
@@ -106,7 +106,7 @@ class BareER:
 
     @torch.no_grad()
     def evaluate(self, n: int) -> int:
-        """In batches, counted on the device."""
+        """Return the number of correct predictions, in batches, counted on the device."""
         self.net.eval()
         correct = torch.zeros((), dtype=torch.long, device=self.setup.device)
         for x, y in self.setup.evaluated(n):
@@ -137,12 +137,12 @@ class BareDual(BareER):
         self.h = inputs[0].float()
 
     def correction(self, z: Tensor) -> Tensor:
-        """R for logits (n, C)."""
+        """Return r for logits (n, C)."""
         p = z.softmax(1)
         return 0.5 * (self.omega(p) + self.nu(p @ self.sides) @ self.sides.T)  # type: ignore[no-any-return]
 
     def step(self, k: int) -> None:
-        """Learn from the k-th batch."""
+        """Learn from batch k."""
         x, y = self.setup.data(k)
         if k < self.setup.first or not self.seen:  # no old classes yet: r = 0
             super().step(k)
@@ -182,12 +182,12 @@ class BareDual(BareER):
         self.adam.step()
 
     def track(self, on: bool) -> None:
-        """Whether batch normalisation updates its running statistics."""
+        """Turn updates of the running statistics of batch normalisation on or off."""
         for layer in self.net.modules():
             if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
                 layer.track_running_stats = on
 
 
 def mlp(classes: int) -> nn.Sequential:
-    """The adaptors' network."""
+    """Return the network of an adaptor."""
     return nn.Sequential(nn.Linear(classes, 256), nn.ReLU(), nn.Linear(256, classes))

@@ -1,4 +1,4 @@
-"""What `dualcba bench` does."""
+"""The command `dualcba bench`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bench(
     json_file: Path | None = None,
     show: bool = True,
 ) -> dict[str, Any]:
-    """Time dualcba beside the others, print a table, and write the numbers where asked."""
+    """Time dualcba and the other loops, print a table, and write the numbers to `json_file`."""
     at_least(1, steps=steps, rounds=rounds)
     if network not in NETWORKS:
         raise ValueError(unknown("network", network, NETWORKS))
@@ -68,7 +68,10 @@ def measure(
     module: str | None = None,
     show: bool = True,
 ) -> list[dict[str, Any]]:
-    """Rows of all contenders, with a progress bar; `module` answers for each of them alone."""
+    """Return the rows of all contenders, with a progress bar.
+
+    `module` is run in a process of its own to measure each contender alone; see `bench.alone`.
+    """
     rows: list[dict[str, Any]] = []
     total = len(made) * (1 + rounds + (module is not None))
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -89,20 +92,20 @@ def measure(
 
 
 def title(setup: Setup) -> str:
-    """What was run, on what."""
+    """Return the title of the table: what ran, on which device."""
     image = "×".join(map(str, setup.shape))
     where = machine(setup.device) if setup.cuda else f"CPU, {torch.get_num_threads()} thread(s)"
     return f"{setup.network}, {image}, batch {setup.batch}, memory {setup.buffer}; {where}"
 
 
 def machine(device: str) -> str:
-    """The device's kind."""
+    """Return the name of the device."""
     cuda = torch.device(device).type == "cuda"
     return torch.cuda.get_device_name(device) if cuda else platform.machine()
 
 
 def about(setup: Setup) -> dict[str, Any]:
-    """What a file of numbers says beside them."""
+    """Return the description that a file of numbers starts with."""
     return {
         "command": command(),
         "machine": machine(setup.device),
@@ -117,7 +120,7 @@ def about(setup: Setup) -> dict[str, Any]:
 
 
 def command(prog: str = "dualcba") -> str:
-    """The command line, without where its output went, which is nobody else's concern."""
+    """Return the command line without its `--json` option."""
     words = sys.argv[1:]
     skip = {i + d for i, word in enumerate(words) if word == "--json" for d in (0, 1)}
     kept = [w for i, w in enumerate(words) if i not in skip and not w.startswith("--json=")]
@@ -125,7 +128,7 @@ def command(prog: str = "dualcba") -> str:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Of Python and of these, where they are installed."""
+    """Return the versions of Python and of these packages, if installed."""
     found = {"python": platform.python_version()}
     for name in packages:
         try:

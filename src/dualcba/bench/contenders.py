@@ -1,4 +1,4 @@
-"""Who takes part, by method and name."""
+"""The contenders by method and name."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ AGAINST: dict[str, dict[str, Make]] = {
     "bare": {"er": BareER, "er-dual-cba": BareDual},
     "usual": {"er": UsualER, "er-dual-cba": UsualDual},
 }
-"""Contender → method → how to make it."""
+"""Contender → method → the function that builds it."""
 
 SLOW = ("usual",)
 
 
 def contenders(methods: Sequence[str], against: Sequence[str] = tuple(AGAINST)) -> dict[Name, Make]:
-    """dualcba's own learner for each method, and the others where they have that method.
+    """Return dualcba's learner for each method, and the other contenders that have the method.
 
     >>> [" ".join(name) for name in contenders(["er", "clser"], ["bare"])]
     ['er dualcba', 'er bare', 'clser dualcba']

@@ -1,4 +1,4 @@
-"""The arithmetic of a network, counted from the shapes of its layers."""
+"""Count the floating-point operations of a network from the shapes of its layers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from dualcba.normalization.statistics import modes
 
 
 def layer_flops(network: nn.Module, input_shape: Sequence[int]) -> list[int]:
-    """Floating-point operations of one sample's forward in each layer, in the order they run.
+    """Return the floating-point operations of each layer for one sample's forward, in order.
 
-    Two per weight and place it is used at, for convolutions and linear layers; all else a network
-    does is memory traffic.
+    Two operations per weight and output position, for convolutions and linear layers only.
 
     >>> layer_flops(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3)), [10])
     [400, 120]
@@ -29,7 +28,7 @@ def layer_flops(network: nn.Module, input_shape: Sequence[int]) -> list[int]:
 
 
 def activations(network: nn.Module, input_shape: Sequence[int]) -> int:
-    """How many numbers these layers give for one sample.
+    """Return the number of values that these layers output for one sample.
 
     >>> activations(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3)), [10])
     23
@@ -40,7 +39,7 @@ def activations(network: nn.Module, input_shape: Sequence[int]) -> int:
 def _outputs(
     network: nn.Module, input_shape: Sequence[int]
 ) -> list[tuple[nn.Module, tuple[int, ...]]]:
-    """Each convolution and linear layer as it runs, and the shape of what it gives per sample."""
+    """Return each convolution and linear layer in order, with its output shape per sample."""
     found: list[tuple[nn.Module, tuple[int, ...]]] = []
 
     def note(layer: nn.Module, _: tuple[Tensor, ...], out: Tensor) -> None:
@@ -59,7 +58,7 @@ def _outputs(
 
 
 def forward_flops(network: nn.Module, input_shape: Sequence[int]) -> int:
-    """Of one sample's forward.
+    """Return the floating-point operations of one sample's forward.
 
     >>> from dualcba.nets import ResNet18
     >>> round(forward_flops(ResNet18(3, 100), (3, 32, 32)) / 1e9, 3)
@@ -71,9 +70,10 @@ def forward_flops(network: nn.Module, input_shape: Sequence[int]) -> int:
 def step_flops(
     network: nn.Module, input_shape: Sequence[int], trained: int, forwarded: float = 0
 ) -> int:
-    """Of a step in which so many samples are trained on, and others only pass forward.
+    """Return the floating-point operations of a step.
 
-    Backward costs twice the forward, but that no layer needs the gradient of the images.
+    `trained` samples pass forward and backward, `forwarded` samples only forward. Backward costs
+    twice the forward, except that the gradient with respect to the images is not needed.
 
     >>> step_flops(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3)), [10], 64)
     74240

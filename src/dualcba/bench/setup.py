@@ -1,4 +1,4 @@
-"""What all contenders share: the made-up stream, the network, and how they are asked to work."""
+"""What all contenders share: the synthetic stream, the network and the interface."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MEAN, STD = 0.5, 0.25
 
 @dataclass
 class Setup:
-    """A stream of tasks of made-up images, and the network that learns it.
+    """A stream of two tasks of synthetic images, and the network that learns it.
 
-    The first `first` batches are of the first half of the classes, all others of the second half.
+    The first `first` batches hold the first half of the classes, all others the second half.
 
     >>> setup = Setup(size=8, channels=1, classes=10, samples=640)
     >>> x, y = setup.data(0)
@@ -53,12 +53,12 @@ class Setup:
 
     @property
     def cuda(self) -> bool:
-        """Whether it runs on a GPU."""
+        """Whether the device is a GPU."""
         return torch.device(self.device).type == "cuda"
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of one image."""
+        """The shape of one image."""
         return self.channels, self.size, self.size
 
     @property
@@ -68,28 +68,28 @@ class Setup:
         return list(range(middle)), list(range(middle, self.classes))
 
     def rows(self, k: int) -> Tensor:
-        """Which samples the k-th batch holds."""
+        """Return the indices of the samples in batch k."""
         per_pass = self._rows.shape[1] // self.batch
         start = k % per_pass * self.batch
         return self._rows[int(k >= self.first), start : start + self.batch]
 
     def data(self, k: int) -> tuple[Tensor, Tensor]:
-        """The k-th batch: raw images (n, channels, size, size) and labels (n,)."""
+        """Return batch k: raw images (n, channels, size, size) and labels (n,)."""
         rows = self.rows(k)
         return self.x[rows], self.y[rows]
 
     def evaluated(self, n: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The first n samples in batches of 250, of 1000 on a GPU."""
+        """Return the first n samples in batches of 250 (1000 on a GPU)."""
         size = 1000 if self.cuda else 250
         return zip(torch.split(self.x[:n], size), torch.split(self.y[:n], size), strict=True)
 
     def make_network(self) -> nn.Module:
-        """The network, alike for all."""
+        """Return the network, with the same initial weights for all contenders."""
         torch.manual_seed(0)
         return make_network(self.network, self.shape, self.classes).to(self.device)
 
     def make_ordinary(self) -> nn.Module:
-        """The same of PyTorch's own layers alone, as others would have it."""
+        """Return the same network, made only of PyTorch's own layers."""
         network = self.make_network()
         for layer in network.modules():
             if type(layer) is nn.BatchNorm2d:
@@ -98,17 +98,17 @@ class Setup:
 
 
 class Ordinary(nn.BatchNorm2d):
-    """Batch normalisation for which `dualcba.kernels.conv_norm` has no kernel."""
+    """Batch normalisation that `dualcba.kernels.conv_norm` has no kernel for."""
 
 
 class Contender(Protocol):
-    """One way of doing the work."""
+    """A training loop that takes part in the comparison."""
 
     def step(self, k: int) -> None:
-        """Learn from the k-th batch of the stream."""
+        """Learn from batch k of the stream."""
 
     def evaluate(self, n: int) -> int:
-        """How many of the first n samples it classifies correctly."""
+        """Return how many of the first n samples are classified correctly."""
 
 
 Make = Callable[[Setup], Contender]

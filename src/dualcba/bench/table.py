@@ -1,4 +1,4 @@
-"""The table that closes `dualcba bench`."""
+"""The table that `dualcba bench` prints."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ COLUMNS = {
     "first_step_s": ("first\nstep s", "{:.2f}"),
 }
 CUDA_ONLY = ("ms_per_step", "peak_gpu_mib")
-"""A time by itself says little of a CPU that others use too; a ratio does."""
+"""Not shown for a CPU: absolute times depend on its other load, ratios do not."""
 
 
 def table(rows: Iterable[dict[str, Any]], title: str, *, cuda: bool) -> Table:
-    """One row per method and contender."""
+    """Return a table with one row per method and contender."""
     shown = {key: how for key, how in COLUMNS.items() if cuda or key not in CUDA_ONLY}
     out = Table(
         title=title,

@@ -1,26 +1,36 @@
-"""Contenders take turns (A B C C B A …), so that whatever else the machine does hits all of them.
+"""Time pieces of work in turns, so that other load on the machine affects all of them alike.
 
-Times are medians over the rounds, ratios are medians of each round's own ratio to dualcba.
+In each round every piece of work runs once, in the order A B C and then C B A. Times are medians
+over the rounds. Ratios are medians of the ratios within each round.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dualcba.bench.setup import Make, Setup
 
 OURS = "dualcba"
-SLOW = 4  # contenders much slower than ours take so many times fewer steps a round
+SLOW = 4
+"""Slow contenders make fewer steps per round, by this factor."""
+
+Work = Callable[[], object]
+Name = tuple[str, str]
+"""The names of a method and of a contender."""
+
+K = TypeVar("K", bound=Hashable)
 
 
-def seconds(work: Callable[[], object], device: str) -> float:
-    """How long it takes, until the device is done."""
+def seconds(work: Work, device: str | torch.device) -> float:
+    """Return the seconds that a call takes, until the device has finished."""
     _wait(device)
     start = time.perf_counter()
     work()
@@ -28,47 +38,108 @@ def seconds(work: Callable[[], object], device: str) -> float:
     return time.perf_counter() - start
 
 
-def _wait(device: str) -> None:
+def _wait(device: str | torch.device) -> None:
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
 
-class Timed:
-    """A contender with its place in the stream and its times, per step and per image.
+def take_turns(work: Sequence[Work], rounds: int) -> Iterator[None]:
+    """Call each function once per round, in alternating order; yield None after each call.
 
-    It is through its first steps, outer ones included, before it is timed.
+    >>> calls = []
+    >>> for _ in take_turns([lambda: calls.append("A"), lambda: calls.append("B")], rounds=3):
+    ...     pass
+    >>> "".join(calls)
+    'ABBAAB'
+    """
+    for r in range(rounds):
+        for one in work[:: 1 if r % 2 == 0 else -1]:
+            one()
+            yield None
+
+
+class Stopwatch:
+    """The times of one piece of work, in seconds per unit, one for each call of `run`.
+
+    `units` is the number of steps, images or the like that one call of `work` processes.
+
+    >>> slow, fast = Stopwatch(lambda: time.sleep(0.02)), Stopwatch(lambda: None)
+    >>> for _ in take_turns([slow.run, fast.run], rounds=3):
+    ...     pass
+    >>> slow.median > fast.median, slow.ratio(slow), slow.ratio(fast) > 1
+    (True, 1.0, True)
+    """
+
+    def __init__(self, work: Work, device: str | torch.device = "cpu", units: int = 1) -> None:
+        self.work = work
+        self.device = device
+        self.units = units
+        self.times: list[float] = []
+
+    def run(self) -> None:
+        """Call the work once and record the time."""
+        self.times.append(seconds(self.work, self.device) / self.units)
+
+    @property
+    def median(self) -> float:
+        """The median time."""
+        return float(np.median(self.times))
+
+    @property
+    def quartiles(self) -> NDArray[np.float64]:
+        """The first and the third quartile of the times."""
+        return np.asarray(np.quantile(self.times, [0.25, 0.75]))
+
+    def ratio(self, other: Stopwatch) -> float:
+        """Return the median of the ratios to the other's time in the same round."""
+        return float(np.median(self.ratios(other)))
+
+    def ratios(self, other: Stopwatch) -> NDArray[np.float64]:
+        """Return the ratio to the other's time in each round."""
+        return np.asarray(np.array(self.times) / np.array(other.times))
+
+
+def time_in_turns(
+    work: Mapping[K, Work], rounds: int, device: str | torch.device = "cpu", units: int = 1
+) -> dict[K, Stopwatch]:
+    """Time several functions in turns; return the stopwatch of each."""
+    watches = {name: Stopwatch(one, device, units) for name, one in work.items()}
+    for _ in take_turns([watch.run for watch in watches.values()], rounds):
+        pass
+    return watches
+
+
+class Timed:
+    """A contender with its position in the stream and its times, per step and per image.
+
+    Before it is timed it makes its first steps, outer steps included. With `images` 0 it is not
+    evaluated.
     """
 
     def __init__(self, make: Make, setup: Setup, steps: int, images: int) -> None:
         self.contender = make(setup)
         self.setup = setup
-        self.steps = steps
-        self.images = images
         self.k = 0
-        self.step_times: list[float] = []
-        self.evaluation_times: list[float] = []
+        self.steps = Stopwatch(lambda: self.advance(steps), setup.device, steps)
+        self.evaluation: Stopwatch | None = None
         self.advance(setup.first + 4 * setup.outer_every)
         if images:
             for _ in range(4 if setup.cuda else 1):
                 self.contender.evaluate(images)
+            evaluate = partial(self.contender.evaluate, images)
+            self.evaluation = Stopwatch(evaluate, setup.device, images)
 
     def advance(self, steps: int) -> None:
-        """So many steps on."""
+        """Make the next steps of the stream."""
         for k in range(self.k, self.k + steps):
             self.contender.step(k)
         self.k += steps
 
     def round(self) -> None:
         """Time some steps and one evaluation."""
-        device = self.setup.device
-        self.step_times.append(seconds(lambda: self.advance(self.steps), device) / self.steps)
-        if self.images:
-            took = seconds(lambda: self.contender.evaluate(self.images), device)
-            self.evaluation_times.append(took / self.images)
-
-
-Name = tuple[str, str]
-"""Of a method and of a contender."""
+        self.steps.run()
+        if self.evaluation is not None:
+            self.evaluation.run()
 
 
 def side_by_side(
@@ -80,9 +151,9 @@ def side_by_side(
     slow: tuple[str, ...] = (),
     unscored: tuple[str, ...] = (),
 ) -> Iterator[list[dict[str, Any]] | None]:
-    """Time contenders in turns; gives nothing after each piece of work, and at last the rows.
+    """Time contenders in turns; yield None after each unit of work, then the rows.
 
-    `slow` ones take fewer steps a round, `unscored` ones are not asked to evaluate.
+    Contenders named in `slow` make fewer steps per round; those in `unscored` are not evaluated.
     """
     timed = {}
     images = 5000 if setup.cuda else 500
@@ -92,26 +163,22 @@ def side_by_side(
         timed[name] = Timed(make, setup, own, 0 if name[1] in unscored else images)
         yield None
     gc.collect()
-    for r in range(rounds):
-        for name in list(timed)[:: 1 if r % 2 == 0 else -1]:
-            timed[name].round()
-            yield None
+    yield from take_turns([own.round for own in timed.values()], rounds)
     yield [row(name, own, timed.get((name[0], OURS))) for name, own in timed.items()]
 
 
 def row(name: Name, own: Timed, ours: Timed | None) -> dict[str, Any]:
-    """What was measured of one contender."""
-    step = float(np.median(own.step_times))
+    """Return what was measured of one contender."""
+    step = own.steps.median
     found: dict[str, Any] = {
         "method": name[0],
         "contender": name[1],
         "ms_per_step": round(1e3 * step, 4),
-        "quartiles_ms": (1e3 * np.quantile(own.step_times, [0.25, 0.75])).round(4).tolist(),
+        "quartiles_ms": (1e3 * own.steps.quartiles).round(4).tolist(),
         "samples_per_second": round(own.setup.batch / step),
     }
     if ours is not None:
-        ratios = np.array(own.step_times) / np.array(ours.step_times)
-        found["ratio_to_dualcba"] = round(float(np.median(ratios)), 3)
-    if own.evaluation_times:
-        found["us_per_evaluated_image"] = round(1e6 * float(np.median(own.evaluation_times)), 2)
+        found["ratio_to_dualcba"] = round(own.steps.ratio(ours.steps), 3)
+    if own.evaluation is not None:
+        found["us_per_evaluated_image"] = round(1e6 * own.evaluation.median, 2)
     return found

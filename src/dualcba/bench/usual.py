@@ -1,8 +1,8 @@
-"""The usual research loop, written here from scratch for the comparison.
+"""The usual research loop, written for this comparison.
 
-Per-sample PIL transforms, a Python list as the reservoir, and for the adaptor a virtual step of
-all weights with `autograd.grad(create_graph=True)` through the whole backbone. Evaluation is in
-batches of 32 with per-sample transforms.
+It has per-sample PIL transforms and a Python list as the reservoir. The adaptor is trained by a
+virtual step of all weights with `autograd.grad(create_graph=True)` through the whole backbone.
+Evaluation runs in batches of 32 with per-sample transforms.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dualcba.bench.setup import MEAN, STD, Setup
 
 
 def to_pil(image: Tensor) -> Image.Image:
-    """A raw (channels, H, W) tensor as an image."""
+    """Convert a raw (channels, H, W) tensor to an image."""
     array = image.permute(1, 2, 0).cpu().numpy()
     return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
 
 
 def to_tensor(image: Image.Image) -> Tensor:
-    """A normalised (channels, H, W) tensor."""
+    """Convert an image to a normalised (channels, H, W) tensor."""
     array = np.asarray(image, dtype=np.uint8)
     array = array[:, :, None] if array.ndim == 2 else array
     tensor = torch.from_numpy(array.copy()).permute(2, 0, 1).contiguous().float().div(255)
@@ -35,7 +35,7 @@ def to_tensor(image: Image.Image) -> Tensor:
 
 
 def augment(image: Image.Image, pad: int) -> Tensor:
-    """Random crop, random flip, tensor, normalise: one image at a time."""
+    """Crop and flip one image at random, and convert it to a normalised tensor."""
     width, height = image.size
     top, left = random.randint(0, 2 * pad), random.randint(0, 2 * pad)
     image = ImageOps.expand(image, pad).crop((left, top, left + width, top + height))
@@ -49,24 +49,24 @@ class UsualER:
         self.setup = setup
         self.net = setup.make_ordinary()
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=setup.lr)
-        self.images = [to_pil(x) for x in setup.x]  # as a dataset of PIL images would have them
+        self.images = [to_pil(x) for x in setup.x]  # as in a dataset of PIL images
         self.labels = setup.y.tolist()
         self.buffer: list[tuple[Image.Image, int]] = []
         self.seen = 0
 
     def collate(self, pairs: list[tuple[Image.Image, int]]) -> tuple[Tensor, Tensor]:
-        """A batch of augmented images."""
+        """Return a batch of augmented images and their labels."""
         x = torch.stack([augment(image, self.setup.pad) for image, _ in pairs])
         y = torch.tensor([label for _, label in pairs])
         return x.to(self.setup.device), y.to(self.setup.device)
 
     def sample(self) -> tuple[Tensor, Tensor]:
-        """A draw from the memory without replacement."""
+        """Draw a batch from the memory without replacement."""
         count = min(self.setup.batch, len(self.buffer))
         return self.collate(random.sample(self.buffer, count))
 
     def keep(self, pairs: list[tuple[Image.Image, int]]) -> None:
-        """Reservoir sampling, one sample after the other."""
+        """Update the memory by reservoir sampling, sample by sample."""
         for pair in pairs:
             if len(self.buffer) < self.setup.buffer:
                 self.buffer.append(pair)
@@ -75,18 +75,18 @@ class UsualER:
             self.seen += 1
 
     def update(self, loss: Tensor) -> None:
-        """One step of SGD."""
+        """Make one step of SGD."""
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         loss.item()  # for the log
 
     def pairs(self, k: int) -> list[tuple[Image.Image, int]]:
-        """The k-th batch."""
+        """Return the images and labels of batch k."""
         return [(self.images[i], self.labels[i]) for i in self.setup.rows(k).tolist()]
 
     def step(self, k: int) -> None:
-        """Learn from the k-th batch."""
+        """Learn from batch k."""
         pairs = self.pairs(k)
         x, y = self.collate(pairs)
         loss = F.cross_entropy(self.net(x), y)
@@ -98,7 +98,7 @@ class UsualER:
 
     @torch.no_grad()
     def evaluate(self, n: int) -> int:
-        """In batches of 32, each image transformed on its own."""
+        """Return the number of correct predictions, in batches of 32, transforming each image."""
         self.net.eval()
         correct = 0
         for start in range(0, n, 32):
@@ -111,7 +111,7 @@ class UsualER:
 
 
 class UsualDual(UsualER):
-    """The same with Dual-CBA, the outer step by a second-order graph of the whole network."""
+    """The same with Dual-CBA; the outer step uses a second-order graph of the whole network."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -121,7 +121,7 @@ class UsualDual(UsualER):
         self.old = torch.arange(C, device=setup.device) < C // 2
 
     def correction(self, z: Tensor) -> Tensor:
-        """R for logits (n, C)."""
+        """Return r for logits (n, C)."""
         p = z.detach().softmax(1)
         specific, agnostic = self.adaptor
         mass = torch.stack([p[:, self.old].sum(1), p[:, ~self.old].sum(1)], 1)
@@ -129,11 +129,11 @@ class UsualDual(UsualER):
         return 0.5 * (specific(p) + torch.where(self.old, sides[:, :1], sides[:, 1:]))  # type: ignore[no-any-return]
 
     def loss(self, z: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy of the adapted logits."""
+        """Return the cross-entropy of the adapted logits."""
         return F.cross_entropy(z + self.correction(z), y)
 
     def step(self, k: int) -> None:
-        """Learn from the k-th batch."""
+        """Learn from batch k."""
         if k < self.setup.first or not self.buffer:
             super().step(k)
             return
@@ -146,7 +146,7 @@ class UsualDual(UsualER):
         self.keep(pairs)
 
     def outer(self, x: Tensor, y: Tensor, mx: Tensor, my: Tensor) -> None:
-        """Move φ by the gradient through the virtual step of all weights."""
+        """Update φ by the gradient through a virtual step of all weights."""
         weights = dict(self.net.named_parameters())
         inner = self.loss(self.net(x), y) + self.loss(self.net(mx), my)
         grads = torch.autograd.grad(inner, list(weights.values()), create_graph=True)

@@ -1,6 +1,6 @@
 """Write the tables of `docs/results.md` from `results/`; the prose stays.
 
-usage: python -m benchmarks.page [--check]
+usage: python -m tools.page [--check]
 
 What stands between a marker and `<!-- end -->` is replaced:
 
@@ -27,10 +27,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.collected import Collected, Fields, Group, read
-from benchmarks.page_parts import agreement, columns, each, gained, gains, table, variants
 from dualcba.errors import unknown
 from dualcba.experiments.spec import fields
+from tools.collected import Collected, Fields, Group, read
+from tools.page_parts import agreement, columns, each, gained, gains, table, variants
 
 ROOT = Path(__file__).parent.parent
 PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "results"
@@ -113,7 +113,7 @@ def main() -> None:
     except ValueError as error:
         sys.exit(f"error: {error}")
     if args.check and after != before:
-        sys.exit("docs/results.md differs from results/, expected `python -m benchmarks.page`")
+        sys.exit("docs/results.md differs from results/, expected `python -m tools.page`")
     if not args.check:
         PAGE.write_text(after, "utf-8")
 

@@ -1,6 +1,6 @@
 """Collect the results below a folder of runs into one file for `results/`.
 
-usage: python -m benchmarks.collect RUNS OUT --command "dualcba run …" --commit HASH
+usage: python -m tools.collect RUNS OUT --command "dualcba run …" --commit HASH
 
 Each row is a group of runs that differ only by seed: mean, half-width of the 95 % interval, the
 seeds, every run's own scores, and its accuracy of each task at the end. Recordings and any-time

@@ -1,10 +1,10 @@
-"""Train the class-agnostic part that ships with the package, and write it with its provenance.
+"""Train the class-agnostic part that is shipped with the package, and write it with its origin.
 
-usage: python -m benchmarks.pretrain --commit HASH [--dataset cifar100] [--out FILE]
+usage: python -m tools.pretrain --commit HASH [--dataset cifar100] [--out FILE]
 
-As the paper's table of inter-dataset transfer: ER with Dual-CBA, the class-specific part
-individual, on Split CIFAR-100 with a memory of 2000. Beside the file lies the same provenance as
-JSON, with the scores of the run that made it.
+The run is that of the paper's table of inter-dataset transfer: ER with Dual-CBA and individual
+class-specific parts on Split CIFAR-100, with a memory of 2000. A JSON file beside the output holds
+the same origin and the scores of the run.
 """
 
 from __future__ import annotations

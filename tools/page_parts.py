@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.collected import Collected, Fields, named
 from dualcba.errors import unknown
 from dualcba.experiments.paper.catalogue import Entry, complete, experiments
 from dualcba.report.comparison import (
@@ -24,6 +23,7 @@ from dualcba.report.gains import Gap, alike, gap
 from dualcba.report.groups import NAMED, SCORING, usual
 from dualcba.report.names import MISSING, NORMS, method_title, score, split_method
 from dualcba.report.tables import WIDE, number, p_value
+from tools.collected import Collected, Fields, named
 
 SEEDS = 3
 """Not said where each row has so many, or one, which stands beside the number."""

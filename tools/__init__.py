@@ -1,0 +1,1 @@
+"""Commands that maintain the repository: collect results, write pages, train shipped files."""

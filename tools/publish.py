@@ -1,0 +1,55 @@
+"""Write the tables of `docs/results.md` and of the pages in `docs/results/` from `results/`.
+
+usage: python -m tools.publish [--check]
+
+The text between the markers stays; `tools.page` describes the markers. The pages are rewritten as
+one text, so that a `prefer` marker holds for all pages and `agreement` counts the tables of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tools.collected import Group, read
+from tools.page import rewrite
+
+ROOT = Path(__file__).parent.parent
+RESULTS, DOCS = ROOT / "results", ROOT / "docs"
+BREAK = "\0"
+"""Separates the pages while they are one text."""
+
+
+def read_pages(docs: Path) -> dict[Path, str]:
+    """Return the text of the summary and of the pages behind it."""
+    paths = [docs / "results.md", *sorted((docs / "results").glob("*.md"))]
+    return {path: path.read_text("utf-8") for path in paths}
+
+
+def rewrite_pages(pages: Mapping[Path, str], groups: Sequence[Group]) -> dict[Path, str]:
+    """Return the pages with new tables."""
+    text = rewrite(BREAK.join(pages.values()), groups)
+    return dict(zip(pages, text.split(BREAK), strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the tables of the pages on results.")
+    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 if one differs")
+    args = parser.parse_args()
+    before = read_pages(DOCS)
+    try:
+        after = rewrite_pages(before, read(RESULTS))
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    changed = [path for path in before if after[path] != before[path]]
+    if args.check and changed:
+        names = ", ".join(str(path.relative_to(DOCS.parent)) for path in changed)
+        sys.exit(f"{names}: tables differ from results/, expected `python -m tools.publish`")
+    for path in () if args.check else changed:
+        path.write_text(after[path], "utf-8")
+
+
+if __name__ == "__main__":
+    main()
