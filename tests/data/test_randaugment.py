@@ -15,7 +15,7 @@ from dualcba.data.randaugment import (
     RandAugment,
     RandAugmentTransform,
     make_tables,
-    source_of,
+    source_pixels,
 )
 from dualcba.randomness import pack, unpack
 
@@ -238,7 +238,7 @@ def test_tables_of_magnitude_zero_change_nothing() -> None:
 
 
 def test_outside_is_marked() -> None:
-    assert source_of((1, 0, 0, 0, 1, -1), 2, 2).tolist() == [4, 4, 0, 1]
+    assert source_pixels((1, 0, 0, 0, 1, -1), 2, 2).tolist() == [4, 4, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Downloads against a local server that misbehaves as told; archives that lead astray."""
+"""Downloads from a local server that fails on request; damaged and malicious archives."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dualcba.data.disk import locked
+from dualcba.data.disk import file_lock
 from dualcba.data.download.archives import unpack
 from dualcba.data.download.fetch import check, fetch
-from dualcba.data.download.published import FACTS, SOURCES, Facts, Remote, Source
+from dualcba.data.download.published import (
+    EXPECTED_CONTENTS,
+    PUBLISHED_DATASETS,
+    ExpectedContents,
+    PublishedDataset,
+    RemoteFile,
+)
 from dualcba.data.download.remote_file import download
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
@@ -37,24 +44,24 @@ def md5(content: bytes) -> str:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `files`; each request does what is next in `plan`, or all is well."""
+    """Serves `files`; each request fails as the next entry of `failures` says, if there is one."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.files = {NAME: CONTENT}
-        self.plan: list[tuple[str, int]] = []
+        self.failures: list[tuple[str, int]] = []
         self.ranges: list[str | None] = []
-        self.knows_ranges = True
-        self.says_length = True
+        self.supports_ranges = True
+        self.sends_length = True
         self.stop = threading.Event()
 
     def address(self, name: str = NAME) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}/{name}"
 
-    def remote(self, content: bytes = CONTENT) -> Remote:
-        return Remote(NAME, md5(content), (self.address(),))
+    def remote(self, content: bytes = CONTENT) -> RemoteFile:
+        return RemoteFile(NAME, md5(content), (self.address(),))
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -64,12 +71,12 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         given = self.headers.get("Range")
         server.ranges.append(given)
-        kind, number = server.plan.pop(0) if server.plan else ("whole", 0)
+        kind, number = server.failures.pop(0) if server.failures else ("whole", 0)
         content = server.files.get(self.path[1:])
         if kind == "status" or content is None:
             self.send_error(number if kind == "status" else 404)
             return
-        start = int(given[6:-1]) if given and server.knows_ranges else 0
+        start = int(given[6:-1]) if given and server.supports_ranges else 0
         if start and start >= len(content):
             self.send_error(416)
             return
@@ -80,12 +87,12 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
-        if self.server.says_length:
+        if self.server.sends_length:
             self.send_header("Content-Length", str(total - start))
         self.end_headers()
 
     def body(self, kind: str, number: int, content: bytes) -> None:
-        if kind == "slow":  # so many pieces, with a pause before each
+        if kind == "slow":  # `number` pieces, with a pause before each
             size = len(content) // number + 1
             for k in range(number):
                 time.sleep(0.05)
@@ -126,12 +133,12 @@ def listing(folder: Path) -> list[str]:
 
 
 def test_whole(server: Server, target: Path) -> None:
-    told: list[tuple[int, int | None]] = []
-    download(server.remote(), target, tell=lambda done, total: told.append((done, total)))
+    calls: list[tuple[int, int | None]] = []
+    download(server.remote(), target, on_progress=lambda done, total: calls.append((done, total)))
     assert target.read_bytes() == CONTENT
     assert listing(target.parent) == [NAME]
-    assert told[-1] == (len(CONTENT), len(CONTENT))
-    assert told == sorted(told)
+    assert calls[-1] == (len(CONTENT), len(CONTENT))
+    assert calls == sorted(calls)
 
 
 def test_never_twice(server: Server, target: Path) -> None:
@@ -147,7 +154,7 @@ def test_a_wrong_file_of_the_name_is_replaced(server: Server, target: Path) -> N
 
 
 def test_cut_off_and_resumed(server: Server, target: Path) -> None:
-    server.plan = [("cut", 100_000), ("cut", 50_000)]
+    server.failures = [("cut", 100_000), ("cut", 50_000)]
     download(server.remote(), target)
     assert target.read_bytes() == CONTENT
     assert server.ranges == [None, "bytes=100000-", "bytes=150000-"]
@@ -168,31 +175,31 @@ def test_a_whole_part_needs_no_request(server: Server, target: Path) -> None:
 
 
 def test_cut_off_more_often_than_tries(server: Server, target: Path) -> None:
-    server.plan = [("cut", 10_000)] * 20
+    server.failures = [("cut", 10_000)] * 20
     download(server.remote(), target, tries=2)
     assert target.read_bytes() == CONTENT
 
 
 def test_cut_off_without_a_length(server: Server, target: Path) -> None:
-    """Only the checksum can tell; the rest is then asked for anew."""
-    server.says_length = False
-    server.plan = [("cut", 100_000)]
+    """Only the checksum shows that the file is incomplete."""
+    server.sends_length = False
+    server.failures = [("cut", 100_000)]
     with pytest.raises(OSError, match="md5"):
         download(server.remote(), target)
     assert listing(target.parent) == []
 
 
 def test_server_without_ranges(server: Server, target: Path) -> None:
-    server.knows_ranges = False
-    server.plan = [("cut", 100_000)]
+    server.supports_ranges = False
+    server.failures = [("cut", 100_000)]
     download(server.remote(), target)
     assert target.read_bytes() == CONTENT
     assert server.ranges == [None, "bytes=100000-"]
 
 
 def test_server_without_ranges_that_always_cuts_off(server: Server, target: Path) -> None:
-    server.knows_ranges = False
-    server.plan = [("cut", 100_000)] * 50
+    server.supports_ranges = False
+    server.failures = [("cut", 100_000)] * 50
     with pytest.raises(OSError, match=r"ended after 100000 of 300000 bytes \(tried 3 times\)"):
         download(server.remote(), target, tries=3)
     assert len(server.ranges) == 4
@@ -221,7 +228,7 @@ def test_corrupted(server: Server, target: Path) -> None:
 
 @pytest.mark.parametrize("status", [403, 404, 410])
 def test_refused_at_once(server: Server, target: Path, status: int) -> None:
-    server.plan = [("status", status)]
+    server.failures = [("status", status)]
     with pytest.raises(OSError, match=f"answered {status}") as caught:
         download(server.remote(), target)
     assert server.address() in str(caught.value)
@@ -231,13 +238,13 @@ def test_refused_at_once(server: Server, target: Path, status: int) -> None:
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_busy_server_is_asked_again(server: Server, target: Path, status: int) -> None:
-    server.plan = [("status", status)] * 2
+    server.failures = [("status", status)] * 2
     download(server.remote(), target)
     assert target.read_bytes() == CONTENT
 
 
 def test_a_server_that_stays_busy(server: Server, target: Path) -> None:
-    server.plan = [("status", 503)] * 9
+    server.failures = [("status", 503)] * 9
     with pytest.raises(OSError, match=r"503 .*\(tried 4 times\)"):
         download(server.remote(), target, tries=4)
     assert len(server.ranges) == 4
@@ -247,35 +254,35 @@ def test_waits_double(server: Server, target: Path, monkeypatch: pytest.MonkeyPa
     waits: list[float] = []
     monkeypatch.setattr(sys.modules["dualcba.data.download.remote_file"], "WAIT", 4.0)
     monkeypatch.setattr(time, "sleep", waits.append)
-    server.plan = [("status", 503)] * 5
+    server.failures = [("status", 503)] * 5
     download(server.remote(), target, tries=9)
     assert waits == [8.0, 16.0, 30.0, 30.0, 30.0]
 
 
 def test_slow(server: Server, target: Path) -> None:
-    """All of it takes longer than the timeout; no single piece does."""
-    server.plan = [("slow", 12)]
+    """The download takes longer than the timeout, but no single piece does."""
+    server.failures = [("slow", 12)]
     download(server.remote(), target, timeout=0.4)
     assert target.read_bytes() == CONTENT
     assert len(server.ranges) == 1
 
 
 def test_stalled_and_resumed(server: Server, target: Path) -> None:
-    server.plan = [("stall", 70_000)]
+    server.failures = [("stall", 70_000)]
     download(server.remote(), target, timeout=0.3)
     assert target.read_bytes() == CONTENT
     assert server.ranges == [None, "bytes=70000-"]
 
 
-def test_nobody_there(target: Path) -> None:
-    remote = Remote(NAME, md5(CONTENT), ("http://127.0.0.1:9/file.bin",))
+def test_no_server(target: Path) -> None:
+    remote = RemoteFile(NAME, md5(CONTENT), ("http://127.0.0.1:9/file.bin",))
     with pytest.raises(OSError, match="cannot be reached") as caught:
         download(remote, target, tries=1)
     assert "\n" not in str(caught.value)
 
 
 def test_the_next_address(server: Server, target: Path) -> None:
-    remote = Remote(NAME, md5(CONTENT), (server.address("nothing"), server.address()))
+    remote = RemoteFile(NAME, md5(CONTENT), (server.address("nothing"), server.address()))
     download(remote, target)
     assert target.read_bytes() == CONTENT
 
@@ -283,7 +290,7 @@ def test_the_next_address(server: Server, target: Path) -> None:
 def test_every_address_is_named(server: Server, target: Path) -> None:
     addresses = (server.address("one"), server.address("two"))
     with pytest.raises(OSError, match=r"one answered 404 .*two answered 404"):
-        download(Remote(NAME, md5(CONTENT), addresses), target)
+        download(RemoteFile(NAME, md5(CONTENT), addresses), target)
 
 
 def test_a_range_from_elsewhere_is_refused(
@@ -358,7 +365,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_fills_up(server: Server, small_disk: Path) -> None:
     content = CONTENT * 6
     server.files[NAME] = content
-    server.says_length = False  # so that it cannot be known beforehand
+    server.sends_length = False  # so that it cannot be known beforehand
     with pytest.raises(OSError, match="no space left") as caught:
         download(server.remote(content), small_disk / NAME)
     assert "\n" not in str(caught.value)
@@ -399,11 +406,11 @@ MAKERS: dict[str, Callable[..., Path]] = {"a.zip": make_zip, "a.tar.gz": make_ta
 @pytest.mark.parametrize("name", MAKERS)
 def test_unpack(tmp_path: Path, name: str) -> None:
     archive = MAKERS[name](tmp_path / name, {"toy/one": b"1", "toy/in/two": b"2"})
-    told: list[int] = []
-    unpack(archive, tmp_path / "toy", lambda done, total: told.append(done))
+    calls: list[int] = []
+    unpack(archive, tmp_path / "toy", lambda done, total: calls.append(done))
     assert listing(tmp_path / "toy") == ["in/two", "one"]
     assert (tmp_path / "toy" / "in" / "two").read_bytes() == b"2"
-    assert len(told) == 2
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -468,18 +475,18 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def toy(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Source:
+def toy(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> PublishedDataset:
     """A dataset in an archive on the server."""
     content = make_zip(tmp_path / "toy.zip", {"toy/x": CONTENT, "toy/y": b"1"}).read_bytes()
     (tmp_path / "toy.zip").unlink()
     server.files["toy.zip"] = content
-    remote = Remote("toy.zip", md5(content), (server.address("toy.zip"),))
-    source = Source("toy", (remote,), ("x", "y"))
-    monkeypatch.setitem(SOURCES, "toy", source)
-    return source
+    remote = RemoteFile("toy.zip", md5(content), (server.address("toy.zip"),))
+    dataset = PublishedDataset("toy", (remote,), ("x", "y"))
+    monkeypatch.setitem(PUBLISHED_DATASETS, "toy", dataset)
+    return dataset
 
 
-def test_fetch(toy: Source, server: Server, tmp_path: Path) -> None:
+def test_fetch(toy: PublishedDataset, server: Server, tmp_path: Path) -> None:
     root = tmp_path / "new" / "root"
     assert fetch("toy", root, show=False) == root / "toy"
     assert fetch("toy", str(root), show=False) == root / "toy"
@@ -488,26 +495,27 @@ def test_fetch(toy: Source, server: Server, tmp_path: Path) -> None:
 
 
 def test_fetch_unpacks_again_without_a_download(
-    toy: Source, server: Server, tmp_path: Path
+    toy: PublishedDataset, server: Server, tmp_path: Path
 ) -> None:
     shutil.rmtree(fetch("toy", tmp_path, show=False))
     assert listing(fetch("toy", tmp_path, show=False)) == ["x", "y"]
     assert len(server.ranges) == 1
 
 
-def test_fetch_leaves_a_folder_with_gaps_alone(toy: Source, tmp_path: Path) -> None:
+def test_fetch_leaves_a_folder_with_gaps_alone(toy: PublishedDataset, tmp_path: Path) -> None:
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "x").touch()
-    with pytest.raises(ValueError, match="toy lacks y; move it away"):
+    with pytest.raises(ValueError, match="toy lacks y; move the folder away and fetch again"):
         fetch("toy", tmp_path, show=False)
 
 
 def test_fetch_of_plain_files(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = Remote("b.bin", md5(b"b"), (server.address("b.bin"),))
+    other = RemoteFile("b.bin", md5(b"b"), (server.address("b.bin"),))
     server.files["b.bin"] = b"b"
-    monkeypatch.setitem(SOURCES, "plain", Source("plain", (server.remote(), other)))
+    dataset = PublishedDataset("plain", (server.remote(), other))
+    monkeypatch.setitem(PUBLISHED_DATASETS, "plain", dataset)
     folder = fetch("plain", tmp_path, show=False)
     assert listing(folder) == ["b.bin", NAME]
     (folder / "b.bin").write_bytes(b"damaged")
@@ -517,7 +525,7 @@ def test_fetch_of_plain_files(
 
 
 def test_fetch_shows_throughput(
-    toy: Source, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    toy: PublishedDataset, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fetch("toy", tmp_path, show=True)
     out, err = capfd.readouterr()
@@ -535,17 +543,18 @@ def test_fetch_of_an_unknown_name(tmp_path: Path) -> None:
 SCRIPT = """
 import sys
 from dualcba.data.download.fetch import fetch
-from dualcba.data.download.published import SOURCES, Remote, Source
+from dualcba.data.download.published import PUBLISHED_DATASETS, PublishedDataset, RemoteFile
 address, md5, root = sys.argv[1:]
-SOURCES["toy"] = Source("toy", (Remote("toy.zip", md5, (address,)),), ("x", "y"))
+file = RemoteFile("toy.zip", md5, (address,))
+PUBLISHED_DATASETS["toy"] = PublishedDataset("toy", (file,), ("x", "y"))
 print(fetch("toy", root, show=False))
 """
 
 
-def test_two_processes_at_once(toy: Source, server: Server, tmp_path: Path) -> None:
-    server.plan = [("slow", 40)]
+def test_two_processes_at_once(toy: PublishedDataset, server: Server, tmp_path: Path) -> None:
+    server.failures = [("slow", 40)]
     (remote,) = toy.files
-    command = [sys.executable, "-c", SCRIPT, remote.addresses[0], remote.md5, str(tmp_path)]
+    command = [sys.executable, "-c", SCRIPT, remote.urls[0], remote.md5, str(tmp_path)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "no_proxy": "127.0.0.1"}
     two = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for _ in range(2)]
     outputs = [p.communicate(timeout=120)[0].decode().strip() for p in two]
@@ -555,8 +564,8 @@ def test_two_processes_at_once(toy: Source, server: Server, tmp_path: Path) -> N
     assert listing(tmp_path) == [".toy.lock", "toy.zip", "toy/x", "toy/y"]
 
 
-def test_two_threads_at_once(toy: Source, server: Server, tmp_path: Path) -> None:
-    server.plan = [("slow", 10)]
+def test_two_threads_at_once(toy: PublishedDataset, server: Server, tmp_path: Path) -> None:
+    server.failures = [("slow", 10)]
     threads = [threading.Thread(target=fetch, args=("toy", tmp_path)) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -568,26 +577,28 @@ def test_two_threads_at_once(toy: Source, server: Server, tmp_path: Path) -> Non
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from dualcba.data.disk import locked\n"
-        "with locked(Path(sys.argv[1])): os._exit(9)"
+        "import os, sys; from pathlib import Path; from dualcba.data.disk import file_lock\n"
+        "with file_lock(Path(sys.argv[1])): os._exit(9)"
     )
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, str(tmp_path / "lock")]
     assert subprocess.run(command, env=environment, check=False).returncode == 9
-    with locked(tmp_path / "lock"):
+    with file_lock(tmp_path / "lock"):
         pass
 
 
-def test_who_waits_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_waiting_for_a_lock_prints_a_message(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "lock"
     started = threading.Event()
 
     def wait() -> None:
         started.set()
-        with locked(path, show=True):
+        with file_lock(path, show=True):
             pass
 
-    with locked(path):
+    with file_lock(path):
         thread = threading.Thread(target=wait)
         thread.start()
         started.wait()
@@ -613,34 +624,47 @@ def cifar_archive(path: Path, count: int = 20) -> bytes:
 def test_fetch_then_check(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "cifar-10-python.tar.gz"
     server.files[name] = cifar_archive(tmp_path / "made.tar.gz")
-    remote = Remote(name, md5(server.files[name]), (server.address(name),))
-    holds = SOURCES["cifar10"].holds
-    monkeypatch.setitem(SOURCES, "cifar10", Source("cifar-10-batches-py", (remote,), holds))
+    remote = RemoteFile(name, md5(server.files[name]), (server.address(name),))
+    dataset = replace(PUBLISHED_DATASETS["cifar10"], files=(remote,))
+    monkeypatch.setitem(PUBLISHED_DATASETS, "cifar10", dataset)
     with pytest.raises(FileNotFoundError, match="dualcba data fetch cifar10"):
         check("cifar10", tmp_path)
     fetch("cifar10", tmp_path, show=False)
     with pytest.raises(ValueError, match="training samples of cifar10 is 100, expected 50000"):
         check("cifar10", tmp_path)
-    monkeypatch.setitem(FACTS, "cifar10", Facts(100, 20, (3, 32, 32), 10, balanced=True))
-    report = check("cifar10", tmp_path)
-    assert (report.train, report.test, report.per_class) == (100, 20, (10, 10))
-    assert str(report) == (
+    contents = ExpectedContents(100, 20, (3, 32, 32), 10, balanced=True)
+    monkeypatch.setitem(EXPECTED_CONTENTS, "cifar10", contents)
+    summary = check("cifar10", tmp_path)
+    assert (summary.num_train, summary.num_test) == (100, 20)
+    assert summary.train_per_class == (10, 10)
+    assert str(summary) == (
         "cifar10: 100 training and 20 test samples of 3×32×32, 10 classes with 10 training samples "
         "each, as published"
     )
 
 
 @pytest.mark.parametrize(
-    ("facts", "line"),
+    ("contents", "line"),
     [
-        (Facts(1442, 300, (1, 8, 8), 10, False), "number of test samples of digits is 355"),
-        (Facts(1442, 355, (1, 9, 9), 10, False), r"shape of a sample of digits is \(1, 8, 8\)"),
-        (Facts(1442, 355, (1, 8, 8), 11, False), "number of classes of digits is 10, expected 11"),
-        (Facts(1442, 355, (1, 8, 8), 10, True), "classes of digits differ in size"),
+        (
+            ExpectedContents(1442, 300, (1, 8, 8), 10, False),
+            "number of test samples of digits is 355",
+        ),
+        (
+            ExpectedContents(1442, 355, (1, 9, 9), 10, False),
+            r"shape of a sample of digits is \(1, 8, 8\)",
+        ),
+        (
+            ExpectedContents(1442, 355, (1, 8, 8), 11, False),
+            "number of classes of digits is 10, expected 11",
+        ),
+        (ExpectedContents(1442, 355, (1, 8, 8), 10, True), "classes of digits differ in size"),
     ],
 )
-def test_check_names_what_differs(monkeypatch: pytest.MonkeyPatch, facts: Facts, line: str) -> None:
-    monkeypatch.setitem(FACTS, "digits", facts)
+def test_check_names_what_differs(
+    monkeypatch: pytest.MonkeyPatch, contents: ExpectedContents, line: str
+) -> None:
+    monkeypatch.setitem(EXPECTED_CONTENTS, "digits", contents)
     with pytest.raises(ValueError, match=line):
         check("digits")
 
@@ -649,17 +673,18 @@ def test_check_of_a_users_own(tmp_path: Path) -> None:
     path = tmp_path / "own.npz"
     y = np.array([0, 0, 0, 1, 1])
     np.savez(path, x=np.random.default_rng(0).normal(size=(5, 4)), y=y)
-    report = check(str(path))
-    assert (report.train, report.test, report.shape, report.published) == (3, 2, (4,), False)
-    assert str(report).endswith("2 classes with 1 to 2 training samples each")
+    summary = check(str(path))
+    assert (summary.num_train, summary.num_test, summary.input_shape) == (3, 2, (4,))
+    assert not summary.as_published
+    assert str(summary).endswith("2 classes with 1 to 2 training samples each")
     np.savez(path, x=np.random.default_rng(0).normal(size=(5, 4)), y=y * 2)
     with pytest.raises(ValueError, match="class 1 of own has no training sample"):
         check(str(path))
 
 
-def test_every_source_has_facts_and_whole_checksums() -> None:
-    for name, source in SOURCES.items():
-        assert name in FACTS
-        for remote in source.files:
+def test_published_datasets_have_expected_contents_and_valid_checksums() -> None:
+    for name, dataset in PUBLISHED_DATASETS.items():
+        assert name in EXPECTED_CONTENTS
+        for remote in dataset.files:
             assert len(bytes.fromhex(remote.md5)) == 16
-            assert all(a.endswith("/" + remote.name) for a in remote.addresses)
+            assert all(a.endswith("/" + remote.name) for a in remote.urls)

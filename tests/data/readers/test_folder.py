@@ -1,4 +1,4 @@
-"""A user's own folder of images, sound and damaged; datasets by name or path."""
+"""Folders of images, intact and damaged; datasets by name or path."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ import torch
 from PIL import Image
 
 from dualcba.data import data_dir, load_dataset
-from dualcba.data.dataset import statistics
+from dualcba.data.dataset import mean_and_std
 from dualcba.data.readers import decoding
-from dualcba.data.readers.decoding import in_parallel
-from dualcba.data.readers.folder import channel_statistics, from_folder, hold_out
+from dualcba.data.readers.decoding import map_blocks
+from dualcba.data.readers.folder import channel_mean_and_std, from_folder
+from dualcba.data.readers.holdout import hold_out
 from dualcba.data.readers.images import _header, read_image
 
 
 def picture(value: int, size: tuple[int, int] = (8, 6), mode: str = "RGB") -> Image.Image:
-    """An image of a size (width, height) in which no two pixels need be alike."""
+    """An image of random pixels, of size (width, height)."""
     pixels = np.random.default_rng(value).integers(0, 256, (size[1], size[0], 3), np.uint8)
     return Image.fromarray(pixels).convert(mode)
 
@@ -63,7 +64,7 @@ def test_one_root(root: Path) -> None:
     assert set(found) == cats
 
 
-def test_the_held_out_part_is_the_seeds(root: Path) -> None:
+def test_the_seed_decides_the_held_out_part(root: Path) -> None:
     fill(root, {"a": 20, "b": 20})
     one, two, three = (from_folder(root, holdout=0.25, seed=s) for s in (0, 0, 1))
     assert torch.equal(one.test_x, two.test_x)
@@ -76,11 +77,11 @@ def test_classes_do_not_hold_out_the_same_places() -> None:
     assert held[:6].tolist() != (held[6:] - 20).tolist()
 
 
-def test_something_is_left_to_train_with() -> None:
+def test_each_part_keeps_a_sample() -> None:
     assert [len(part) for part in hold_out(np.zeros(2, np.int64), 0.9, seed=0)] == [1, 1]
 
 
-def test_another_class_leaves_the_held_out_of_the_first_alone(root: Path) -> None:
+def test_a_new_class_does_not_change_the_split_of_others(root: Path) -> None:
     fill(root, {"a": 20, "b": 20})
     before = from_folder(root)
     fill(root, {"c": 20}, first=40)
@@ -98,7 +99,7 @@ def test_train_and_test(root: Path, test: str) -> None:
     np.testing.assert_array_equal(data.test_x[0].permute(1, 2, 0), picture(50))
 
 
-def test_beside_a_test_folder_another_is_left_alone(root: Path) -> None:
+def test_a_val_folder_beside_a_test_folder_is_ignored(root: Path) -> None:
     for part, count in (("train", 4), ("test", 2), ("val", 3)):
         fill(root / part, {"a": count})
     assert len(from_folder(root).test_x) == 2
@@ -115,7 +116,7 @@ def test_a_class_may_be_called_train(root: Path) -> None:
     assert data.num_classes == 2
 
 
-def test_what_is_hidden_or_by_the_side_is_left_out(root: Path) -> None:
+def test_hidden_and_other_files_are_ignored(root: Path) -> None:
     fill(root, {"a": 5, "b": 5, ".git": 1, "__MACOSX": 1})
     (root / "README.txt").touch()
     (root / "a" / ".DS_Store").touch()
@@ -124,7 +125,7 @@ def test_what_is_hidden_or_by_the_side_is_left_out(root: Path) -> None:
     assert (data.num_classes, len(data.train_x) + len(data.test_x)) == (2, 10)
 
 
-def test_folders_inside_a_class_are_its_own(root: Path) -> None:
+def test_folders_inside_a_class_belong_to_it(root: Path) -> None:
     fill(root, {"a/x": 3, "a/y": 3, "b": 4})
     assert torch.bincount(load_dataset(root).train_y).tolist() == [5, 3]
 
@@ -140,7 +141,7 @@ def test_the_most_common_size(root: Path) -> None:
     assert (data.pad, data.flip) == (0, True)
 
 
-def test_of_sizes_as_common_the_smaller_one(root: Path) -> None:
+def test_the_smaller_of_equally_common_sizes(root: Path) -> None:
     fill(root, {"a": 2}, size=(9, 7))
     fill(root, {"b": 2}, size=(8, 6))
     assert from_folder(root).input_shape == (3, 6, 8)
@@ -157,7 +158,7 @@ def test_a_given_size(root: Path, size: Any, shape: tuple[int, ...], pad: int) -
 
 
 def test_fitting_keeps_the_proportions(tmp_path: Path) -> None:
-    """A bar down the middle stays a third wide, whatever the sides are cut to."""
+    """A vertical bar at the centre keeps its width when the sides are cropped."""
     wide = np.zeros((30, 90, 3), np.uint8)
     wide[:, 40:50] = 255
     Image.fromarray(wide).save(tmp_path / "wide.png")
@@ -192,7 +193,7 @@ def test_grey_images_have_one_channel(root: Path, mode: str) -> None:
 
 
 def picture_of(root: Path, x: torch.Tensor) -> np.ndarray:
-    """The drawn picture that is nearest."""
+    """Return the picture that is nearest to x."""
     drawn = [np.asarray(picture(k, mode="L")) for k in range(3)]
     return min(drawn, key=lambda d: float(np.abs(d.astype(int) - x.numpy()).sum()))
 
@@ -260,10 +261,10 @@ def test_damaged_exif_data_do_not_matter(tmp_path: Path) -> None:
 def test_statistics_are_those_of_the_training_images(root: Path) -> None:
     fill(root, {"a": 150, "b": 150})
     data = load_dataset(root)
-    mean, std = statistics(data.train_x)
+    mean, std = mean_and_std(data.train_x)
     np.testing.assert_allclose(data.mean, mean, rtol=1e-12)
     np.testing.assert_allclose(data.std, std, rtol=1e-12)
-    assert channel_statistics(np.zeros((2, 1, 2, 2), np.uint8)) == ([0.0], [1e-6])
+    assert channel_mean_and_std(np.zeros((2, 1, 2, 2), np.uint8)) == ([0.0], [1e-6])
 
 
 def test_given_statistics_and_augmentation(root: Path) -> None:
@@ -361,7 +362,7 @@ def test_a_class_without_a_training_folder(root: Path) -> None:
 
 def test_a_class_of_one_image(root: Path) -> None:
     fill(root, {"a": 2, "b": 1})
-    with pytest.raises(ValueError, match="class 'b' has one sample, expected two, or a test set"):
+    with pytest.raises(ValueError, match="class 'b' has one sample, expected at least two, or"):
         load_dataset(root)
 
 
@@ -372,14 +373,14 @@ def test_a_class_of_one_image(root: Path) -> None:
 def parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks, and workers for few images."""
     monkeypatch.setattr(decoding, "BLOCK", 4)
-    monkeypatch.setattr(decoding, "WORTH_IT", 1)
+    monkeypatch.setattr(decoding, "MIN_PARALLEL", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
 
 
 def test_workers_change_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(root, {"a": 21, "b": 22})
     alone = load_dataset(root)
-    for name, value in (("BLOCK", 4), ("WORTH_IT", 1)):
+    for name, value in (("BLOCK", 4), ("MIN_PARALLEL", 1)):
         monkeypatch.setattr(decoding, name, value)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     state = torch.random.get_rng_state()
@@ -393,7 +394,7 @@ def test_other_processes_do_the_work(parallel: None) -> None:
     def work(paths: Any) -> int:
         return os.getpid()
 
-    pids = [*in_parallel(work, [Path(str(k)) for k in range(40)], "", False)]
+    pids = [*map_blocks(work, [Path(str(k)) for k in range(40)], "", False)]
     assert len(pids) == 10
     assert os.getpid() not in pids
     assert len(set(pids)) == 3
@@ -413,7 +414,7 @@ def test_workers_end_at_once_on_an_error(root: Path, parallel: None) -> None:
 
     before = time.monotonic()
     with pytest.raises(ValueError, match="bad"):
-        list(in_parallel(work, [Path(str(k)) for k in range(400)], "", False))
+        list(map_blocks(work, [Path(str(k)) for k in range(400)], "", False))
     gc.collect()
     assert not multiprocessing.active_children()
     assert time.monotonic() - before < 4
@@ -431,7 +432,7 @@ def test_progress_shows_throughput(
 
 def test_more_than_the_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(root, {"a": 4, "b": 4})
-    monkeypatch.setattr(decoding, "_memory", lambda: 1000)
+    monkeypatch.setattr(decoding, "_total_memory", lambda: 1000)
     with pytest.raises(
         ValueError, match=r"8 images of 6×8 take .* give a smaller size, or a cache"
     ):
@@ -441,7 +442,7 @@ def test_more_than_the_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def count_decodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by the number of images whenever some are decoded."""
+    """The number of images of each call that decodes some."""
     decoded: list[int] = []
     original = decoding._decode
 
@@ -558,7 +559,7 @@ def test_a_folder_that_is_no_cache_is_left_alone(root: Path) -> None:
     other = root.parent / "precious"
     other.mkdir()
     (other / "thesis.txt").touch()
-    with pytest.raises(ValueError, match="precious is there and is no cache"):
+    with pytest.raises(ValueError, match="precious exists but is not a cache, expected"):
         load_dataset(root, cache=other)
     assert (other / "thesis.txt").exists()
 
@@ -581,7 +582,7 @@ def test_a_full_disk_while_the_cache_is_written(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(np, "save", full)
-    with pytest.raises(OSError, match=r"no space left on the disk of .*cache"):
+    with pytest.raises(OSError, match=r"no space left on the disk while writing .*cache"):
         load_dataset(root, cache=root.parent / "cache")
     assert not (root.parent / "cache").exists()
 
@@ -631,7 +632,7 @@ def test_the_home_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("a.txt", ValueError, "a.txt is a file, expected a folder of images by class"),
     ],
 )
-def test_what_is_not_there(
+def test_missing_datasets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: Any, line: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -648,7 +649,7 @@ def test_options_that_a_dataset_does_not_take(root: Path) -> None:
         load_dataset(root, sise=3)
 
 
-def test_where_datasets_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_dir(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DUALCBA_DATA", raising=False)
     assert data_dir() == Path("data")
     monkeypatch.setenv("DUALCBA_DATA", "elsewhere")
@@ -656,7 +657,7 @@ def test_where_datasets_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     assert data_dir("here") == Path("here")
 
 
-def test_the_files_stay_as_they_are(root: Path) -> None:
+def test_files_are_not_changed(root: Path) -> None:
     fill(root, {"a": 3, "b": 3})
     copy = shutil.copytree(root, root.parent / "copy")
     load_dataset(root)

@@ -1,4 +1,4 @@
-"""Tiny-ImageNet in its real layout, small, sound and damaged."""
+"""Tiny-ImageNet in the official layout, with few images, intact and damaged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 
 from dualcba.data import load_dataset
 from dualcba.data.download.fetch import check
-from dualcba.data.download.published import FACTS, Facts
+from dualcba.data.download.published import EXPECTED_CONTENTS, ExpectedContents
 
 WNIDS = ["n02124075", "n01443537", "n04067472"]  # not sorted, as in the archive
 TRAIN, VAL = 5, 2
@@ -62,7 +62,7 @@ def folder(root: Path) -> Path:
 
 @pytest.fixture
 def decodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by the number of images whenever some are decoded."""
+    """The number of images of each call that decodes some."""
     module = sys.modules["dualcba.data.readers.decoding"]
     original, decoded = module._decode, list[int]()
 
@@ -158,8 +158,9 @@ def test_a_damaged_cache_is_made_anew(root: Path) -> None:
 def test_check(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="number of training samples of tiny-imagenet is 15"):
         check("tiny-imagenet", root)
-    monkeypatch.setitem(FACTS, "tiny-imagenet", Facts(15, 6, (3, 64, 64), 3, balanced=True))
-    assert check("tiny-imagenet", root).per_class == (5, 5)
+    contents = ExpectedContents(15, 6, (3, 64, 64), 3, balanced=True)
+    monkeypatch.setitem(EXPECTED_CONTENTS, "tiny-imagenet", contents)
+    assert check("tiny-imagenet", root).train_per_class == (5, 5)
 
 
 # ── Damage ────────────────────────────────────────────────────────────────────────────────────
@@ -245,8 +246,8 @@ def uneven_test(folder: Path) -> None:
         (double_wnid, ValueError, "wnids.txt holds 2 names, expected one per class, each once"),
         (outside_wnid, ValueError, "wnids.txt holds 1 names"),
         (no_class_folder, FileNotFoundError, f"train/{WNIDS[0]}/images is missing"),
-        (no_images, ValueError, "train has 0 images of class n01443537, expected some"),
-        (one_image_fewer, ValueError, f"train has 4 images of class {WNIDS[0]}, expected 5"),
+        (no_images, ValueError, "train has 0 images of class n01443537, expected at least 1"),
+        (one_image_fewer, ValueError, f"train has 4 images of class {WNIDS[0]}, expected 5 as"),
         (not_an_image, ValueError, f"{WNIDS[0]}_3.JPEG cannot be read as an image"),
         (cut_image, ValueError, "val_3.JPEG cannot be read as an image"),
         (no_annotations, FileNotFoundError, "val/val_annotations.txt is missing"),
@@ -254,7 +255,7 @@ def uneven_test(folder: Path) -> None:
         (strange_line, ValueError, "val_annotations.txt, line 7 is 'val_9.JPEG'"),
         (strange_class, ValueError, "val_annotations.txt, line 7 is .*n99999999"),
         (outside_image, ValueError, "val_annotations.txt, line 7 is "),
-        (uneven_test, ValueError, "val_annotations.txt has 2 images of class .* expected 3"),
+        (uneven_test, ValueError, "val_annotations.txt has 2 images of class .* expected 3 as"),
     ],
 )
 def test_damage_is_named(
