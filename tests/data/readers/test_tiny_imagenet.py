@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,20 +59,6 @@ def folder(root: Path) -> Path:
     return root / "tiny-imagenet-200"
 
 
-@pytest.fixture
-def decodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of images of each call that decodes some."""
-    module = sys.modules["dualcba.data.readers.decoding"]
-    original, decoded = module._decode, list[int]()
-
-    def decode(paths: Any, shape: Any) -> Any:
-        decoded.append(len(paths))
-        return original(paths, shape)
-
-    monkeypatch.setattr(module, "_decode", decode)
-    return decoded
-
-
 def load(root: Path) -> Any:
     return load_dataset("tiny-imagenet", root)
 
@@ -103,10 +88,10 @@ def test_the_protocols_numbers(root: Path) -> None:
     assert (data.pad, data.flip, data.name, data.num_classes) == (4, True, "tiny-imagenet", 3)
 
 
-def test_decoded_once_into_a_cache(root: Path, decodes: list[int]) -> None:
+def test_decoded_once_into_a_cache(root: Path, count_decodes: list[int]) -> None:
     first = load(root)
     second = load(root)
-    assert sum(decodes) == 21
+    assert sum(count_decodes) == 21
     assert torch.equal(first.train_x, second.train_x)
     cache = root / "tiny-imagenet-200-cache"
     about = json.loads((cache / "cache.json").read_text())
@@ -137,7 +122,9 @@ def test_the_cache_is_mapped_not_read(root: Path, recwarn: pytest.WarningsRecord
     assert not recwarn.list
 
 
-def test_other_classes_make_another_cache(root: Path, folder: Path, decodes: list[int]) -> None:
+def test_other_classes_make_another_cache(
+    root: Path, folder: Path, count_decodes: list[int]
+) -> None:
     load(root)
     gone, *kept = sorted(WNIDS)
     (folder / "wnids.txt").write_text("\n".join(kept))
@@ -145,7 +132,7 @@ def test_other_classes_make_another_cache(root: Path, folder: Path, decodes: lis
     left = [line for line in lines if gone not in line]
     (folder / "val" / "val_annotations.txt").write_text("\n".join(left))
     assert load(root).num_classes == 2
-    assert sum(decodes) == 21 + 14
+    assert sum(count_decodes) == 21 + 14
 
 
 def test_a_damaged_cache_is_made_anew(root: Path) -> None:
