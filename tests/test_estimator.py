@@ -245,7 +245,7 @@ def test_a_fit_that_fails_keeps_what_was_learnt(wrong: dict[str, Any]) -> None:
 
 
 def test_a_fit_ends_with_a_finite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RecentLosses, "due", lambda *_: False)  # as between two looks on a GPU
+    monkeypatch.setattr(RecentLosses, "due", lambda *_: False)  # as between two checks on a GPU
     with pytest.raises(FloatingPointError):
         DualCBAClassifier(lr=1e30, epochs=1, **SMALL).fit(*stream()[0])
 

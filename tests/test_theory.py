@@ -69,7 +69,7 @@ def test_with_classes_as_labels(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_neither_loss_can_be_lowered(seed: int) -> None:
-    """Both gradients vanish, the outer one through the inner argmin and in φ itself."""
+    """Both gradients are zero: the inner one in θ, the outer one in φ through the argmin."""
     one = problem(seed, 6, 40, 20, 3)
     exact = closed_form(one)
     theta, phi = exact.theta.clone().requires_grad_(), exact.phi.clone().requires_grad_()
@@ -103,7 +103,7 @@ def test_the_outer_loss_is_not_convex_in_phi() -> None:
     assert middle > (a + b) / 2
 
 
-# ---------------------------------------------------------------- when there is none
+# ---------------------------------------------------------------- no solution
 
 
 def test_too_few_training_samples() -> None:

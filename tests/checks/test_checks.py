@@ -320,7 +320,7 @@ def test_frozen_parameters_do_not_count():
 
 def test_an_unseeded_network_and_a_seed_without_effect_are_found():
     def unseeded(seed):
-        network = MLP(SHAPE, C, width=16)  # from whatever the global generator holds
+        network = MLP(SHAPE, C, width=16)  # weights from the global generator
         return Learner(network, SHAPE, C, buffer=24, batch_size=8, method="er", seed=seed)
 
     with pytest.raises(AssertionError, match=r"^determinism: the same seed gave two states"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from image_helpers import fill
 
+import dualcba.data
 from dualcba.data import data_dir, load_dataset
 
 
@@ -60,3 +63,30 @@ def test_data_dir(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUALCBA_DATA", "elsewhere")
     assert data_dir() == Path("elsewhere")
     assert data_dir("here") == Path("here")
+
+
+@pytest.mark.parametrize("name", dualcba.data.__all__)
+def test_public_names_can_be_imported(name: str) -> None:
+    assert getattr(dualcba.data, name) is not None
+
+
+def test_unknown_names_are_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match=r"module 'dualcba\.data' has no attribute 'Datasets'"):
+        _ = dualcba.data.Datasets
+
+
+WITHOUT_TORCH = """
+import sys, types
+package = types.ModuleType("dualcba")  # in place of dualcba/__init__.py
+package.__path__ = [sys.argv[1]]
+sys.modules["dualcba"] = package
+from dualcba.data import DATASETS, data_dir, load_dataset
+from dualcba.data.download.fetch import check, fetch
+print([name for name in ("torch", "PIL", "sklearn") if name in sys.modules])
+"""
+
+
+def test_names_and_downloads_do_not_import_torch() -> None:
+    folder = Path(dualcba.data.__file__).parents[1]
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(folder)]
+    assert subprocess.check_output(command, text=True).strip() == "[]"

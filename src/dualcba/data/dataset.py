@@ -22,6 +22,7 @@ class Dataset:
     """Training and test samples with their labels.
 
     Samples are stored unnormalised, as uint8 images (n, channels, H, W) or float32 arrays (n, ...).
+    `mean`, `std`, `pad` and `flip` are the arguments of `Transform`.
     """
 
     name: str

@@ -161,7 +161,7 @@ def test_waiting_for_a_lock_prints_a_message(
 
 
 def cifar_archive(path: Path, count: int = 20) -> bytes:
-    """CIFAR-10's archive in its layout, small."""
+    """An archive in the layout of CIFAR-10, with few images."""
     rng = np.random.default_rng(0)
     files = {}
     for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"):

@@ -224,7 +224,7 @@ def test_other_trouble_with_the_disk_is_not_retried(
     assert not target.exists()
 
 
-def test_too_little_room_is_known_beforehand(
+def test_free_space_is_checked_in_advance(
     server: Server, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(target.parent)._replace(free=1000)
@@ -237,7 +237,7 @@ def test_too_little_room_is_known_beforehand(
 def test_a_disk_that_fills_up(server: Server, small_disk: Path) -> None:
     content = CONTENT * 6
     server.files[NAME] = content
-    server.sends_length = False  # so that it cannot be known beforehand
+    server.sends_length = False  # then the size is not known in advance
     with pytest.raises(OSError, match="no space left") as caught:
         download(server.remote(content), small_disk / NAME)
     assert "\n" not in str(caught.value)

@@ -20,7 +20,7 @@ def parallel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def count_decodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of images of each call that decodes some."""
+    """The numbers of images decoded so far, one per call."""
     decoded: list[int] = []
     original = decoding._decode
 

@@ -111,7 +111,7 @@ def test_the_bytes_may_be_in_the_other_order(path: Path) -> None:
 
 
 class Evil:
-    """Leaves a file behind if it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -22,7 +22,7 @@ TRAIN, VAL = 5, 2
 
 
 def image(value: int, *, grey: bool = False) -> Image.Image:
-    """One colour: its JPEG is exact up to a level or two."""
+    """An image of one colour, which JPEG changes by at most two levels."""
     colour = Image.new("RGB", (64, 64), (value, 255 - value, 40))
     return colour.convert("L") if grey else colour
 

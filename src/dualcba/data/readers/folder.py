@@ -146,7 +146,7 @@ def _find_images(root: Path, classes: list[str] | None = None) -> tuple[list[str
             raise FileNotFoundError(f"{root / name} is missing, expected a folder of that class")
     for name, folder in folders.items():
         if name not in classes:
-            raise ValueError(f"{folder} is of a class without training images, expected some")
+            raise ValueError(f"{folder} is of a class without training images, expected {classes}")
     paths = [_files_of_class(folders[name]) for name in classes]
     labels = np.repeat(np.arange(len(classes)), [len(p) for p in paths])
     return classes, ImageFiles([path for p in paths for path in p], labels)
