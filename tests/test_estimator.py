@@ -1,4 +1,4 @@
-"""The scikit-learn face: its own suite of checks, and the learner behind it."""
+"""The scikit-learn classifier: scikit-learn's own checks, and the learner that it uses."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_part_of_the_stream_is_observed_in_batches() -> None:
     assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
 
 
-def test_it_goes_on_from_a_pickle() -> None:
+def test_training_continues_from_a_pickle() -> None:
     first, second = stream()
     straight = DualCBAClassifier(**SMALL).partial_fit(*first, classes=CLASSES)
     again = pickle.loads(pickle.dumps(straight))
@@ -88,7 +88,7 @@ def test_it_goes_on_from_a_pickle() -> None:
         {"learner_options": {"adaptor_options": {"width": 8}}},
     ],
 )
-def test_parameters_set_in_the_stream_wait_for_the_next_fit(changed: dict[str, Any]) -> None:
+def test_changed_parameters_take_effect_at_the_next_fit(changed: dict[str, Any]) -> None:
     first, second = stream()
     straight = DualCBAClassifier(**SMALL).partial_fit(*first, classes=CLASSES).partial_fit(*second)
     classifier = DualCBAClassifier(**SMALL).partial_fit(*first, classes=CLASSES)
@@ -98,7 +98,7 @@ def test_parameters_set_in_the_stream_wait_for_the_next_fit(changed: dict[str, A
         assert all(torch.equal(state(one)[k], v) for k, v in state(straight).items())
 
 
-def test_a_method_object_stays_free() -> None:
+def test_a_method_object_is_copied() -> None:
     x, y = stream()[0]
     method = ER()
     classifier = DualCBAClassifier(method=method, **SMALL).fit(x, y)
@@ -135,7 +135,7 @@ def test_the_stream_goes_on_after_a_fit() -> None:
     assert classifier.fit(x, y).classes_.tolist() == ["a", "b"]
 
 
-def test_what_has_not_come_is_no_answer() -> None:
+def test_unobserved_classes_are_not_predicted() -> None:
     x, y = stream()[0]
     classifier = DualCBAClassifier(**SMALL).partial_fit(x, y, classes=CLASSES)
     shares = classifier.predict_proba(x)
@@ -165,11 +165,14 @@ def test_digits_by_cross_validation() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda c, x, y: c.partial_fit(x, y), "classes is None, expected all labels to come"),
+        (
+            lambda c, x, y: c.partial_fit(x, y),
+            "classes is None, expected all classes of the",
+        ),
         (lambda c, x, y: c.partial_fit(x, y, ["a"]), "there is 1 class, expected at least 2"),
         (
             lambda c, x, y: c.partial_fit(x, y, ["a", "x"]),
-            r"y is \['b'\], expected some of classes",
+            r"y is \['b'\], expected only labels in classes",
         ),
         (lambda c, x, y: c.set_params(epochs=0).fit(x, y), "epochs is 0, expected a whole number"),
         (
@@ -183,11 +186,11 @@ def test_digits_by_cross_validation() -> None:
         ),
         (
             lambda c, x, y: c.partial_fit(x.astype(np.uint8), y, CLASSES).predict(x),
-            "dtype of X is 'float64', expected uint8, as at the first call",
+            "dtype of X is 'float64', expected uint8, as in the first call",
         ),
         (
             lambda c, x, y: c.set_params(learner_options="ibn").fit(x, y),
-            "learner_options is 'ibn', expected names and values",
+            "learner_options is 'ibn', expected a mapping of names to values",
         ),
         (
             lambda c, x, y: c.set_params(learner_options={"inb": True}).fit(x, y),
@@ -196,7 +199,7 @@ def test_digits_by_cross_validation() -> None:
         *(
             (
                 lambda c, x, y, name=name: c.set_params(learner_options={name: 10}).fit(x, y),
-                f"a name in learner_options is '{name}', expected none that the classifier sets",
+                f"a name in learner_options is '{name}', expected an option that the classifier",
             )
             for name in ("boundaries", "dtype", "seed", "method", "batch_size", "num_classes")
         ),
@@ -242,12 +245,12 @@ def test_a_fit_that_fails_keeps_what_was_learnt(wrong: dict[str, Any]) -> None:
 
 
 def test_a_fit_ends_with_a_finite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RecentLosses, "due", lambda *_: False)  # as between two looks on a GPU
+    monkeypatch.setattr(RecentLosses, "due", lambda *_: False)  # as between two checks on a GPU
     with pytest.raises(FloatingPointError):
         DualCBAClassifier(lr=1e30, epochs=1, **SMALL).fit(*stream()[0])
 
 
-def test_what_is_read_only_comes_without_a_warning() -> None:
+def test_read_only_arrays_give_no_warning() -> None:
     x, y = stream()[0]
     x = x.astype(np.float32)
     x.setflags(write=False)

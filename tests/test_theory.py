@@ -1,4 +1,4 @@
-"""Theorem 2: the closed form is what a descent finds, and says when there is none."""
+"""Theorem 2: the closed form equals the numerical solution, and fails where there is none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dualcba.theory import (
 
 
 def problem(seed: int, p: int, n: int, m: int, c: int, *, noise: float = 1.0) -> LinearProblem:
-    """Labels from one linear rule in training and another on the buffer, plus noise."""
+    """Labels from one linear map in training and another on the buffer, plus noise."""
     g = torch.Generator().manual_seed(seed)
 
     def randn(*shape: int) -> Tensor:
@@ -29,7 +29,7 @@ def problem(seed: int, p: int, n: int, m: int, c: int, *, noise: float = 1.0) ->
 
 
 def onehot(seed: int, p: int, n: int, m: int, c: int) -> LinearProblem:
-    """Classes, as the paper has them: biased in training, balanced on the buffer."""
+    """One-hot labels, as in the paper: imbalanced in training, balanced on the buffer."""
     g = torch.Generator().manual_seed(seed)
     means = 2 * torch.randn(p, c, generator=g, dtype=torch.float64)
     recent = torch.arange(1, c + 1, dtype=torch.float64)
@@ -69,7 +69,7 @@ def test_with_classes_as_labels(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_neither_loss_can_be_lowered(seed: int) -> None:
-    """Both gradients vanish, the outer one through the inner argmin and in φ itself."""
+    """Both gradients are zero: the inner one in θ, the outer one in φ through the argmin."""
     one = problem(seed, 6, 40, 20, 3)
     exact = closed_form(one)
     theta, phi = exact.theta.clone().requires_grad_(), exact.phi.clone().requires_grad_()
@@ -85,8 +85,8 @@ def test_neither_loss_can_be_lowered(seed: int) -> None:
         assert outer_loss(one, inner_solution(one, other)) > lowest
 
 
-def test_what_it_amounts_to() -> None:
-    """The augmented model is plain regression; the bare one that, refitted to the buffer."""
+def test_the_solution_is_a_regression() -> None:
+    """θ* φ* is a linear regression on the training data; θ* is refitted to the buffer."""
     one = problem(0, 6, 40, 20, 3)
     exact = closed_form(one)
     plain = torch.linalg.lstsq(one.X_trn.T, one.Y_trn).solution
@@ -103,7 +103,7 @@ def test_the_outer_loss_is_not_convex_in_phi() -> None:
     assert middle > (a + b) / 2
 
 
-# ---------------------------------------------------------------- when there is none
+# ---------------------------------------------------------------- no solution
 
 
 def test_too_few_training_samples() -> None:
@@ -117,11 +117,11 @@ def test_too_few_buffer_samples() -> None:
 
 
 def test_a_class_that_the_training_batch_lacks() -> None:
-    """The usual case of a stream: the label matrix has a column of zeros."""
+    """Common in a stream: the label matrix has a column of zeros."""
     full = onehot(0, 8, 60, 20, 4)
     Y = full.Y_trn.clone()
     Y[:, 1] = 0
-    with pytest.raises(ValueError, match=r"Pᵀ P is singular .* c independent kinds in training"):
+    with pytest.raises(ValueError, match=r"Pᵀ P is singular .* expected training labels of rank c"):
         closed_form(LinearProblem(full.X_trn, Y, full.X_buf, full.Y_buf))
 
 
@@ -129,7 +129,7 @@ def test_a_class_that_the_buffer_lacks() -> None:
     full = onehot(0, 8, 60, 20, 4)
     Y = full.Y_buf.clone()
     Y[:, 1] = 0
-    with pytest.raises(ValueError, match=r"Pᵀ Y_buf is singular .* buffer labels"):
+    with pytest.raises(ValueError, match=r"Pᵀ Y_buf is singular .* buffer labels of rank c"):
         closed_form(LinearProblem(full.X_trn, full.Y_trn, full.X_buf, Y))
 
 

@@ -1,4 +1,4 @@
-"""The scikit-learn face of a learner: `partial_fit` on a stream, `predict` at any time."""
+"""A scikit-learn classifier around `Learner`: `fit`, `partial_fit`, `predict`, `predict_proba`."""
 
 from __future__ import annotations
 
@@ -27,28 +27,38 @@ Array = NDArray[Any]
 
 
 class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A classifier that learns from a stream, one pass, while new classes arrive.
+    """A classifier for streams in which new classes arrive over time.
+
+    Samples have the shape (n, features) or (n, *shape). uint8 samples are stored as uint8 and by
+    default scaled to [0, 1]; other samples are converted to float32. Task boundaries are inferred
+    from the labels. Only classes that have been observed are predicted, unless the learner option
+    `seen_only` is False.
+
+    If `fit` or the first `partial_fit` raises an error, the classifier is left unchanged.
 
     Parameters
     ----------
     network
-        A name, as `"mlp"`, or an `nn.Module` with as many outputs as there are classes; it is
-        copied, never changed.
+        The name of a network, such as `"mlp"`, or an `nn.Module` with one output per class. A
+        module is copied and not modified.
     method, buffer, batch_size, lr
-        Of the `Learner`; a `Method` object is copied too.
+        As for `Learner`. A `Method` object is copied.
     learner_options
-        Whatever else a `Learner` takes, by name, but for `seed`, `dtype` and `boundaries`, which
-        follow from `random_state`, from the samples and from the labels.
+        Other keyword arguments of `Learner`, except `seed`, `dtype` and `boundaries`, which the
+        classifier sets itself.
     epochs
-        How often `fit` passes over its data; `partial_fit` passes once, in the order given.
+        Number of passes of `fit` over its data. `partial_fit` makes one pass in the given order.
     random_state
-        The seed, or what scikit-learn makes one from.
+        An int, a `RandomState` instance or None, as in scikit-learn.
 
-    Samples are (n, features) or (n, *shape): uint8 is kept as it is and by default reaches the
-    network in [0, 1], all else is float32. When a task begins is inferred from the labels, and
-    only classes that have come are given as answers, unless the option `seen_only` is False.
-
-    A `fit` or a first `partial_fit` that fails leaves the classifier as it was.
+    Attributes
+    ----------
+    classes_
+        The sorted class labels.
+    learner_
+        The `Learner`.
+    seed_
+        The seed of the learner, drawn from `random_state`.
 
     >>> X, y = np.eye(4).repeat(40, 0), np.repeat(["a", "b", "c", "d"], 40)
     >>> clf = DualCBAClassifier(lr=0.1, buffer=40, random_state=0)
@@ -80,11 +90,11 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Begin anew and learn all of it, `epochs` times, each time in another order."""
+        """Train a new learner on (X, y) for `epochs` passes, each in a new random order."""
         at_least(1, epochs=self.epochs)
-        with self._or_as_before():
-            samples, labels = self._given(X, y, first=True)
-            self._begin(samples, labels, unique_labels(labels))
+        with self._restore_on_error():
+            samples, labels = self._validate(X, y, first=True)
+            self._start(samples, labels, unique_labels(labels))
             if self.epochs > 1 and self.learner_.method.single_pass:
                 name = type(self.learner_.method).__name__
                 wanted = f"1: {name} only makes sense in a single pass"
@@ -92,107 +102,126 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             rng = np.random.default_rng(self.seed_)
             for epoch in range(self.epochs):
                 order = rng.permutation(len(samples))
-                self._learn(samples[order], labels[order], again=epoch > 0)
+                self._observe(samples[order], labels[order], again=epoch > 0)
             self.learner_.end_task()
             self.learner_.check_finite()
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
-        """Go on with the next part of the stream; the first call names all classes to come.
+        """Train on the next part of the stream, in one pass.
 
-        Parameters that are set after the first call wait for the next `fit`.
+        Parameters that are changed after the first call take effect at the next `fit`.
+
+        Parameters
+        ----------
+        X, y
+            Samples and labels.
+        classes
+            All classes of the stream. Required in the first call.
         """
         first = not hasattr(self, "learner_")
-        with self._or_as_before():
-            samples, labels = self._given(X, y, first=first)
+        with self._restore_on_error():
+            samples, labels = self._validate(X, y, first=first)
             if first:
                 if classes is None:
-                    wanted = "all labels to come, at the first call"
+                    wanted = "all classes of the stream in the first call"
                     raise ValueError(expected("classes", classes, wanted))
-                self._begin(samples, labels, _distinct(classes))
-            elif classes is not None and not np.array_equal(_distinct(classes), self.classes_):
-                wanted = f"those of the first call, {self.classes_.tolist()}"
-                raise ValueError(expected("classes", np.asarray(classes).tolist(), wanted))
-            self._learn(samples, labels)
+                self._start(samples, labels, _unique_classes(classes))
+            elif classes is not None:
+                self._check_same_classes(classes)
+            self._observe(samples, labels)
         return self
 
     def predict(self, X: ArrayLike) -> Array:
-        """The class of each sample."""
+        """Return the predicted class of each sample."""
         check_is_fitted(self, "learner_")
-        return np.asarray(self.classes_[self.learner_.predict(self._given(X)[0]).numpy()])
+        return np.asarray(self.classes_[self.learner_.predict(self._validate(X)[0]).numpy()])
 
     def predict_proba(self, X: ArrayLike) -> Array:
-        """The probability of each of `classes_`; 0 for one that has not come yet."""
-        check_is_fitted(self, "learner_")
-        return self.learner_.predict_proba(self._given(X)[0]).numpy()
+        """Return the probability of each of `classes_` for each sample, of shape (n, classes).
 
-    def _given(self, X: ArrayLike, y: Any = "no_validation", *, first: bool = False) -> Any:
-        """Samples as the learner takes them, and labels as they are."""
-        types = [np.float32, np.uint8]  # what is neither becomes the first
-        found = validate_data(
-            self, X, y, reset=first, dtype=types, allow_nd=True, force_writeable=True
-        )  # torch warns of what is read-only, as joblib's memory maps are
-        samples, labels = found if isinstance(found, tuple) else (found, None)
+        By default the probability of a class that has not been observed is 0.
+        """
+        check_is_fitted(self, "learner_")
+        return self.learner_.predict_proba(self._validate(X)[0]).numpy()
+
+    def _validate(self, X: ArrayLike, y: Any = "no_validation", *, first: bool = False) -> Any:
+        """Return samples in the dtype of the learner, and the unchanged labels or None.
+
+        `first` is True if the data determine the dtype and the number of features.
+        """
+        dtypes = [np.float32, np.uint8]  # other types are converted to the first of these
+        validated = validate_data(
+            self, X, y, reset=first, dtype=dtypes, allow_nd=True, force_writeable=True
+        )  # writeable: torch warns about read-only arrays, such as memory maps of joblib
+        samples, labels = validated if isinstance(validated, tuple) else (validated, None)
         if not first and self.learner_.dtype == torch.float32:
             samples = samples.astype(np.float32)
         elif not first and samples.dtype != np.uint8:
-            wanted = "uint8, as at the first call"
+            wanted = "uint8, as in the first call"
             raise ValueError(expected("dtype of X", str(np.asarray(X).dtype), wanted))
         if labels is not None:
             check_classification_targets(labels)
         return samples, labels
 
-    def _begin(self, samples: Array, labels: Array, classes: Array) -> None:
+    def _check_same_classes(self, classes: ArrayLike) -> None:
+        if not np.array_equal(_unique_classes(classes), self.classes_):
+            wanted = f"those of the first call, {self.classes_.tolist()}"
+            raise ValueError(expected("classes", np.asarray(classes).tolist(), wanted))
+
+    def _start(self, samples: Array, labels: Array, classes: Array) -> None:
+        """Make a new learner for samples of this shape and dtype and for these classes."""
         if len(classes) < 2:
             raise ValueError(f"there is {len(classes)} class, expected at least 2")
-        _check(labels, classes)
+        _check_labels(labels, classes)
         self.classes_ = classes
         self.seed_ = int(check_random_state(self.random_state).randint(2**31))
         dtype = torch.uint8 if samples.dtype == np.uint8 else torch.float32
-        self._recipe = (self.network, samples.shape[1:], self._arguments(dtype))
-        self.learner_ = self._make()
+        self._recipe = (self.network, samples.shape[1:], self._learner_arguments(dtype))
+        self.learner_ = self._make_learner()
 
-    def _arguments(self, dtype: torch.dtype) -> dict[str, Any]:
-        """Those of the learner, by name."""
-        mine: dict[str, Any] = {
+    def _learner_arguments(self, dtype: torch.dtype) -> dict[str, Any]:
+        """Return the keyword arguments of the learner."""
+        fixed: dict[str, Any] = {
             "method": self.method, "buffer": self.buffer, "batch_size": self.batch_size,
             "lr": self.lr, "seed": self.seed_, "dtype": dtype, "boundaries": "inferred",
         }  # fmt: skip
-        given = {} if self.learner_options is None else self.learner_options
-        if not isinstance(given, Mapping):
-            raise ValueError(expected("learner_options", given, "names and values"))
-        every = inspect.signature(Learner).parameters.values()
-        free = [p.name for p in every if p.kind == p.KEYWORD_ONLY and p.name not in mine]
-        for name in given:
-            if name in {p.name for p in every}.difference(free):
-                wanted = "none that the classifier sets itself"
+        options = {} if self.learner_options is None else self.learner_options
+        if not isinstance(options, Mapping):
+            raise ValueError(expected("learner_options", options, "a mapping of names to values"))
+        parameters = inspect.signature(Learner).parameters.values()
+        free = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.name not in fixed]
+        for name in options:
+            if name in {p.name for p in parameters}.difference(free):
+                wanted = "an option that the classifier does not set itself"
                 raise ValueError(expected("a name in learner_options", name, wanted))
             if name not in free:
                 raise ValueError(unknown("learner option", name, free))
-        return {"seen_only": True, **mine, **given}
+        return {"seen_only": True, **fixed, **options}
 
-    def _make(self) -> Learner:
-        """A learner by the recipe, which parameters set later do not change."""
-        network, shape, options = self._recipe
-        number = len(self.classes_)
+    def _make_learner(self) -> Learner:
+        """Make a learner from `_recipe`, which later changes of parameters do not affect."""
+        network, shape, arguments = self._recipe
+        num_classes = len(self.classes_)
         if isinstance(network, str):
             with first_weights(self.seed_):
-                network = make_network(network, shape, number)
+                network = make_network(network, shape, num_classes)
         else:
             network = copy.deepcopy(network)
-        return Learner(network, shape, number, **copy.deepcopy(options))
+        return Learner(network, shape, num_classes, **copy.deepcopy(arguments))
 
-    def _learn(self, samples: Array, labels: Array, *, again: bool = False) -> None:
-        _check(labels, self.classes_)
-        coded = np.searchsorted(self.classes_, labels)
+    def _observe(self, samples: Array, labels: Array, *, again: bool = False) -> None:
+        """Pass the samples to the learner in batches; `again` as in `Learner.observe`."""
+        _check_labels(labels, self.classes_)
+        indices = np.searchsorted(self.classes_, labels)
         size = self.learner_.batch_size
         for start in range(0, len(samples), size):
-            part = slice(start, start + size)
-            self.learner_.observe(samples[part], coded[part], again=again)
+            batch = slice(start, start + size)
+            self.learner_.observe(samples[batch], indices[batch], again=again)
 
     @contextmanager
-    def _or_as_before(self) -> Iterator[None]:
-        """What fails within leaves every attribute as it was."""
+    def _restore_on_error(self) -> Iterator[None]:
+        """Restore all attributes if the block raises an error."""
         before = dict(self.__dict__)
         try:
             yield
@@ -204,21 +233,21 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
         if "learner_" in state:
-            learnt = self.learner_.state_dict()
-            tensors = {k: v.cpu() for k, v in learnt["tensors"].items()}
-            state = state | {"learner_": learnt | {"tensors": tensors}}
+            learner_state = self.learner_.state_dict()
+            tensors = {k: v.cpu() for k, v in learner_state["tensors"].items()}
+            state = state | {"learner_": learner_state | {"tensors": tensors}}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        learnt = state.pop("learner_", None)
+        learner_state = state.pop("learner_", None)
         super().__setstate__(state)
-        if learnt is not None:
-            self.learner_ = self._make()
-            self.learner_.load_state_dict(learnt)
+        if learner_state is not None:
+            self.learner_ = self._make_learner()
+            self.learner_.load_state_dict(learner_state)
 
 
-def _distinct(classes: ArrayLike) -> Array:
+def _unique_classes(classes: ArrayLike) -> Array:
     try:
         return np.asarray(unique_labels(classes))
     except (TypeError, ValueError) as error:
@@ -226,7 +255,8 @@ def _distinct(classes: ArrayLike) -> Array:
         raise ValueError(f"classes cannot be read as a list of labels: {reason}") from error
 
 
-def _check(labels: Array, classes: Array) -> None:
-    strange = np.setdiff1d(labels, classes)
-    if len(strange):
-        raise ValueError(expected("y", strange.tolist(), f"some of classes, {classes.tolist()}"))
+def _check_labels(labels: Array, classes: Array) -> None:
+    unexpected = np.setdiff1d(labels, classes)
+    if len(unexpected):
+        wanted = f"only labels in classes, {classes.tolist()}"
+        raise ValueError(expected("y", unexpected.tolist(), wanted))

@@ -1,11 +1,12 @@
-"""Theorem 2: the linear model, in closed form and by descent.
+"""Theorem 2 of the paper: solve the linear bi-level problem in closed form or by descent.
 
-A linear network and a linear adaptor, squared errors (the paper's Section IV-B, its symbols):
+A linear network and a linear adaptor with squared errors, in the symbols of the paper's Section
+IV-B:
 
     φ* = argmin_φ ‖X_bufᵀ θ(φ) − Y_buf‖²        θ(φ) = argmin_θ ‖X_trnᵀ θ φ − Y_trn‖²
 
-with X_trn (p, n), Y_trn (n, c), X_buf (p, m), Y_buf (m, c), θ (p, c), φ (c, c) invertible. What it
-means, when it holds and what the paper leaves out stands in `docs/theory.md`.
+with X_trn (p, n), Y_trn (n, c), X_buf (p, m), Y_buf (m, c), θ (p, c) and an invertible φ (c, c).
+See `docs/theory.md` for the meaning of the theorem, its conditions and the gaps in its proof.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from torch import Tensor
 
 from dualcba.errors import expected
 
-WORST = 1e10
-"""The largest condition number that is solved: in float64 about six digits are left."""
+MAX_CONDITION = 1e10
+"""Largest condition number accepted; in float64 about six digits of the solution are correct."""
 
 
 @dataclass(frozen=True)
 class LinearProblem:
-    """Training and buffer data of the linear model; columns of X are samples, rows of Y labels."""
+    """Training and buffer data, as float64 matrices.
+
+    The columns of X_trn and X_buf are samples, the rows of Y_trn and Y_buf their labels.
+    """
 
     X_trn: Tensor
     Y_trn: Tensor
@@ -39,56 +43,59 @@ class LinearProblem:
         c, m = self.Y_trn.shape[1], self.X_buf.shape[1]
         wanted = {"Y_trn": (n, c), "X_buf": (p, m), "Y_buf": (m, c)}
         for name, shape in wanted.items():
-            has = tuple(getattr(self, name).shape)
-            if has != shape:
-                raise ValueError(expected(f"shape of {name}", has, str(shape)))
+            given_shape = tuple(getattr(self, name).shape)
+            if given_shape != shape:
+                raise ValueError(expected(f"shape of {name}", given_shape, str(shape)))
 
 
 @dataclass(frozen=True)
 class LinearSolution:
-    """θ* (p, c) and φ* (c, c)."""
+    """The solution θ* (p, c) and φ* (c, c)."""
 
     theta: Tensor
     phi: Tensor
 
 
 def closed_form(problem: LinearProblem) -> LinearSolution:
-    """The paper's solution, θ* = X† Y_trn φ*⁻¹ and φ* = (Pᵀ Y_buf)⁻¹ Pᵀ P with P = A Y_trn.
+    """Return the paper's solution, θ* = X† Y_trn φ*⁻¹ and φ* = (Pᵀ Y_buf)⁻¹ Pᵀ P.
 
-    X† = (X_trn X_trnᵀ)⁻¹ X_trn and A = X_bufᵀ X†, so P is what plain regression on the training
-    data answers on the buffer. Three inverses stand in it, and each must exist.
+    Here X† = (X_trn X_trnᵀ)⁻¹ X_trn, A = X_bufᵀ X† and P = A Y_trn: P are the predictions on the
+    buffer of a linear regression on the training data. Raises a `ValueError` if one of the three
+    inverses does not exist.
 
     >>> one = torch.ones(1, 1, dtype=torch.float64)
-    >>> solution = closed_form(LinearProblem(one, 2 * one, one, 3 * one))  # 2 taught, 3 remembered
+    >>> problem = LinearProblem(X_trn=one, Y_trn=2 * one, X_buf=one, Y_buf=3 * one)
+    >>> solution = closed_form(problem)
     >>> solution.theta.item(), round(solution.phi.item(), 4)
     (3.0, 0.6667)
     """
     X, Y, X_buf, Y_buf = problem.X_trn, problem.Y_trn, problem.X_buf, problem.Y_buf
-    plain = _solve("X_trn X_trnᵀ", X @ X.T, X @ Y, "at least p independent training samples")
-    P = X_buf.T @ plain
-    why = "labels of c independent kinds in training, told apart on the buffer"
-    psi = _solve("Pᵀ P", P.T @ P, P.T @ Y_buf, why)  # φ*⁻¹
-    phi = _solve("Pᵀ Y_buf", P.T @ Y_buf, P.T @ P, "buffer labels that P can tell apart")
-    return LinearSolution(plain @ psi, phi)
+    regression = _solve("X_trn X_trnᵀ", X @ X.T, X @ Y, "at least p independent training samples")
+    P = X_buf.T @ regression
+    wanted = "training labels of rank c, and predictions of rank c on the buffer"
+    phi_inverse = _solve("Pᵀ P", P.T @ P, P.T @ Y_buf, wanted)
+    phi = _solve("Pᵀ Y_buf", P.T @ Y_buf, P.T @ P, "buffer labels of rank c")
+    return LinearSolution(regression @ phi_inverse, phi)
 
 
 def inner_solution(problem: LinearProblem, phi: Tensor) -> Tensor:
-    """θ(φ), from the normal equations X Xᵀ θ φ φᵀ = X Y φᵀ; differentiable in φ."""
+    """Return θ(φ), differentiable in φ: the solution of X Xᵀ θ φ φᵀ = X Y φᵀ."""
     X, Y = problem.X_trn, problem.Y_trn
-    right = torch.linalg.solve(X @ X.T, X @ Y @ phi.T)
-    return torch.linalg.solve(phi @ phi.T, right, left=False)  # type: ignore[no-any-return]
+    theta_phi_phi = torch.linalg.solve(X @ X.T, X @ Y @ phi.T)  # θ φ φᵀ
+    return torch.linalg.solve(phi @ phi.T, theta_phi_phi, left=False)  # type: ignore[no-any-return]
 
 
 def outer_loss(problem: LinearProblem, theta: Tensor) -> Tensor:
-    """‖X_bufᵀ θ − Y_buf‖² / m."""
+    """Return ‖X_bufᵀ θ − Y_buf‖² / m."""
     return (problem.X_buf.T @ theta - problem.Y_buf).square().sum() / len(problem.Y_buf)
 
 
 def by_descent(problem: LinearProblem, *, iterations: int = 1000) -> LinearSolution:
-    """The same without the theorem: descend the outer loss through the inner argmin, by L-BFGS.
+    """Solve the problem numerically: minimise the outer loss through the inner argmin with L-BFGS.
 
-    The descent is in φ⁻¹, where the outer loss is convex. In φ it is not: it flattens out towards
-    infinity and has a wall where φ is singular, so that a descent can end far from the solution.
+    The variable is φ⁻¹, in which the outer loss is convex. In φ itself it is not convex: it becomes
+    flat towards infinity and grows without bound near a singular φ, so a descent may end far from
+    the solution.
     """
     inverse = torch.eye(problem.Y_trn.shape[1], dtype=torch.float64).requires_grad_()
     optimizer = torch.optim.LBFGS(
@@ -108,9 +115,9 @@ def by_descent(problem: LinearProblem, *, iterations: int = 1000) -> LinearSolut
 
 
 def _solve(name: str, matrix: Tensor, right: Tensor, wanted: str) -> Tensor:
-    """matrix⁻¹ · right, if that means anything."""
+    """Return matrix⁻¹ · right; raise a `ValueError` if the matrix is nearly singular."""
     condition = torch.linalg.cond(matrix).item()
-    if not condition < WORST:
+    if not condition < MAX_CONDITION:
         raise ValueError(
             f"{name} is singular or nearly so (condition number {condition:.1e}), expected {wanted}"
         )

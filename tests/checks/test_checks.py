@@ -88,11 +88,11 @@ def net_like(net):
     return net
 
 
-# ---------------------------------------------------------------------- broken ones
+# ---------------------------------------------------------------------- broken learners
 
 
-class PredictLearns(Learner):
-    """Each question moves the network a little."""
+class PredictTrains(Learner):
+    """Each prediction changes the network."""
 
     def predict(self, x):
         answers = super().predict(x)
@@ -102,7 +102,7 @@ class PredictLearns(Learner):
 
 
 class PredictDraws(Learner):
-    """Each question advances a generator that training uses."""
+    """Each prediction advances a generator that training uses."""
 
     def predict(self, x):
         self.draws.rng["memory"].random()
@@ -110,7 +110,7 @@ class PredictDraws(Learner):
 
 
 class PredictRemembers(Learner):
-    """Questions leave a trace outside the state that later training sees."""
+    """Predictions change an attribute, outside the state, that training uses."""
 
     asked = 0
 
@@ -124,8 +124,8 @@ class PredictRemembers(Learner):
             self.network.head.bias.add_(1e-3 * self.asked)
 
 
-class LearnsLate(Learner):
-    """Keeps the caller's arrays and learns from them a step later."""
+class TrainsLate(Learner):
+    """Keeps the caller's arrays and trains on them a step later."""
 
     waiting = None
 
@@ -136,15 +136,15 @@ class LearnsLate(Learner):
 
 
 class Overwrites(Learner):
-    """Uses the caller's array as a scratch pad."""
+    """Overwrites the caller's array."""
 
     def observe(self, x, y):
         super().observe(x, y)
         x[:] = 0
 
 
-class GivesItself(Learner):
-    """Hands out its own tensors as a snapshot."""
+class SharesTensors(Learner):
+    """Returns its own tensors in `state_dict`."""
 
     def state_dict(self):
         state = super().state_dict()
@@ -152,32 +152,32 @@ class GivesItself(Learner):
         return state
 
 
-class Hoards(Learner):
-    """Keeps every sample, where `state_dict` does not show it."""
+class KeepsSamples(Learner):
+    """Keeps every sample outside its state."""
 
     def observe(self, x, y):
         self.__dict__.setdefault("hoard", []).append(torch.as_tensor(x).clone())
         super().observe(x, y)
 
 
-class Counts(Learner):
-    """Keeps a number per sample."""
+class KeepsNumbers(Learner):
+    """Keeps ten numbers per sample outside its state."""
 
     def observe(self, x, y):
         self.__dict__.setdefault("counted", []).extend(float(v) for v in range(10 * len(y)))
         super().observe(x, y)
 
 
-class Slower(Learner):
-    """Takes longer with every step."""
+class SlowsDown(Learner):
+    """Each step takes longer than the last."""
 
     def observe(self, x, y):
         super().observe(x, y)
         time.sleep(2e-5 * self.step**2)
 
 
-class Forgetful(Learner):
-    """Depends on something that its state leaves out."""
+class IncompleteState(Learner):
+    """Depends on a number that is not in its state."""
 
     drift = 0.0
 
@@ -188,8 +188,8 @@ class Forgetful(Learner):
             self.network.head.bias.add_(self.drift)
 
 
-class Shy(Learner):
-    """Answers only once it has been trained."""
+class FailsUntrained(Learner):
+    """Raises an error if it predicts before it is trained."""
 
     def predict(self, x):
         if self.step == 0:
@@ -197,43 +197,43 @@ class Shy(Learner):
         return super().predict(x)
 
 
-class Numbers(Learner):
-    """Answers with floats."""
+class FloatLabels(Learner):
+    """Predicts float labels."""
 
     def predict(self, x):
         return super().predict(x).float()
 
 
-class Unsure(Learner):
+class WrongSum(Learner):
     """Its probabilities do not sum to one."""
 
     def predict_proba(self, x):
         return super().predict_proba(x) / 2
 
 
-class Contradicts(Learner):
+class LeastProbable(Learner):
     """Predicts the least probable class."""
 
     def predict(self, x):
         return self.predict_proba(x).argmin(1)
 
 
-class Noisy(ER):
+class TorchRandom(ER):
     """Draws from torch's global generator."""
 
     def loss(self, new, mem, adapt):
         return super().loss(new, mem, adapt) * (1 + 0.1 * torch.rand(()))
 
 
-class NoisyElsewhere(ER):
+class NumpyRandom(ER):
     """Draws from NumPy's global generator."""
 
     def loss(self, new, mem, adapt):
         return super().loss(new, mem, adapt) * np.random.uniform(0.9, 1.1)  # noqa: NPY002
 
 
-class Explodes(ER):
-    """Holds a number that overflows."""
+class Overflows(ER):
+    """Has a buffer that overflows."""
 
     def __init__(self):
         super().__init__()
@@ -243,16 +243,16 @@ class Explodes(ER):
         self.size.mul_(1e6)
 
 
-class Idle(ER):
-    """Brings a parameter that its loss does not use."""
+class UnusedParameter(ER):
+    """Has a parameter that its loss does not use."""
 
     def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(1))
 
 
-class Frozen(Idle):
-    """Brings one that is not meant to be trained."""
+class FrozenParameter(UnusedParameter):
+    """Has a frozen parameter that its loss does not use."""
 
     def __init__(self):
         super().__init__()
@@ -260,28 +260,32 @@ class Frozen(Idle):
 
 
 BROKEN = [
-    ("purity", "predict changed the state", {"learner": PredictLearns}),
+    ("purity", "predict changed the state", {"learner": PredictTrains}),
     ("purity", "predict changed the state", {"learner": PredictDraws}),
-    ("purity", "predicts on the way learns otherwise", {"learner": PredictRemembers}),
-    ("aliasing", "changing x and y after observe", {"learner": LearnsLate}),
+    ("purity", "predicting during training changes what is learnt", {"learner": PredictRemembers}),
+    ("aliasing", "changing x and y after observe", {"learner": TrainsLate}),
     ("aliasing", "observe changed the caller's arrays", {"learner": Overwrites}),
-    ("aliasing", "changing a snapshot changes", {"learner": GivesItself}),
-    ("state", "learning on changed the snapshot", {"learner": GivesItself}),
-    ("state", "ends otherwise", {"learner": Forgetful}),
-    ("memory", "grew by", {"learner": Hoards}),
-    ("memory", "grew by", {"learner": Counts}),
-    ("time", "ms late in the stream", {"learner": Slower}),
-    ("anytime", "before the first task raised RuntimeError: not fitted", {"learner": Shy}),
-    ("shapes", "expected torch.int64", {"learner": Numbers}),
-    ("shapes", "off their sum of 1", {"learner": Unsure}),
-    ("shapes", "another class than the most probable", {"learner": Contradicts}),
+    ("aliasing", "changing a snapshot changes", {"learner": SharesTensors}),
+    ("state", "training changed the snapshot taken before", {"learner": SharesTensors}),
+    ("state", "reaches another final state", {"learner": IncompleteState}),
+    ("memory", "grew by", {"learner": KeepsSamples}),
+    ("memory", "grew by", {"learner": KeepsNumbers}),
+    ("time", "ms late in the stream", {"learner": SlowsDown}),
+    (
+        "anytime",
+        "before the first task raised RuntimeError: not fitted",
+        {"learner": FailsUntrained},
+    ),
+    ("shapes", "expected torch.int64", {"learner": FloatLabels}),
+    ("shapes", "rows of predict_proba do not sum to 1", {"learner": WrongSum}),
+    ("shapes", "a class that is not the most probable", {"learner": LeastProbable}),
 ]
 
 BROKEN_METHODS = [
-    ("determinism", "one seed gave two states", Noisy),
-    ("determinism", "one seed gave two states", NoisyElsewhere),
-    ("finite", "method.size holds a value that is not finite", Explodes),
-    ("gradient", "no gradient reaches method.scale", Idle),
+    ("determinism", "the same seed gave two states", TorchRandom),
+    ("determinism", "the same seed gave two states", NumpyRandom),
+    ("finite", "method.size holds a value that is not finite", Overflows),
+    ("gradient", "no gradient reaches method.scale", UnusedParameter),
 ]
 
 
@@ -303,28 +307,30 @@ def test_a_broken_method_fails_the_right_check(check, message, method):
 
 
 def test_learners_broken_in_one_way_pass_the_other_checks():
-    check_learner(maker(learner=Hoards), only=["determinism", "state", "purity", "aliasing"])
-    check_learner(maker(learner=Forgetful), only=["determinism", "purity", "aliasing", "memory"])
-    check_learner(maker(learner=PredictLearns), only=["determinism", "memory", "time", "gradient"])
+    check_learner(maker(learner=KeepsSamples), only=["determinism", "state", "purity", "aliasing"])
+    check_learner(
+        maker(learner=IncompleteState), only=["determinism", "purity", "aliasing", "memory"]
+    )
+    check_learner(maker(learner=PredictTrains), only=["determinism", "memory", "time", "gradient"])
 
 
 def test_frozen_parameters_do_not_count():
-    check_learner(lambda seed: maker(method=Frozen())(seed), only=["gradient"])
+    check_learner(lambda seed: maker(method=FrozenParameter())(seed), only=["gradient"])
 
 
 def test_an_unseeded_network_and_a_seed_without_effect_are_found():
     def unseeded(seed):
-        network = MLP(SHAPE, C, width=16)  # from whatever the global generator holds
+        network = MLP(SHAPE, C, width=16)  # weights from the global generator
         return Learner(network, SHAPE, C, buffer=24, batch_size=8, method="er", seed=seed)
 
-    with pytest.raises(AssertionError, match=r"^determinism: one seed gave two states"):
+    with pytest.raises(AssertionError, match=r"^determinism: the same seed gave two states"):
         check_learner(unseeded)
     with pytest.raises(AssertionError, match=r"^determinism: two seeds gave the same"):
         check_learner(lambda _: maker()(0))
 
 
 def test_only_and_skip_choose_by_name():
-    broken = maker(learner=Numbers)
+    broken = maker(learner=FloatLabels)
     check_learner(broken, only=["determinism"])
     check_learner(broken, skip=[name for name in CHECKS if name != "state"])
     with pytest.raises(ValueError, match="unknown check 'shape', did you mean 'shapes'"):
@@ -342,7 +348,7 @@ def test_the_suite_leaves_the_global_generators_as_they_were():
     assert np.array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
 
 
-def test_held_bytes_counts_each_storage_once_and_sees_through_objects():
+def test_held_bytes_counts_each_storage_once_and_follows_attributes():
     class Holder:
         __slots__ = ("x",)
 

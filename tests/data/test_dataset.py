@@ -1,4 +1,4 @@
-"""Datasets from arrays and tensors, and what they refuse."""
+"""Datasets from arrays and tensors; invalid arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dualcba import from_arrays, load_dataset
-from dualcba.data import DATASETS, check_labels, check_samples, data_dir
+from dualcba.data import DATASETS, check_labels, check_samples
 
 X = np.random.default_rng(0).integers(0, 256, (6, 3, 4, 4)).astype(np.uint8)
 Y = [0, 1, 2] * 2
@@ -140,11 +140,3 @@ def test_unknown_datasets_name_the_nearest() -> None:
     with pytest.raises(ValueError, match="unknown dataset 'cifar-100', did you mean 'cifar100'"):
         load_dataset("cifar-100")
     assert {"digits", "cifar10", "cifar100"} <= set(DATASETS)
-
-
-def test_where_data_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DUALCBA_DATA", raising=False)
-    assert str(data_dir()) == "data"
-    monkeypatch.setenv("DUALCBA_DATA", "elsewhere")
-    assert str(data_dir()) == "elsewhere"
-    assert str(data_dir("here")) == "here"

@@ -1,4 +1,4 @@
-"""RandAugment against Pillow's own operations, image by image."""
+"""RandAugment compared with the operations of Pillow, image by image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dualcba.data.randaugment import (
     RandAugment,
     RandAugmentTransform,
     make_tables,
-    source_of,
+    source_pixels,
 )
 from dualcba.randomness import pack, unpack
 
@@ -91,7 +91,7 @@ def test_every_operation_is_pillows(name: str, magnitude: int, sign: int) -> Non
                 [from_pillow(by_pillow(name, to_pillow(p), magnitude, sign)) for p in x]
             )
             off = np.abs(ours.astype(int) - theirs)
-            if name in BLENDS:  # single precision: another compiler may round a product otherwise
+            if name in BLENDS:  # single precision: another compiler may round a product differently
                 assert off.max() <= 1
                 assert (off > 0).mean() < 0.01
             else:
@@ -99,7 +99,7 @@ def test_every_operation_is_pillows(name: str, magnitude: int, sign: int) -> Non
 
 
 @pytest.mark.parametrize("name", [*MOVES, *BLENDS])
-def test_the_sign_turns_the_operation_round(name: str) -> None:
+def test_the_sign_reverses_the_operation(name: str) -> None:
     augment, x = RandAugment(magnitude=20), pictures((32, 32))[:1]
     plus, minus = (augmented(augment, x, augment.row(name, sign)) for sign in (1, -1))
     assert (plus != x).mean() > 0.2
@@ -147,7 +147,7 @@ def test_the_same_generator_gives_the_same_images() -> None:
     assert not torch.equal(first, other)
 
 
-def test_operations_and_signs_are_drawn_alike() -> None:
+def test_operations_and_signs_are_uniform() -> None:
     n = 56_000
     augment = RandAugment(operations=2, magnitude=14)
     params = augment.draw(np.random.default_rng(0), n)
@@ -172,7 +172,7 @@ def test_several_magnitudes_are_each_drawn_and_applied() -> None:
         assert np.array_equal(ours, augmented(alone, x, alone.row("rotate")))
 
 
-def test_parameters_survive_the_packet() -> None:
+def test_parameters_can_be_packed() -> None:
     params = RandAugment(2, 10, cutout=True).draw(np.random.default_rng(0), 7)
     packet, layout = pack({"a": params})
     assert np.array_equal(unpack(torch.from_numpy(packet), layout)["a"].numpy(), params)
@@ -238,7 +238,7 @@ def test_tables_of_magnitude_zero_change_nothing() -> None:
 
 
 def test_outside_is_marked() -> None:
-    assert source_of((1, 0, 0, 0, 1, -1), 2, 2).tolist() == [4, 4, 0, 1]
+    assert source_pixels((1, 0, 0, 0, 1, -1), 2, 2).tolist() == [4, 4, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Streams of every setting, by property: nothing lost, nothing doubled, every share exact."""
+"""Properties of the streams of all settings: no sample is lost or repeated, shares are exact."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rng(seed: int) -> np.random.Generator:
 
 
 def make_data(sizes: list[int], seed: int = 0) -> Dataset:
-    """Class c has `sizes[c]` training samples, in mixed order, and two test samples."""
+    """Class c has `sizes[c]` training samples, shuffled, and two test samples."""
     y = rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
     x = np.arange(len(y), dtype=np.float32)[:, None].repeat(2, 1)
     ty = np.arange(len(sizes)).repeat(2)
@@ -94,7 +94,7 @@ def test_sizes_of_tasks(order: tuple[int, list[int] | None], data: st.DataObject
 
 
 @given(order=class_orders(), data=st.data())
-def test_lists_of_classes_stand_as_they_are(
+def test_lists_of_classes_are_kept(
     order: tuple[int, list[int] | None], data: st.DataObject
 ) -> None:
     C, given_order = order
@@ -142,7 +142,7 @@ def test_rows_follow_the_classes() -> None:
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[Task]:
-    """Two to six tasks of 1 to 80 samples; rows are distinct and in no order."""
+    """Two to six tasks of 1 to 80 samples; rows are distinct and shuffled."""
     sizes = draw(st.lists(st.integers(1, 80), min_size=2, max_size=6))
     rows = rng(draw(seeds)).permutation(sum(sizes))
     parts = np.split(rows, np.cumsum(sizes)[:-1])
@@ -164,7 +164,7 @@ def test_blurry_moves_an_exact_share_in_equal_disjoint_parts(
         assert moved.sum() == round(len(task.train) * percent / 100)
         assert moved.max() - moved.min() <= 1
     rows = np.concatenate([task.train for task in mixed])
-    assert sorted(rows.tolist()) == sorted(home)  # nothing lost, nothing doubled
+    assert sorted(rows.tolist()) == sorted(home)  # no sample is lost or repeated
 
 
 @given(stream=streams(), seed=seeds)
@@ -186,7 +186,7 @@ def test_blurry_is_decided_by_the_generator(stream: list[Task], seed: int) -> No
 
 
 def test_blurry_with_the_papers_numbers() -> None:
-    """CIFAR-100's ten tasks of 5,000: 50 samples of each task in each other at 10 %."""
+    """Ten tasks of 5,000 samples, as for CIFAR-100: 10 % is 50 of each task in every other."""
     rows = np.arange(50_000).reshape(10, -1)
     stream = [Task((t,), r, r[:1]) for t, r in enumerate(rows)]
     mixed = blurry(stream, 10, rng(0))
@@ -241,7 +241,7 @@ def test_a_ratio_of_one_labels_all() -> None:
 
 
 def test_labelled_samples_are_spread_over_the_class() -> None:
-    """Not the first ones: each sample is as likely as any other."""
+    """Each sample is equally likely to be labelled."""
     data = from_arrays(torch.zeros(100, 2), [0] * 100, torch.zeros(1, 2), [0])
     share = np.mean([labelled(data, 0.2, rng(seed)) for seed in range(400)], 0)
     assert abs(share - 0.2).max() < 0.1  # five standard deviations

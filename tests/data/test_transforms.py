@@ -1,4 +1,4 @@
-"""Batched crop, flip and normalisation against one image at a time in NumPy."""
+"""Batched crop, flip and normalisation compared with single images in NumPy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def one_image(
     dtype=st.sampled_from([np.uint8, np.float32]),
     seed=st.integers(0, 2**31),
 )
-def test_each_image_as_by_hand(
+def test_each_image_equals_the_numpy_result(
     n: int, channels: int, height: int, width: int, pad: int, flip: bool, dtype: type, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -65,7 +65,7 @@ def test_each_image_as_by_hand(
     dtype=st.sampled_from([torch.uint8, torch.float32]),
     seed=st.integers(0, 2**31),
 )
-def test_on_the_host_and_by_gather_alike(
+def test_window_and_gather_give_the_same_result(
     n: int, shape: tuple[int, ...], pad: int, flip: bool, dtype: torch.dtype, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -110,7 +110,7 @@ def test_only_the_generator_decides() -> None:
     assert not np.array_equal(a, t.draw(np.random.default_rng(8), 50))
 
 
-def test_raw_samples_are_left_alone() -> None:
+def test_raw_samples_are_not_changed() -> None:
     x = torch.randint(0, 256, (3, 3, 4, 4), dtype=torch.uint8)
     kept = x.clone()
     t = Transform([0.5], [0.5], pad=2, flip=True)

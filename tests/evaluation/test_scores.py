@@ -7,18 +7,18 @@ import pytest
 from scipy import stats
 
 from dualcba.evaluation.scores import (
-    acc,
-    area,
-    area_of_last_task,
+    accuracy_area,
     backward_transfer,
+    final_accuracy,
     forgetting,
-    forgetting_as_written,
+    forgetting_paper,
     forward_transfer,
     interval,
-    minimum,
+    last_task_area,
+    min_accuracy,
     student_t,
     summarize,
-    worst_case,
+    worst_case_accuracy,
 )
 
 nan = np.nan
@@ -46,7 +46,7 @@ TASK = np.array([0, 0, 1, 1, 2, 2])
 
 
 def test_acc() -> None:
-    assert acc(MATRIX) == pytest.approx((40 + 60 + 70) / 3)
+    assert final_accuracy(MATRIX) == pytest.approx((40 + 60 + 70) / 3)
 
 
 def test_fm_is_over_the_first_tasks_and_task_ends() -> None:
@@ -63,35 +63,35 @@ def test_fm_counts_no_accuracy_from_before_a_task_was_learnt() -> None:
 
 def test_fm_as_the_paper_writes_it() -> None:
     # best over the whole run: 95 (task end), 85 (any time), 75 (any time); mean over all three
-    assert forgetting_as_written(MATRIX, CURVE) == pytest.approx((55 + 25 + 5) / 3)
+    assert forgetting_paper(MATRIX, CURVE) == pytest.approx((55 + 25 + 5) / 3)
 
 
 def test_neither_does_it_as_the_paper_writes_it() -> None:
     matrix = np.array([[50.0, 99.0], [50.0, 60.0]])
-    assert forgetting_as_written(matrix, np.array([[50.0, nan], [50.0, 60.0]])) == 0
+    assert forgetting_paper(matrix, np.array([[50.0, nan], [50.0, 60.0]])) == 0
 
 
 def test_anytime_area() -> None:
     points = [50, 92, (30 + 40) / 2, (70 + 85) / 2, (35 + 20 + 60) / 3, (45 + 65 + 75) / 3]
-    assert area(CURVE) == pytest.approx(np.mean(points))
-    assert area_of_last_task(CURVE, TASK, len(MATRIX)) == pytest.approx(np.mean(points[-2:]))
+    assert accuracy_area(CURVE) == pytest.approx(np.mean(points))
+    assert last_task_area(CURVE, TASK, len(MATRIX)) == pytest.approx(np.mean(points[-2:]))
 
 
 def test_min_acc_and_wc_acc() -> None:
     # task 0 since it was learnt: 90 | 30 70 95 | 35 45 40 → 30; task 1: 80 | 20 65 60 → 20
-    assert minimum(MATRIX, CURVE, TASK) == pytest.approx((30 + 20) / 2)
-    assert worst_case(MATRIX, CURVE, TASK) == pytest.approx(70 / 3 + 2 / 3 * 25)
+    assert min_accuracy(MATRIX, CURVE, TASK) == pytest.approx((30 + 20) / 2)
+    assert worst_case_accuracy(MATRIX, CURVE, TASK) == pytest.approx(70 / 3 + 2 / 3 * 25)
 
 
 def test_min_acc_does_not_count_while_a_task_is_being_learnt() -> None:
     curve = CURVE.copy()
     curve[0, 0] = curve[2, 1] = 1.0
-    assert minimum(MATRIX, curve, TASK) == minimum(MATRIX, CURVE, TASK)
+    assert min_accuracy(MATRIX, curve, TASK) == min_accuracy(MATRIX, CURVE, TASK)
 
 
 def test_min_acc_counts_from_after_the_end_of_a_task() -> None:
     matrix, curve = np.array([[10.0, 0.0], [50.0, 60.0]]), np.array([[10.0, nan], [40.0, 60.0]])
-    assert minimum(matrix, curve, np.array([0, 1])) == 40.0
+    assert min_accuracy(matrix, curve, np.array([0, 1])) == 40.0
 
 
 def test_transfer() -> None:
@@ -115,7 +115,7 @@ def test_what_was_not_measured_is_none() -> None:
     scores = summarize(MATRIX, UNTRAINED, CURVE[:0], TASK[:0])
     missing = {k for k, v in scores.items() if v is None}
     assert missing == {"fm_paper", "acc_auc", "acc_auc_last", "min_acc", "wc_acc"}
-    assert scores["acc"] == acc(MATRIX)
+    assert scores["acc"] == final_accuracy(MATRIX)
 
 
 def test_a_single_task_has_nothing_to_forget() -> None:

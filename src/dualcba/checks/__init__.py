@@ -1,4 +1,4 @@
-"""The contract of a learner, as a suite that anyone may run on any method of their own."""
+"""A conformance suite for learners: run `check_learner` on a learner with your own method."""
 
 from dualcba.checks.states import held_bytes
 from dualcba.checks.suite import CHECKS, MakeLearner, check_learner

@@ -1,4 +1,4 @@
-"""States compared leaf by leaf, and what an object holds in bytes."""
+"""Compare states entry by entry, and measure the memory of an object."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ from torch import Tensor
 
 
 def digest(state: Mapping[str, Any]) -> dict[str, bytes]:
-    """A state as bytes, leaf by leaf."""
+    """Return each entry of a state as bytes."""
     leaves = {k: as_bytes(v) for k, v in state["tensors"].items()}
     return {**leaves, "meta": json.dumps(state["meta"], sort_keys=True).encode()}
 
 
 def as_bytes(t: Tensor) -> bytes:
-    """A tensor's content."""
+    """Return the data of a tensor as bytes."""
     return t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def difference(a: Mapping[str, bytes], b: Mapping[str, bytes]) -> str:
-    """The names of the leaves in which two states differ; empty if none."""
+    """Return the names of the first entries in which two states differ; empty if they are equal."""
     names = sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k))
     return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
 
 
 def held_bytes(root: object, leaving_out: Collection[object] = ()) -> int:
-    """About how much memory an object holds: tensors, arrays and the entries of containers.
+    """Return the approximate memory of an object in bytes.
+
+    Counts tensors, arrays, strings, numbers and the entries of containers, including those of the
+    object's attributes. Objects in `leaving_out` are not counted.
 
     >>> held_bytes({"a": torch.zeros(100), "b": [1, 2]}) - held_bytes({"a": None, "b": [1, 2]})
     400
@@ -66,7 +69,7 @@ def _own_bytes(item: object) -> int:
 
 
 def _parts(item: Any) -> list[Any]:
-    """What an object consists of; classes, modules and functions belong to nobody."""
+    """Return the items and attributes of an object; none for classes, modules and functions."""
     if isinstance(item, Mapping):
         return [*item.keys(), *item.values()]
     if isinstance(item, list | tuple | set | frozenset | deque):

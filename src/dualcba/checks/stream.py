@@ -1,4 +1,4 @@
-"""A small made-up stream of a learner's own shape, to feed it in a check."""
+"""A small synthetic stream for the checks, with the input shape of a given learner."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 
 from dualcba.learner import Learner
 
-STEPS = 6  # per task, mostly: the adaptor learns at the first and at the sixth
+STEPS = 6  # default per task: by default the adaptor is updated at the first and the sixth step
 
 
 @dataclass(frozen=True)
 class NewTask:
-    """A task with these classes begins."""
+    """A new task with these classes."""
 
     classes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A batch of the stream arrives."""
+    """A batch of samples and labels."""
 
     x: NDArray[Any]
     y: NDArray[np.int64]
@@ -32,14 +32,14 @@ class Arrival:
 
 @dataclass(frozen=True)
 class EndTask:
-    """The last task is over."""
+    """The end of the last task."""
 
 
 Event = NewTask | Arrival | EndTask
 
 
 class Material:
-    """Made-up data of a learner's own shape and type: each class scatters around its centre."""
+    """Synthetic data in the shape and dtype of a learner: a Gaussian cluster per class."""
 
     def __init__(self, learner: Learner) -> None:
         self.rng = np.random.default_rng(20240)
@@ -50,7 +50,7 @@ class Material:
         self.centres = self.rng.normal(size=(self.classes, *self.shape))
 
     def batch(self, classes: Sequence[int], n: int | None = None) -> Arrival:
-        """Samples of these classes, as evenly as can be."""
+        """Return n samples, with nearly equal numbers of each of these classes."""
         n = n or self.batch_size
         y = self.rng.permutation(np.resize(np.asarray(classes, dtype=np.int64), n))
         x = self.centres[y] + 0.5 * self.rng.normal(size=(n, *self.shape))
@@ -59,9 +59,10 @@ class Material:
         return Arrival(x.astype(np.float32), y)
 
     def stream(self, steps: int = STEPS, tasks: int = 2) -> list[Event]:
-        """Tasks that share out all classes; so many batches in each but the first, which has six.
+        """Return the events of a stream whose tasks divide all classes.
 
-        The last batch of each task is smaller.
+        The first task has `STEPS` batches, each other task `steps`. The last batch of a task is
+        smaller than the others.
         """
         events: list[Event] = []
         parts = np.array_split(np.arange(self.classes), min(tasks, self.classes))
@@ -72,12 +73,12 @@ class Material:
         return [*events, EndTask()]
 
     def questions(self, n: int = 5) -> NDArray[Any]:
-        """Samples of all classes, to predict."""
+        """Return n samples of all classes, for prediction."""
         return self.batch(range(self.classes), n).x
 
 
 def play(learner: Learner, events: Sequence[Event]) -> Learner:
-    """Let a learner live through some events."""
+    """Pass events to a learner and return the learner."""
     for event in events:
         if isinstance(event, NewTask):
             learner.new_task(event.classes)

@@ -1,6 +1,7 @@
-"""The checks: each takes a function from a seed to a fresh learner and feeds one a made-up stream.
+"""The checks of the conformance suite.
 
-What is violated becomes an `AssertionError` that says so.
+Each check takes a function that makes a new learner for a seed, trains learners on a synthetic
+stream, and raises an `AssertionError` if a requirement is violated.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from dualcba.learner import Learner
 
 MakeLearner = Callable[[int], Learner]
 
-LONG = 20  # where growth is looked for
-SLACK = 2048  # bytes: counters, a number per task
-SLOWER = 3.0
-ATTEMPTS = 3  # a machine may be busy
+LONG = 20  # steps per task in the checks of memory and time
+SLACK = 2048  # bytes by which a learner may grow, such as by counters per task
+SLOWER = 3.0  # largest ratio of late to early step time
+ATTEMPTS = 3  # of the time check, since the machine may be busy
 
 
 def check_learner(
@@ -38,14 +39,15 @@ def check_learner(
     only: Collection[str] | None = None,
     skip: Collection[str] = (),
 ) -> None:
-    """Run every check, or only some; stops at the first that fails.
+    """Run the checks on a learner; raise an `AssertionError` at the first that fails.
 
     Parameters
     ----------
     make_learner
-        Gives a fresh learner for a seed; everything random about it comes from that seed.
+        A function that takes a seed and returns a new learner. All randomness of the learner,
+        including the initial weights, must come from this seed.
     only, skip
-        Names of checks, as in `CHECKS`.
+        Names of checks to run or to leave out; see `CHECKS`.
 
     >>> from dualcba.nets import MLP
     >>> def make(seed):
@@ -67,14 +69,17 @@ def check_learner(
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise an `AssertionError` unless the condition holds, also where asserts are off."""
+    """Raise an `AssertionError` unless the condition holds, even with `python -O`."""
     if not condition:
         raise AssertionError(message)
 
 
 @contextmanager
 def global_randomness(seed: int) -> Iterator[None]:
-    """Other global generators than usual; a learner must not depend on them. Restored after."""
+    """Seed the global generators inside the block, and restore them afterwards.
+
+    A learner must not depend on the global generators.
+    """
     numbers, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         random.seed(seed)
@@ -94,14 +99,14 @@ def _start(make_learner: MakeLearner, **stream: int) -> tuple[Learner, Material,
 
 
 def check_shapes(make_learner: MakeLearner) -> None:
-    """`predict` gives (n,) int64 labels, `predict_proba` (n, C) float32 rows that sum to 1."""
+    """`predict` returns int64 labels (n,), `predict_proba` float32 rows (n, C) that sum to 1."""
     learner, material, events = _start(make_learner)
     play(learner, events[: STEPS + 4])
     for n in (1, 5):
         x = material.questions(n)
         _check_answers(learner, x, "in the second task")
         same = torch.equal(learner.predict(x), learner.predict(torch.from_numpy(x)))
-        require(same, "predict answers differently for an array and a tensor of the same values")
+        require(same, "predict gave different labels for an array and an equal tensor")
 
 
 def _check_answers(learner: Learner, x: NDArray[Any], when: str) -> None:
@@ -110,7 +115,7 @@ def _check_answers(learner: Learner, x: NDArray[Any], when: str) -> None:
         y, p = learner.predict(x), learner.predict_proba(x)
     except Exception as error:
         raise AssertionError(f"predicting {when} raised {type(error).__name__}: {error}") from error
-    require(isinstance(y, Tensor) and isinstance(p, Tensor), f"an answer {when} is no tensor")
+    require(isinstance(y, Tensor) and isinstance(p, Tensor), f"a prediction {when} is not a tensor")
     require(tuple(y.shape) == (n,), f"predict gave shape {tuple(y.shape)} {when}, expected ({n},)")
     require(y.dtype == torch.int64, f"predict gave {y.dtype} {when}, expected torch.int64")
     require(bool(((y >= 0) & (y < C)).all()), f"predict gave a label outside 0 to {C - 1} {when}")
@@ -120,21 +125,21 @@ def _check_answers(learner: Learner, x: NDArray[Any], when: str) -> None:
     require(bool(p.isfinite().all()), f"predict_proba gave a value that is not finite {when}")
     require(bool((p >= 0).all()), f"predict_proba gave a negative value {when}")
     off = float((p.sum(1) - 1).abs().max())
-    require(off < 1e-4, f"rows of predict_proba are off their sum of 1 by {off:.2g} {when}")
+    require(off < 1e-4, f"rows of predict_proba do not sum to 1 {when}, error {off:.2g}")
     chosen = p.gather(1, y.unsqueeze(1)).squeeze(1)
     agree = bool(torch.allclose(chosen, p.amax(1), rtol=1e-4, atol=1e-6))
-    require(agree, f"predict chose another class than the most probable one {when}")
+    require(agree, f"predict returned a class that is not the most probable one {when}")
 
 
 def check_purity(make_learner: MakeLearner) -> None:
-    """Predicting changes no byte of the state, and nothing of what is learnt afterwards."""
+    """Prediction changes neither the state nor the training that follows."""
     learner, material, events = _start(make_learner)
     quiet = make_learner(0)
     x = material.questions()
     for i, event in enumerate(events):
         play(learner, [event])
         play(quiet, [event])
-        if i % 3 != 1:  # the first step, the beginning of the second task and some between
+        if i % 3 != 1:  # predict after the first step, the start of the second task, and others
             continue
         before, given = digest(learner.state_dict()), x.copy()
         first = learner.predict_proba(x)
@@ -143,13 +148,13 @@ def check_purity(make_learner: MakeLearner) -> None:
         require(not changed, f"predict changed the state after event {i}: {changed}")
         require(np.array_equal(x, given), f"predict changed the caller's x after event {i}")
         same = torch.equal(first, learner.predict_proba(x))
-        require(same, f"predict_proba gave two answers to one question after event {i}")
+        require(same, f"predict_proba gave two results for the same samples after event {i}")
     changed = difference(digest(quiet.state_dict()), digest(learner.state_dict()))
-    require(not changed, f"a learner that predicts on the way learns otherwise: {changed}")
+    require(not changed, f"predicting during training changes what is learnt: {changed}")
 
 
 def check_determinism(make_learner: MakeLearner) -> None:
-    """The same seed gives the same state, whatever the global generators hold; another does not."""
+    """The state depends on the seed, and not on the global generators."""
     _, material, events = _start(make_learner)
     ends, x = [], material.questions()
     for seed, elsewhere in ((0, 1), (0, 2), (1, 1)):
@@ -159,13 +164,13 @@ def check_determinism(make_learner: MakeLearner) -> None:
             answers = learner.predict_proba(x)
         ends.append({**digest(learner.state_dict()), "answers": as_bytes(answers)})
     changed = difference(ends[0], ends[1])
-    require(not changed, f"one seed gave two states: {changed}")
+    require(not changed, f"the same seed gave two states: {changed}")
     learnt = [{k: v for k, v in e.items() if k.startswith(("network", "memory"))} for e in ends]
     require(learnt[0] != learnt[2], "two seeds gave the same network and memory")
 
 
 def check_state(make_learner: MakeLearner) -> None:
-    """A learner put back to any point of the stream goes on to the same end."""
+    """A learner restored to any point of the stream reaches the same final state."""
     learner, material, events = _start(make_learner)
     second = STEPS + 1  # where the second task begins
     points = [0, 1, 1 + STEPS // 2, second, second + 1, second + 3]
@@ -179,26 +184,28 @@ def check_state(make_learner: MakeLearner) -> None:
     answers = learner.predict_proba(x)
     for i, snapshot in snapshots.items():
         changed = difference(kept[i], digest(snapshot))
-        require(not changed, f"learning on changed the snapshot taken before event {i}: {changed}")
-        where = f"put back before event {i} of {len(events)}"
+        require(not changed, f"training changed the snapshot taken before event {i}: {changed}")
+        where = f"restored to before event {i} of {len(events)}"
         other = make_learner(0)
         other.load_state_dict(snapshot)
-        _same(kept[i], other, f"a state {where} is not the state that was saved")
+        _same(kept[i], other, f"the state of a learner {where} differs from the saved state")
         play(other, events[i:])
-        _same(end, other, f"a learner {where} ends otherwise")
+        _same(end, other, f"a learner {where} reaches another final state")
         require(
-            torch.equal(answers, other.predict_proba(x)), f"a learner {where} answers otherwise"
+            torch.equal(answers, other.predict_proba(x)), f"a learner {where} predicts otherwise"
         )
         changed = difference(kept[i], digest(snapshot))
-        require(not changed, f"a learner {where} changed the snapshot itself: {changed}")
+        require(not changed, f"a learner {where} changed the snapshot: {changed}")
     late = points[-1]
     learner.load_state_dict(snapshots[1])
-    _same(end, play(learner, events[1:]), "a used learner, put back to its start, ends otherwise")
+    message = "a used learner, restored to its start, reaches another final state"
+    _same(end, play(learner, events[1:]), message)
     other = make_learner(0)
     with tempfile.TemporaryDirectory() as folder:
         play(learner := make_learner(0), events[:late]).save(Path(folder) / "learner.safetensors")
         other.load(Path(folder) / "learner.safetensors")
-    _same(end, play(other, events[late:]), "a learner loaded from a file ends otherwise")
+    message = "a learner loaded from a file reaches another final state"
+    _same(end, play(other, events[late:]), message)
 
 
 def _same(expected: Mapping[str, bytes], learner: Learner, message: str) -> None:
@@ -207,7 +214,7 @@ def _same(expected: Mapping[str, bytes], learner: Learner, message: str) -> None
 
 
 def check_aliasing(make_learner: MakeLearner) -> None:
-    """The learner keeps no hold of the caller's arrays, nor the caller of the learner's."""
+    """The learner and the caller share no memory through batches or snapshots."""
     learner, material, events = _start(make_learner)
     reference, x = play(make_learner(0), events), material.questions()
     for i, event in enumerate(events):
@@ -223,14 +230,17 @@ def check_aliasing(make_learner: MakeLearner) -> None:
             array[:] = 0
     _same(digest(reference.state_dict()), learner, "changing x and y after observe has an effect")
     same = torch.equal(reference.predict_proba(x), learner.predict_proba(x))
-    require(same, "changing x and y after observe has an effect on the answers")
+    require(same, "changing x and y after observe has an effect on predictions")
     for t in learner.state_dict()["tensors"].values():
         t.zero_()
     _same(digest(reference.state_dict()), learner, "changing a snapshot changes the learner")
 
 
 def check_memory(make_learner: MakeLearner) -> None:
-    """What the learner holds does not grow with the stream, but for a task that is read again."""
+    """The memory of the learner does not grow with the stream.
+
+    A method that reads the current task again may store that task.
+    """
     learner, _, events = _start(make_learner, steps=LONG, tasks=3)
     rereads = learner.method.rereads_task
     sizes, arrived = [], 0
@@ -243,7 +253,7 @@ def check_memory(make_learner: MakeLearner) -> None:
         if learner.task > 0 and learner.step - learner.task_starts[-1] in (LONG // 4, LONG):
             state = sum(t.nbytes for t in learner.state_dict()["tensors"].values())
             own = arrived if rereads else 0
-            held = held_bytes(learner, leaving_out=(learner.engine,))  # it may hold graphs
+            held = held_bytes(learner, leaving_out=(learner.engine,))  # may store CUDA graphs
             sizes.append((learner.step, state - own, held - own))
     step, state, held = sizes[0]
     for later, more_state, more_held in sizes[1:]:
@@ -251,12 +261,12 @@ def check_memory(make_learner: MakeLearner) -> None:
         require(
             grown <= SLACK,
             f"from step {step} to step {later} the learner grew by {grown} bytes"
-            + (" beyond the task that it reads again" if rereads else ""),
+            + (" in addition to the task that it reads again" if rereads else ""),
         )
 
 
 def check_time(make_learner: MakeLearner) -> None:
-    """A step late in the stream takes no longer than one early in the second task."""
+    """Steps late in the stream take about as long as those early in the second task."""
     for attempt in range(1, ATTEMPTS + 1):
         learner, _, events = _start(make_learner, steps=LONG, tasks=3)
         seconds: list[float] = []
@@ -283,21 +293,22 @@ def _wait(learner: Learner) -> None:
 
 
 def check_anytime(make_learner: MakeLearner) -> None:
-    """It answers whenever asked: untrained, before, within and after every task."""
+    """Prediction works at any time: before training, and before, during and after each task."""
     learner, material, events = _start(make_learner, tasks=3)
     _check_answers(learner, material.questions(), "before the first task")
     for event in events:
         play(learner, [event])
-        place = {NewTask: "at the start of", Arrival: "within", EndTask: "after"}[type(event)]
+        place = {NewTask: "at the start of", Arrival: "during", EndTask: "after"}[type(event)]
         _check_answers(learner, material.questions(3), f"{place} task {learner.task + 1}")
 
 
 def check_gradient(make_learner: MakeLearner) -> None:
-    """Every trainable parameter moves, or is reached by a gradient, in the course of a later task.
+    """Every trainable parameter changes or gets a nonzero gradient in the second or third task.
 
-    Either is enough: a bias before a normalisation gets a gradient too small to move it, and what
-    is fitted at the end of a task moves without one in the steps. Later tasks are the second and
-    the third, since only then a memory need hold several. Frozen parameters do not count.
+    Either is enough. The gradient of a bias before a normalisation layer may be too small to change
+    it; a parameter that is fitted at the end of a task gets no gradient during the steps. The first
+    task does not count, because the memory then holds only one task. Frozen parameters are
+    ignored.
     """
     learner, _, events = _start(make_learner, tasks=3)
     reached: set[str] = set()
@@ -306,25 +317,25 @@ def check_gradient(make_learner: MakeLearner) -> None:
         if isinstance(event, NewTask):
             reached |= _end_and_compare(learner, before)
         play(learner, [event])
-        if isinstance(event, NewTask) and learner.task > 0:  # what is reset here has not learnt
+        if isinstance(event, NewTask) and learner.task > 0:  # a reset is not training
             before = {name: p.detach().clone() for name, p in trainable(learner)}
         elif isinstance(event, Arrival) and learner.task > 0:
             grads = {name: p.grad for name, p in trainable(learner)}
             reached |= {n for n, g in grads.items() if g is not None and bool((g != 0).any())}
     reached |= _end_and_compare(learner, before)
     lost = sorted(before.keys() - reached)
-    require(not lost, f"no gradient reaches {', '.join(lost)} in the second and the third task")
+    require(not lost, f"no gradient reaches {', '.join(lost)} in the second or third task")
 
 
 def _end_and_compare(learner: Learner, before: Mapping[str, Tensor]) -> set[str]:
-    """End the task; which parameters are not what they were."""
+    """End the task; return the names of the parameters that differ from `before`."""
     learner.end_task()
     now = dict(trainable(learner))
     return {n for n, p in before.items() if n in now and not torch.equal(p, now[n])}
 
 
 def trainable(learner: Learner) -> list[tuple[str, nn.Parameter]]:
-    """Every parameter of the network, the method and the adaptor that learns, by name."""
+    """Return the names and the trainable parameters of the network, the method and the adaptor."""
     parts = {"network": learner.network, "method": learner.method, "adaptor": learner.adaptor}
     return [
         (f"{part}.{name}", p)
@@ -336,7 +347,7 @@ def trainable(learner: Learner) -> list[tuple[str, nn.Parameter]]:
 
 
 def check_finite(make_learner: MakeLearner) -> None:
-    """No number in the state ever is NaN or infinite."""
+    """The state never contains NaN or infinite values."""
     learner, _, events = _start(make_learner, tasks=3)
     for i, event in enumerate(events):
         play(learner, [event])
@@ -360,4 +371,4 @@ CHECKS: dict[str, Callable[[MakeLearner], None]] = {
     "gradient": check_gradient,
     "finite": check_finite,
 }
-"""Every check by name, in the order in which they run."""
+"""All checks by name, in the order in which they run."""

@@ -1,4 +1,4 @@
-"""A dataset in memory: raw samples and labels, and how to normalise and augment them."""
+"""A dataset in memory: raw samples, labels, and how to normalise and augment the samples."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from dualcba.data.transforms import Transform
 from dualcba.errors import expected
 
+IntArray = NDArray[np.int64]
+"""Labels, or indices of samples."""
+
 
 @dataclass(frozen=True)
 class Dataset:
-    """Train and test samples, raw: uint8 images (n, channels, H, W) or float32 arrays (n, ...)."""
+    """Training and test samples with their labels.
+
+    Samples are stored unnormalised, as uint8 images (n, channels, H, W) or float32 arrays (n, ...).
+    `mean`, `std`, `pad` and `flip` are the arguments of `Transform`.
+    """
 
     name: str
     train_x: Tensor
@@ -28,8 +35,8 @@ class Dataset:
     std: Sequence[float]
     pad: int = 0
     flip: bool = False
-    mapped: bool = False
-    """Whether the training samples lie on the disk, memory-mapped."""
+    memory_mapped: bool = False
+    """Whether `train_x` is a memory-mapped file."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -37,36 +44,54 @@ class Dataset:
         return tuple(self.train_x.shape[1:])
 
     def transform(self) -> Transform:
-        """Its augmentation and normalisation."""
+        """Return the augmentation and normalisation of the samples."""
         return Transform(self.mean, self.std, pad=self.pad, flip=self.flip)
 
 
 def check_labels(
-    y: ArrayLike | Tensor, length: int, num_classes: int | None, where: str, low: int = 0
+    y: ArrayLike | Tensor, length: int, num_classes: int | None, name: str, lowest: int = 0
 ) -> Tensor:
-    """Labels as int64, or a `ValueError` that names the first bad one."""
+    """Return labels as an int64 tensor, or raise a `ValueError` that names the first bad one.
+
+    Parameters
+    ----------
+    y
+        The labels.
+    length
+        The required number of labels.
+    num_classes
+        Labels must be below this number; None for no upper limit.
+    name
+        How error messages refer to the labels, such as `"train"`.
+    lowest
+        The lowest label that is accepted.
+    """
     try:
-        labels = torch.as_tensor(_plain(y) if isinstance(y, np.ndarray) else y)
+        labels = torch.as_tensor(_native(y) if isinstance(y, np.ndarray) else y)
     except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"{where} y cannot be read as labels, expected whole numbers") from None
+        raise ValueError(f"{name} y cannot be read as labels, expected whole numbers") from None
     if labels.dim() != 1 or len(labels) != length:
-        raise ValueError(expected(f"shape of {where} y", tuple(labels.shape), f"({length},)"))
+        raise ValueError(expected(f"shape of {name} y", tuple(labels.shape), f"({length},)"))
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise ValueError(expected(f"dtype of {where} y", str(labels.dtype), "whole numbers"))
+        raise ValueError(expected(f"dtype of {name} y", str(labels.dtype), "whole numbers"))
     labels = labels.long()
-    high = num_classes if num_classes is not None else torch.iinfo(torch.long).max
-    bad = (labels < low) | (labels >= high)
+    limit = num_classes if num_classes is not None else torch.iinfo(torch.long).max
+    bad = (labels < lowest) | (labels >= limit)
     if bool(bad.any()):
         i = int(bad.nonzero()[0])
         wanted = (
-            "a label of at least 0" if num_classes is None else f"a label from {low} to {high - 1}"
+            "a label of at least 0"
+            if num_classes is None
+            else f"a label from {lowest} to {limit - 1}"
         )
-        raise ValueError(expected(f"{where} y[{i}]", int(labels[i]), wanted))
+        raise ValueError(expected(f"{name} y[{i}]", int(labels[i]), wanted))
     return labels
 
 
 def count_classes(highest: int, samples: int) -> int:
-    """How many classes labels from 0 to `highest` have, each of which needs a sample.
+    """Return the number of classes, given the highest label and the number of samples.
+
+    Raises a `ValueError` if there are fewer samples than classes.
 
     >>> count_classes(2**40, 100)
     Traceback (most recent call last):
@@ -79,43 +104,53 @@ def count_classes(highest: int, samples: int) -> int:
     return highest + 1
 
 
-def check_samples(
-    x: ArrayLike | Tensor, where: str, shape: tuple[int, ...] | None = None
-) -> Tensor:
-    """Samples as a uint8 or float32 tensor, or a `ValueError` that says what is wrong."""
-    samples = x.detach() if isinstance(x, Tensor) else torch.from_numpy(_numeric(x, where))
+def check_samples(x: ArrayLike | Tensor, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+    """Return samples as a uint8 or float32 tensor, or raise a `ValueError`.
+
+    Parameters
+    ----------
+    x
+        The samples.
+    name
+        How error messages refer to the samples, such as `"train"`.
+    shape
+        The required shape of one sample; by default any.
+    """
+    samples = x.detach() if isinstance(x, Tensor) else torch.from_numpy(_numeric(x, name))
     if samples.is_complex():
-        raise ValueError(expected(f"dtype of {where} x", str(samples.dtype), "real numbers"))
+        raise ValueError(expected(f"dtype of {name} x", str(samples.dtype), "real numbers"))
     if samples.dim() < 2 or samples.numel() == 0:
         wanted = "(n, ...) with n of at least 1"
-        raise ValueError(expected(f"shape of {where} x", tuple(samples.shape), wanted))
+        raise ValueError(expected(f"shape of {name} x", tuple(samples.shape), wanted))
     if shape is not None and tuple(samples.shape[1:]) != shape:
         raise ValueError(
-            expected(f"shape of one sample of {where} x", tuple(samples.shape[1:]), str(shape))
+            expected(f"shape of one sample of {name} x", tuple(samples.shape[1:]), str(shape))
         )
     if samples.dtype != torch.uint8:
         samples = samples.float()
-        finite = samples.isfinite().flatten(1).all(1)
-        if not bool(finite.all()):
-            i = int((~finite).nonzero()[0])
-            raise ValueError(
-                f"{where} x[{i}] holds a NaN or an infinite value, expected finite numbers"
-            )
+        _check_finite(samples, name)
     return samples
 
 
-def _numeric(x: ArrayLike, where: str) -> np.ndarray:
+def _check_finite(samples: Tensor, name: str) -> None:
+    finite = samples.isfinite().flatten(1).all(1)
+    if not bool(finite.all()):
+        i = int((~finite).nonzero()[0])
+        raise ValueError(f"{name} x[{i}] holds a NaN or an infinite value, expected finite numbers")
+
+
+def _numeric(x: ArrayLike, name: str) -> np.ndarray:
     try:
         array = np.asarray(x)
     except ValueError:
-        raise ValueError(f"{where} x is ragged, expected samples of one shape") from None
+        raise ValueError(f"{name} x is ragged, expected samples of one shape") from None
     if array.dtype.kind not in "buif":
-        raise ValueError(expected(f"dtype of {where} x", str(array.dtype), "numbers"))
-    return _plain(array)
+        raise ValueError(expected(f"dtype of {name} x", str(array.dtype), "numbers"))
+    return _native(array)
 
 
-def _plain(array: np.ndarray) -> np.ndarray:
-    """As torch takes it: no negative strides, bytes in this machine's order."""
+def _native(array: np.ndarray) -> np.ndarray:
+    """Return an array that torch accepts: contiguous and in native byte order."""
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
 
 
@@ -132,10 +167,23 @@ def from_arrays(
     flip: bool = False,
     name: str = "arrays",
 ) -> Dataset:
-    """A dataset from plain arrays or tensors: images (n, channels, H, W) or vectors (n, d).
+    """Make a dataset from arrays or tensors.
 
-    Without `mean` and `std`, uint8 images are normalised by their own channel statistics, floats by
-    their overall ones.
+    Parameters
+    ----------
+    train_x, test_x
+        Samples: images (n, channels, H, W) or vectors (n, d).
+    train_y, test_y
+        Labels, counted from 0.
+    num_classes
+        By default one more than the highest training label.
+    mean, std
+        Used for normalisation. By default those of the training samples: per channel for uint8
+        images, one number for other arrays.
+    pad, flip
+        Augmentation, see `Transform`.
+    name
+        The name of the dataset.
 
     >>> x, y = np.arange(12.0).reshape(6, 2), [0, 1, 2] * 2
     >>> data = from_arrays(x, y, x, y)
@@ -150,16 +198,16 @@ def from_arrays(
         raise ValueError(expected("dtype of test x", str(tx.dtype), f"{x.dtype}, as in training"))
     ty = check_labels(test_y, len(tx), classes, "test")
     if mean is None or std is None:
-        mean, std = statistics(x)
+        mean, std = mean_and_std(x)
     check_transform(tuple(x.shape[1:]), mean, std, pad, flip)
-    mapped = isinstance(train_x, np.memmap)
-    return Dataset(name, x, y, tx, ty, classes, mean, std, pad, flip, mapped)
+    memory_mapped = isinstance(train_x, np.memmap)
+    return Dataset(name, x, y, tx, ty, classes, mean, std, pad, flip, memory_mapped)
 
 
 def check_transform(
     shape: tuple[int, ...], mean: Sequence[float], std: Sequence[float], pad: int, flip: bool
 ) -> None:
-    """Raise unless samples of this shape can be normalised and augmented so."""
+    """Raise a `ValueError` if a transform with these options cannot take samples of this shape."""
     for field, values in (("mean", mean), ("std", std)):
         if len(values) not in (1, shape[0]):
             wanted = f"1 or {shape[0]} numbers, one per channel"
@@ -169,12 +217,15 @@ def check_transform(
     if pad < 0:
         raise ValueError(expected("pad", pad, "at least 0"))
     if (pad or flip) and len(shape) != 3:
-        wanted = "images (channels, height, width) for a crop or a flip"
+        wanted = "(channels, height, width) for a crop or a flip"
         raise ValueError(expected("shape of one sample", shape, wanted))
 
 
-def statistics(x: Tensor) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation: per channel for uint8 images, one number for other arrays."""
+def mean_and_std(x: Tensor) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation: per channel for uint8 images, else one number each.
+
+    uint8 values are divided by 255 first.
+    """
     if x.dtype == torch.uint8 and x.dim() == 4:
         values = x.transpose(0, 1).flatten(1).double() / 255
     else:

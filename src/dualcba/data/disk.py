@@ -1,37 +1,37 @@
-"""What several processes and a full disk ask for: locks, one clear line, progress where seen."""
+"""File locks between processes, and a readable error when a disk is full."""
 
 from __future__ import annotations
 
 import errno
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 
+from dualcba.data.progress import progress_enabled
+
 try:
     import fcntl
-except ImportError:  # not a Unix: no locks
+except ImportError:  # Windows: no locks
     fcntl = None  # type: ignore[assignment]
 
-NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
-
-
-def visible(show: bool | None) -> bool:
-    """Whether to show progress: as told, else where stderr is a terminal."""
-    return sys.stderr.isatty() if show is None else show
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 @contextmanager
-def locked(path: Path, show: bool | None = None) -> Iterator[None]:
-    """Hold the lock file `path`, waiting for whoever has it; it ends with its process."""
+def file_lock(path: Path, show: bool | None = None) -> Iterator[None]:
+    """Hold an exclusive lock on the file `path`; wait while another process holds it.
+
+    The lock is released when the process ends, even if it is killed. A message is printed before
+    waiting if `show` is True, or if it is None and stderr is a terminal.
+    """
     with path.open("a") as file:
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if visible(show):
+                if progress_enabled(show):
                     Console(stderr=True).print(f"waiting for another process that holds {path}")
                 fcntl.flock(file, fcntl.LOCK_EX)
         try:
@@ -42,11 +42,11 @@ def locked(path: Path, show: bool | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def space_for(path: Path) -> Iterator[None]:
-    """Turn a full disk into one clear line."""
+def explain_full_disk(path: Path) -> Iterator[None]:
+    """Replace the error of a full disk by a one-line error that names `path`."""
     try:
         yield
     except OSError as error:
-        if error.errno not in NO_SPACE:
+        if error.errno not in DISK_FULL:
             raise
-        raise OSError(f"no space left on the disk of {path}, expected room for all of it") from None
+        raise OSError(f"no space left on the disk while writing {path}") from None

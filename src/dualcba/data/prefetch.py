@@ -1,4 +1,4 @@
-"""Where training batches come from: data that lie on the device, or data read ahead of the step."""
+"""Where training batches are read from: the device, or memory-mapped files ahead of the step."""
 
 from __future__ import annotations
 
@@ -13,44 +13,52 @@ from torch import Tensor
 
 from dualcba.data.dataset import Dataset
 
-AHEAD = 16
-"""How many batches are read before they are asked for."""
+PREFETCH = 16
+"""Number of batches read ahead by default."""
 
-ROOM = 0.5
-"""Data that take more than this share of a GPU's free memory stay where they are."""
+GPU_MEMORY_SHARE = 0.5
+"""Largest share of a GPU's free memory that the training samples may take."""
 
 
-def resident(data: Dataset, device: torch.device) -> bool:
-    """Whether the training samples shall lie on the device as a whole.
+def fits_on_device(data: Dataset, device: torch.device) -> bool:
+    """Return whether all training samples should be stored on the device.
 
-    On a GPU where they fit; on a CPU unless they are memory-mapped.
+    On a GPU: whether they take less than `GPU_MEMORY_SHARE` of the free memory. On a CPU: whether
+    they are not memory-mapped.
     """
     if device.type != "cuda":
-        return not data.mapped
+        return not data.memory_mapped
     free, _ = torch.cuda.mem_get_info(device)
-    return bool(data.train_x.nbytes < ROOM * free)
+    return bool(data.train_x.nbytes < GPU_MEMORY_SHARE * free)
 
 
-def read_ahead(
-    x: Tensor, y: Tensor, plan: NDArray[np.int64], *, ahead: int = AHEAD
+def prefetch_batches(
+    x: Tensor, y: Tensor, rows: NDArray[np.int64], *, prefetch: int = PREFETCH
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of memory-mapped samples: a thread gathers them while earlier ones are learnt.
+    """Yield the batches `(x[rows[k]], y[rows[k]])`, read ahead by a background thread.
 
-    `plan` is (steps, batch_size) rows, as `batches` gives them.
+    Parameters
+    ----------
+    x, y
+        Samples, usually memory-mapped, and their labels.
+    rows
+        Sample indices of shape (steps, batch_size), as returned by `batches`.
+    prefetch
+        Number of batches read ahead.
 
     >>> x, y = torch.arange(6)[:, None], torch.arange(6)
-    >>> [b.tolist() for _, b in read_ahead(x, y, np.array([[5, 0], [3, 1]]))]
+    >>> [b.tolist() for _, b in prefetch_batches(x, y, np.array([[5, 0], [3, 1]]))]
     [[5, 0], [3, 1]]
     """
 
-    def gather(rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        index = torch.from_numpy(rows)
+    def read(indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        index = torch.from_numpy(indices)
         return x[index], y[index]
 
-    with ThreadPoolExecutor(1, "read-ahead") as reader:
-        waiting = deque(reader.submit(gather, rows) for rows in plan[:ahead])
-        for k in range(len(plan)):
-            batch = waiting.popleft().result()
-            if k + ahead < len(plan):
-                waiting.append(reader.submit(gather, plan[k + ahead]))
+    with ThreadPoolExecutor(1, "prefetch") as reader:
+        pending = deque(reader.submit(read, batch) for batch in rows[:prefetch])
+        for k in range(len(rows)):
+            batch = pending.popleft().result()
+            if k + prefetch < len(rows):
+                pending.append(reader.submit(read, rows[k + prefetch]))
             yield batch

@@ -1,15 +1,15 @@
-"""RandAugment for whole batches on the device, with Pillow's arithmetic.
+"""RandAugment for whole batches on the device, with the same arithmetic as Pillow.
 
-Everything that does not depend on the pixels is worked out once on the host, as tables with one
-row per (magnitude, operation, sign): where each pixel comes from, the blending factor, a lookup
-table of grey levels. A sample draws a row number per operation, and the device makes three passes,
-each of which leaves a sample alone whose operation is of another kind:
+Everything that does not depend on the pixels is computed once on the host, as tables with one row
+per (magnitude, operation, sign): the source position of each pixel, the blending factor, and a
+lookup table of grey levels. Each sample draws one row number per operation. The device then makes
+three passes. A pass does not change samples whose operation belongs to another pass:
 
-    move    identity, shear, translate, rotate             a gather of pixels
+    move    shear, translate, rotate                       a gather of pixels
     blend   brightness, color, contrast, sharpness         D + factor · (x − D)
     map     posterize, solarize, autocontrast, equalize    a lookup of grey levels
 
-Shapes are static and nothing waits for the device, so that a CUDA graph can hold it.
+Shapes are static and the host never waits for the device, so a CUDA graph can capture all of it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ OPERATIONS = (
     "posterize", "solarize", "autocontrast", "equalize",
 )  # fmt: skip
 BINS = 31  # magnitudes are 0 to 30
-UNIT = 1 << 16  # of Pillow's fixed point, and of the place of a cutout in parts of a side
-GREY = 127
+UNIT = 1 << 16  # 1.0 in Pillow's fixed-point numbers; also the side in units of a cutout's centre
+GREY = 127  # of a cutout
 
 LUMA = (19595.0, 38470.0, 7471.0)  # ITU-R 601 in 1/65536; all sums stay exact in float32
 COLOR, CONTRAST, SHARPNESS, AUTOCONTRAST, EQUALIZE = map(
@@ -43,16 +43,17 @@ COLOR, CONTRAST, SHARPNESS, AUTOCONTRAST, EQUALIZE = map(
 
 
 class RandAugment:
-    """N operations in a row for each image, drawn uniformly from `OPERATIONS`.
+    """Apply N operations to each image, drawn uniformly from `OPERATIONS`.
 
     Parameters
     ----------
     operations
-        How many operations each image goes through, N.
+        Number of operations applied to each image, N.
     magnitude
-        The bin, 0 to 30, of every operation; or several, of which each operation draws one.
+        The magnitude of every operation, 0 to 30; or several, of which each operation draws one.
     cutout
-        Whether to grey out a square of half the image's side at a random place afterwards.
+        Whether to fill a square of half the image's side with grey afterwards, at a random
+        position.
 
     >>> augment = RandAugment(operations=2, magnitude=10, cutout=True)
     >>> x = torch.arange(2 * 3 * 64).view(2, 3, 8, 8).to(torch.uint8)
@@ -80,22 +81,26 @@ class RandAugment:
             raise ValueError(expected("operations", operations, "at least 1"))
 
     def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-        """(n, N) row numbers, see `row`; with cutout also its centre, (n, N + 2)."""
+        """Draw the parameters of n images.
+
+        Returns an array of shape (n, N) of row numbers, see `row`; with cutout of shape (n, N + 2),
+        where the last two columns are the centre of the square.
+        """
         high = [len(self.magnitudes) * len(OPERATIONS) * 2] * self.operations
         return rng.integers(0, high + [UNIT] * (2 * self.cutout), (n, len(high) + 2 * self.cutout))
 
     def row(self, operation: str, sign: int = 1, magnitude: int | None = None) -> int:
-        """The row number of an operation, for those who choose instead of drawing."""
+        """Return the row number of an operation; `sign` is 1 or −1."""
         level = 0 if magnitude is None else self.magnitudes.index(magnitude)
         return (level * len(OPERATIONS) + OPERATIONS.index(operation)) * 2 + (sign < 0)
 
     def __call__(self, x: Tensor, params: Tensor) -> Tensor:
-        """Images (n, channels, H, W) in uint8, and what `draw` gave → the same, augmented."""
+        """Augment uint8 images (n, channels, H, W) with the parameters returned by `draw`."""
         check_images(tuple(x.shape[1:]), x.dtype)
         tables = self._tables_for(x)
         for k in range(self.operations):
             x = _apply(x, params[:, k], tables)
-        return _cut_out(x, params[:, self.operations :]) if self.cutout else x
+        return _apply_cutout(x, params[:, self.operations :]) if self.cutout else x
 
     def _tables_for(self, x: Tensor) -> Tables:
         key = (x.shape[2], x.shape[3], x.device)
@@ -105,7 +110,16 @@ class RandAugment:
 
 
 class RandAugmentTransform(Transform):
-    """Another transform's crop, flip and normalisation, with RandAugment after the crop.
+    """Crop and flip as another transform does, then RandAugment, then normalise.
+
+    Parameters
+    ----------
+    base
+        The transform that defines crop, flip and normalisation.
+    randaugment
+        Applied after the crop and the flip.
+    flip
+        Whether to flip at all; False overrides `base.flip`.
 
     >>> t = RandAugmentTransform(Transform([0.5], [0.5], pad=4, flip=True), RandAugment())
     >>> t.draw(np.random.default_rng(0), 5).shape
@@ -119,89 +133,98 @@ class RandAugmentTransform(Transform):
 
     @property
     def random(self) -> bool:
-        """Always."""
+        """Always True."""
         return True
 
     def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-        """(n, 3 + …): what the crop and flip need, then what RandAugment needs."""
+        """Draw the parameters of n images.
+
+        Returns an array whose first three columns are the crop and the flip, see `Transform.draw`;
+        the others are those of `RandAugment.draw`.
+        """
         return np.concatenate([super().draw(rng, n), self.randaugment.draw(rng, n)], 1)
 
     def augment(self, x: Tensor, params: Tensor) -> Tensor:
-        """Crop, flip, RandAugment; raw images in and out."""
+        """Crop, flip and apply RandAugment to images without normalising them."""
         if self.pad or self.flip:
             x = super().augment(x, params[:, :3])
         return self.randaugment(x, params[:, 3:])
 
 
 def check_images(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Raise unless samples are uint8 images."""
+    """Raise a `ValueError` unless samples are uint8 images of shape (channels, height, width)."""
     if dtype != torch.uint8 or len(shape) != 3:
-        what = f"{dtype} of shape {shape}"
+        given = f"{dtype} of shape {shape}"
         wanted = "torch.uint8 of shape (channels, height, width)"
-        raise ValueError(expected("a sample for RandAugment", what, wanted))
+        raise ValueError(expected("a sample for RandAugment", given, wanted))
 
 
-# ---------------------------------------------------------------------- tables, on the host
+# ---------------------------------------------------------------------- tables on the host
 
 
 @dataclass(frozen=True)
 class Tables:
-    """For each row: what its operation does, as far as that does not depend on the pixels."""
+    """The operation of each row: everything that does not depend on the pixels."""
 
     operation: Tensor  # (rows,) index into OPERATIONS
-    source: Tensor  # (rows, H·W) the pixel that each pixel comes from; H·W means black
-    factor: Tensor  # (rows,) float32: how far from D; 1 changes nothing
-    levels: Tensor  # (rows, 256) uint8: the new grey levels
+    source: Tensor  # (rows, H·W) index of the source pixel of each pixel; H·W for black
+    factor: Tensor  # (rows,) float32 blending factor; 1 for no change
+    levels: Tensor  # (rows, 256) uint8 new value of each grey level
 
 
 def make_tables(magnitudes: Sequence[int], H: int, W: int, device: torch.device) -> Tables:
-    """The tables for images of one size."""
+    """Compute the tables for images of size H × W."""
     rows = [(name, m, sign) for m in magnitudes for name in OPERATIONS for sign in (1, -1)]
     operation = np.array([OPERATIONS.index(name) for name, _, _ in rows])
-    source = np.stack([source_of(_matrix(*row, H, W), H, W) for row in rows])
+    source = np.stack([source_pixels(_matrix(*row, H, W), H, W) for row in rows])
     factor = np.array([_factor(*row) for row in rows], np.float32)
     levels = np.stack([_levels(name, m) for name, m, _ in rows])
     return Tables(*(torch.from_numpy(t).to(device) for t in (operation, source, factor, levels)))
 
 
 def _matrix(name: str, magnitude: int, sign: int, H: int, W: int) -> tuple[float, ...]:
-    """(a, b, c, d, e, f): the pixel at (x, y) comes from (ax + by + c, dx + ey + f)."""
+    """Return the affine map of an operation, the identity if it moves no pixels.
+
+    (a, b, c, d, e, f) means that the pixel at (x, y) comes from (ax + by + c, dx + ey + f).
+    """
     level = sign * magnitude / (BINS - 1)
     shift = 150 / 331 * level
-    turn = -math.radians(30 * level)
-    cos, sin = round(math.cos(turn), 15), round(math.sin(turn), 15)
-    about = (W - cos * W - sin * H) / 2, (H + sin * W - cos * H) / 2  # keeps the centre in place
-    known = {
+    angle = -math.radians(30 * level)
+    cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
+    offset = (W - cos * W - sin * H) / 2, (H + sin * W - cos * H) / 2  # the centre does not move
+    matrices = {
         "shear-x": (1.0, 0.3 * level, 0.0, 0.0, 1.0, 0.0),
         "shear-y": (1.0, 0.0, 0.0, 0.3 * level, 1.0, 0.0),
         "translate-x": (1.0, 0.0, float(int(shift * W)), 0.0, 1.0, 0.0),
         "translate-y": (1.0, 0.0, 0.0, 0.0, 1.0, float(int(shift * H))),
-        "rotate": (cos, sin, about[0], -sin, cos, about[1]),
+        "rotate": (cos, sin, offset[0], -sin, cos, offset[1]),
     }
-    return known.get(name, (1.0, 0.0, 0.0, 0.0, 1.0, 0.0))
+    return matrices.get(name, (1.0, 0.0, 0.0, 0.0, 1.0, 0.0))
 
 
-def source_of(matrix: tuple[float, ...], H: int, W: int) -> NDArray[np.int64]:
-    """(H·W,) where each pixel comes from, nearest neighbour, in fixed point as in Pillow.
+def source_pixels(matrix: tuple[float, ...], H: int, W: int) -> NDArray[np.int64]:
+    """Return the index of the source pixel of each pixel, of shape (H·W,); H·W if outside.
 
-    >>> source_of((1, 0, 1, 0, 1, 0), 1, 3).tolist()  # from the right; 3 is outside
+    Nearest neighbour, in the fixed-point arithmetic of Pillow.
+
+    >>> source_pixels((1, 0, 1, 0, 1, 0), 1, 3).tolist()  # one to the left; 3 is outside
     [1, 2, 3]
     """
     a, b, c, d, e, f = matrix
     y, x = np.mgrid[:H, :W]
-    across = _fixed(a) * x + _fixed(b) * y + _fixed(c + (a + b) / 2) >> 16
-    down = _fixed(d) * x + _fixed(e) * y + _fixed(f + (d + e) / 2) >> 16
-    inside = (across >= 0) & (across < W) & (down >= 0) & (down < H)
-    return np.where(inside, down * W + across, H * W).ravel()
+    column = _fixed_point(a) * x + _fixed_point(b) * y + _fixed_point(c + (a + b) / 2) >> 16
+    row = _fixed_point(d) * x + _fixed_point(e) * y + _fixed_point(f + (d + e) / 2) >> 16
+    inside = (column >= 0) & (column < W) & (row >= 0) & (row < H)
+    return np.where(inside, row * W + column, H * W).ravel()
 
 
-def _fixed(v: float) -> int:
+def _fixed_point(v: float) -> int:
     return math.floor(v * UNIT + 0.5)
 
 
 def _factor(name: str, magnitude: int, sign: int) -> float:
-    blended = name in ("brightness", "color", "contrast", "sharpness")
-    return 1.0 + sign * 0.9 * magnitude / (BINS - 1) if blended else 1.0
+    blends = name in ("brightness", "color", "contrast", "sharpness")
+    return 1.0 + sign * 0.9 * magnitude / (BINS - 1) if blends else 1.0
 
 
 def _levels(name: str, magnitude: int) -> NDArray[np.uint8]:
@@ -215,11 +238,11 @@ def _levels(name: str, magnitude: int) -> NDArray[np.uint8]:
     return levels.astype(np.uint8)
 
 
-# ---------------------------------------------------------------------- passes, on the device
+# ---------------------------------------------------------------------- passes on the device
 
 
 def _apply(x: Tensor, rows: Tensor, tables: Tables) -> Tensor:
-    """One operation for each image: (n, C, H, W) uint8 and (n,) row numbers."""
+    """Apply one operation to each image: uint8 (n, C, H, W) and row numbers (n,)."""
     operation = tables.operation.index_select(0, rows).view(-1, 1, 1, 1)
     x = _move(x, tables.source.index_select(0, rows))
     x = _blend(x, operation, tables.factor.index_select(0, rows).view(-1, 1, 1, 1))
@@ -232,7 +255,11 @@ def _move(x: Tensor, source: Tensor) -> Tensor:
 
 
 def _blend(x: Tensor, operation: Tensor, factor: Tensor) -> Tensor:
-    """D + factor · (x − D), cut off as Pillow does; D is black, grey, the mean grey or a blur."""
+    """Return D + factor · (x − D), truncated to uint8 as in Pillow.
+
+    D is black for brightness, the grey image for color, its mean for contrast and a blurred image
+    for sharpness.
+    """
     x = x.float()
     grey = _grey(x)
     mean = (grey.mean((2, 3), keepdim=True) + 0.5).floor_()
@@ -243,7 +270,7 @@ def _blend(x: Tensor, operation: Tensor, factor: Tensor) -> Tensor:
 
 
 def _grey(x: Tensor) -> Tensor:
-    """(n, 1, H, W): the luminance of three channels, the mean of any other number."""
+    """Return (n, 1, H, W): the luminance of three channels, or the mean of any other number."""
     if x.shape[1] != 3:
         return (x.mean(1, keepdim=True) + 0.5).floor_()
     r, g, b = (x[:, c : c + 1] * w for c, w in enumerate(LUMA))
@@ -251,19 +278,19 @@ def _grey(x: Tensor) -> Tensor:
 
 
 def _smooth(x: Tensor) -> Tensor:
-    """The mean of 3×3 pixels, the middle one counting five times; the border stays."""
+    """Return the mean of 3×3 pixels with weight 5 for the centre; the border is not changed."""
     out = x.clone()
     if min(x.shape[2:]) > 2:
         rows = (x[:, :, :-2] + x[:, :, 1:-1]).add_(x[:, :, 2:])
-        middle = out[:, :, 1:-1, 1:-1].mul_(4)
+        inner = out[:, :, 1:-1, 1:-1].mul_(4)
         for k in range(3):
-            middle.add_(rows[..., k : k + middle.shape[3]])
-        middle.div_(13).add_(0.5).floor_()
+            inner.add_(rows[..., k : k + inner.shape[3]])
+        inner.div_(13).add_(0.5).floor_()
     return out
 
 
 def _map(x: Tensor, operation: Tensor, levels: Tensor) -> Tensor:
-    """New grey levels from a lookup table per image and channel."""
+    """Replace grey levels by a lookup table per image and channel."""
     flat = x.flatten(2)  # (n, C, H·W)
     low, high = flat.amin(2, keepdim=True).long(), flat.amax(2, keepdim=True).long()
     index = flat.long()
@@ -274,16 +301,16 @@ def _map(x: Tensor, operation: Tensor, levels: Tensor) -> Tensor:
 
 
 def _stretched(low: Tensor, high: Tensor) -> Tensor:
-    """(n, C, 256): the darkest level becomes 0 and the brightest 255."""
+    """Return lookup tables (n, C, 256) that map the darkest level to 0, the brightest to 255."""
     ramp = torch.arange(256, device=low.device)
-    span = (high - low).clamp(min=1).double()  # double precision, as Pillow has it
+    span = (high - low).clamp(min=1).double()  # double precision, as in Pillow
     scale = torch.full_like(span, 255.0) / span  # `255.0 / span` would round twice
     stretched = (ramp * scale).sub_(low * scale).clamp_(0, 255).to(torch.uint8)
     return torch.where(high > low, stretched, ramp.to(torch.uint8))
 
 
 def _equalized(index: Tensor, high: Tensor) -> Tensor:
-    """(n, C, 256): levels at equal distances in the cumulated histogram."""
+    """Return lookup tables (n, C, 256) that equalise the histograms."""
     n, C, size = index.shape
     counts = index.new_zeros((n, C, 256), dtype=torch.float32)  # exact up to 2²⁴ pixels
     counts.scatter_add_(2, index, counts.new_ones(1).expand(index.shape))
@@ -293,8 +320,8 @@ def _equalized(index: Tensor, high: Tensor) -> Tensor:
     return torch.where(step > 0, equal, torch.arange(256, device=index.device).to(torch.uint8))
 
 
-def _cut_out(x: Tensor, centre: Tensor) -> Tensor:
-    """Grey out a square of half the side; at the border only what lies inside."""
+def _apply_cutout(x: Tensor, centre: Tensor) -> Tensor:
+    """Fill a square of half the side with grey; the part outside the image is cut off."""
     H, W = x.shape[2:]
     rows = _covered(H, centre[:, :1]).view(-1, 1, H, 1)
     columns = _covered(W, centre[:, 1:]).view(-1, 1, 1, W)
@@ -302,7 +329,7 @@ def _cut_out(x: Tensor, centre: Tensor) -> Tensor:
 
 
 def _covered(side: int, centre: Tensor) -> Tensor:
-    """(n, side): which rows or columns a cutout hides."""
+    """Return a mask (n, side) of the rows or columns that a cutout covers."""
     start = centre * side // UNIT - side // 4
-    at = torch.arange(side, device=centre.device)
-    return (at >= start) & (at < start + side // 2)
+    position = torch.arange(side, device=centre.device)
+    return (position >= start) & (position < start + side // 2)

@@ -1,4 +1,4 @@
-"""Streams: which samples arrive in which task, in which order and batch, with which labels."""
+"""Streams: divide a dataset into tasks, and order the samples of a task into batches."""
 
 from __future__ import annotations
 
@@ -8,25 +8,33 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dualcba.data.dataset import Dataset
+from dualcba.data.dataset import Dataset, IntArray
 from dualcba.errors import expected
 
-Indices = NDArray[np.int64]
-Tasks = int | Sequence[int] | Sequence[Sequence[int]]
-"""A number of equal tasks, the sizes of the tasks, or their classes."""
+TaskDivision = int | Sequence[int] | Sequence[Sequence[int]]
+"""A number of tasks of equal size, the number of classes of each task, or the classes of each."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Its own classes, and the rows of its training and test samples."""
+    """The classes of a task, and the indices of its training and test samples in the dataset."""
 
     classes: tuple[int, ...]
-    train: Indices
-    test: Indices
+    train: IntArray
+    test: IntArray
 
 
-def disjoint(data: Dataset, tasks: Tasks, order: Sequence[int] | None = None) -> list[Task]:
-    """Split the classes, in label order or the given one; no class in two tasks.
+def disjoint(data: Dataset, tasks: TaskDivision, order: Sequence[int] | None = None) -> list[Task]:
+    """Divide a dataset into tasks that share no class.
+
+    Parameters
+    ----------
+    data
+        The dataset.
+    tasks
+        A number of tasks of equal size, the number of classes of each task, or lists of classes.
+    order
+        The order of the classes; by default that of the labels.
 
     >>> from dualcba.data.readers.digits import digits
     >>> [t.classes for t in disjoint(digits(), 5)]
@@ -36,20 +44,20 @@ def disjoint(data: Dataset, tasks: Tasks, order: Sequence[int] | None = None) ->
     """
     train_y, test_y = data.train_y.numpy(), data.test_y.numpy()
     stream = []
-    for group in split_classes(data.num_classes, tasks, order):
-        train = np.flatnonzero(np.isin(train_y, group))
-        test = np.flatnonzero(np.isin(test_y, group))
+    for classes in split_classes(data.num_classes, tasks, order):
+        train = np.flatnonzero(np.isin(train_y, classes))
+        test = np.flatnonzero(np.isin(test_y, classes))
         for part, rows in (("training", train), ("test", test)):
             if not len(rows):
-                raise ValueError(f"classes {list(group)} of {data.name} have no {part} sample")
-        stream.append(Task(tuple(int(c) for c in group), train, test))
+                raise ValueError(f"classes {list(classes)} of {data.name} have no {part} sample")
+        stream.append(Task(tuple(int(c) for c in classes), train, test))
     return stream
 
 
 def split_classes(
-    num_classes: int, tasks: Tasks, order: Sequence[int] | None = None
+    num_classes: int, tasks: TaskDivision, order: Sequence[int] | None = None
 ) -> list[list[int]]:
-    """The classes of each task.
+    """Return the classes of each task; see `disjoint` for `tasks` and `order`.
 
     >>> split_classes(5, [2, 3])
     [[0, 1], [2, 3, 4]]
@@ -57,54 +65,64 @@ def split_classes(
     [[3, 0], [1, 2]]
     """
     classes = list(range(num_classes)) if order is None else list(order)
-    if not _whole(classes) or sorted(classes) != list(range(num_classes)):
+    if not _all_integers(classes) or sorted(classes) != list(range(num_classes)):
         raise ValueError(expected("class order", classes, f"each of 0 to {num_classes - 1} once"))
     if isinstance(tasks, int):
         if tasks < 1 or num_classes % tasks:
             raise ValueError(expected("tasks", tasks, f"a divisor of the {num_classes} classes"))
         tasks = [num_classes // tasks] * tasks
-    if _whole(tasks):
-        sizes = [int(t) for t in tasks]  # type: ignore[arg-type]
-        if not sizes or min(sizes) < 1 or sum(sizes) > num_classes:
-            wanted = f"sizes of at least 1 that sum to at most {num_classes}"
-            raise ValueError(expected("tasks", sizes, wanted))
-        ends = np.cumsum(sizes)
-        return [classes[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    if _all_integers(tasks):
+        return _split_by_size(classes, [int(t) for t in tasks])  # type: ignore[arg-type]
+    return _check_groups(tasks, num_classes)
+
+
+def _split_by_size(classes: list[int], sizes: list[int]) -> list[list[int]]:
+    if not sizes or min(sizes) < 1 or sum(sizes) > len(classes):
+        wanted = f"sizes of at least 1 that sum to at most {len(classes)}"
+        raise ValueError(expected("tasks", sizes, wanted))
+    ends = np.cumsum(sizes)
+    return [classes[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _check_groups(tasks: Sequence[object], num_classes: int) -> list[list[int]]:
+    """Return the given lists of classes, or raise unless their classes are valid and distinct."""
     groups = [list(t) if isinstance(t, Sequence) else [] for t in tasks]
     flat = [c for group in groups for c in group]
-    if not _whole(flat) or len(set(flat)) != len(flat) or not set(flat) <= set(classes):
-        groups = []
-    if not groups or not all(groups):
+    valid = _all_integers(flat) and set(flat) <= set(range(num_classes))
+    if not valid or len(set(flat)) != len(flat) or not groups or not all(groups):
         wanted = f"lists of distinct classes from 0 to {num_classes - 1}"
         raise ValueError(expected("tasks", tasks, wanted))
     return groups
 
 
-def _whole(values: Sequence[object]) -> bool:
-    """Whether all are whole numbers."""
+def _all_integers(values: Sequence[object]) -> bool:
     return all(isinstance(v, int | np.integer) and not isinstance(v, bool) for v in values)
 
 
 def blurry(stream: Sequence[Task], percent: float, rng: np.random.Generator) -> list[Task]:
-    """Move `percent` of each task's samples to the other tasks, in equal disjoint parts."""
+    """Move `percent` of each task's training samples to the other tasks, divided equally."""
     if len(stream) < 2:
         raise ValueError(expected("tasks of a blurry stream", len(stream), "at least 2"))
     if not 0 < percent < 100:
         raise ValueError(expected("percent of a blurry stream", percent, "between 0 and 100"))
-    kept, arriving = [], [[] for _ in stream]  # type: list[Indices], list[list[Indices]]
+    staying, arriving = [], [[] for _ in stream]  # type: list[IntArray], list[list[IntArray]]
     for t, task in enumerate(stream):
         rows = rng.permutation(task.train)
-        moved, stays = np.split(rows, [round(len(rows) * percent / 100)])
-        kept.append(stays)
+        moved, rest = np.split(rows, [round(len(rows) * percent / 100)])
+        staying.append(rest)
         others = [i for i in range(len(stream)) if i != t]
         for other, part in zip(others, np.array_split(moved, len(others)), strict=True):
             arriving[other].append(part)
-    mixed = [np.concatenate([k, *a]) for k, a in zip(kept, arriving, strict=True)]
+    mixed = [np.concatenate([s, *a]) for s, a in zip(staying, arriving, strict=True)]
     return [replace(task, train=rows) for task, rows in zip(stream, mixed, strict=True)]
 
 
 def labelled(data: Dataset, ratio: float, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Which training samples keep their label: the same share of every class, at least one."""
+    """Choose the training samples that keep their label.
+
+    Returns a mask of shape (len(data.train_y),) that is True for the fraction `ratio` of each
+    class, and for at least one sample of each.
+    """
     if not 0 < ratio <= 1:
         raise ValueError(expected("label ratio", ratio, "above 0 and at most 1"))
     y = data.train_y.numpy()
@@ -115,8 +133,12 @@ def labelled(data: Dataset, ratio: float, rng: np.random.Generator) -> NDArray[n
     return mask
 
 
-def batches(task: Task, batch_size: int, rng: np.random.Generator) -> Indices:
-    """(steps, batch_size) rows, each sample once, shuffled; an incomplete last batch is dropped."""
+def batches(task: Task, batch_size: int, rng: np.random.Generator) -> IntArray:
+    """Shuffle the training samples of a task into batches.
+
+    Returns sample indices of shape (steps, batch_size). Each sample occurs at most once; an
+    incomplete last batch is dropped.
+    """
     steps = len(task.train) // batch_size
     if not steps:
         wanted = f"at most the {len(task.train)} samples of the task with classes {task.classes}"
@@ -125,21 +147,41 @@ def batches(task: Task, batch_size: int, rng: np.random.Generator) -> Indices:
 
 
 def cycled(
-    task: Task, known: NDArray[np.bool_], batch_size: int, rng: np.random.Generator
-) -> tuple[Indices, NDArray[np.bool_]]:
-    """A labelled batch beside each unlabelled one, as FixMatch is usually trained.
+    task: Task, is_labelled: NDArray[np.bool_], batch_size: int, rng: np.random.Generator
+) -> tuple[IntArray, NDArray[np.bool_]]:
+    """Combine each unlabelled batch of a task with a labelled one, as FixMatch is usually trained.
 
-    Gives (steps, 2·batch_size) rows, labelled ones first, and which of them come for the first
-    time. Each unlabelled sample comes once, an incomplete last batch being dropped; labelled ones
-    come round and round, shuffled once.
+    Each unlabelled sample occurs at most once; an incomplete last batch is dropped. The labelled
+    samples are shuffled once and repeated as often as needed.
+
+    Parameters
+    ----------
+    task
+        The task.
+    is_labelled
+        Mask of the training samples that have a label, as returned by `labelled`.
+    batch_size
+        The number of labelled and the number of unlabelled samples of each step.
+    rng
+        Shuffles the samples.
+
+    Returns
+    -------
+    rows
+        Sample indices of shape (steps, 2 · batch_size), labelled samples first.
+    first
+        Mask of the same shape: whether the sample occurs for the first time.
     """
-    has = known[task.train]
-    some, rest = rng.permutation(task.train[has]), rng.permutation(task.train[~has])
-    steps = len(rest) // batch_size
-    if not steps or not len(some):
-        wanted = f"at most the {len(rest)} unlabelled samples of a task, and a labelled one"
+    mask = is_labelled[task.train]
+    with_label = rng.permutation(task.train[mask])
+    without_label = rng.permutation(task.train[~mask])
+    steps = len(without_label) // batch_size
+    if not steps or not len(with_label):
+        number = len(without_label)
+        wanted = f"at most the {number} unlabelled samples of a task, and a labelled one"
         raise ValueError(expected("batch_size of cycled batches", batch_size, wanted))
-    place = np.arange(steps * batch_size)
-    rows = np.stack([some[place % len(some)], rest[place]]).reshape(2, steps, batch_size)
-    first = np.stack([place < len(some), place >= 0]).reshape(2, steps, batch_size)
-    return np.concatenate(list(rows), 1), np.concatenate(list(first), 1)
+    position = np.arange(steps * batch_size)
+    shape = (2, steps, batch_size)
+    rows = np.stack([with_label[position % len(with_label)], without_label[position]])
+    first = np.stack([position < len(with_label), position >= 0])
+    return np.concatenate([*rows.reshape(shape)], 1), np.concatenate([*first.reshape(shape)], 1)

@@ -1,4 +1,4 @@
-"""Batched augmentation and normalisation on the device; its random numbers come from the host."""
+"""Augment and normalise whole batches on the device; the random numbers come from the host."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from dualcba.errors import at_least, expected
 
 
 class Transform(nn.Module):
-    """Random crop after zero padding, random flip, and normalisation, for whole batches.
+    """Random crop after zero padding, random horizontal flip, and normalisation of a batch.
 
     Parameters
     ----------
     mean, std
-        Per channel, of values in [0, 1] for uint8 inputs and of the values as they are otherwise.
-        One number stands for all channels.
+        Per channel, or one number for all channels. For uint8 samples they refer to values scaled
+        to [0, 1], otherwise to the values themselves.
     pad
-        Zeros on each side before a crop of the original size; 0 for no crop.
+        Width of the zero padding on each side before a crop to the original size; 0 for no crop.
     flip
-        Whether to mirror half of the images.
+        Whether to flip images horizontally with probability 0.5.
 
     >>> t = Transform([0.5], [0.5], pad=4, flip=True)
     >>> x = torch.full((2, 1, 8, 8), 255, dtype=torch.uint8)
@@ -53,25 +53,28 @@ class Transform(nn.Module):
 
     @property
     def random(self) -> bool:
-        """Whether it draws anything."""
+        """Whether the augmentation uses random parameters."""
         return self.pad > 0 or self.flip
 
     def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-        """(n, 3): the crop's top and left edge, and whether to flip."""
-        top = 2 * self.pad + 1
-        return rng.integers(0, [top, top, 2 if self.flip else 1], (n, 3))
+        """Draw the augmentation parameters of n samples.
+
+        Returns an array of shape (n, 3): top edge and left edge of the crop, and whether to flip.
+        """
+        offsets = 2 * self.pad + 1
+        return rng.integers(0, [offsets, offsets, 2 if self.flip else 1], (n, 3))
 
     def forward(self, x: Tensor, params: Tensor | None = None) -> Tensor:
-        """Raw samples (n, ...) → normalised floats; augmented where `params` are given."""
+        """Normalise raw samples (n, ...), after augmenting them if `params` are given."""
         return self.normalize(x if params is None or not self.random else self.augment(x, params))
 
     def augment(self, x: Tensor, params: Tensor) -> Tensor:
-        """Crop and flip; raw images in and out."""
-        how = crop_by_window if x.device.type == "cpu" else crop_by_gather
-        return how(x, params, self.pad)
+        """Crop and flip images without normalising them; `params` as returned by `draw`."""
+        crop = crop_by_window if x.device.type == "cpu" else crop_by_gather
+        return crop(x, params, self.pad)
 
     def normalize(self, x: Tensor) -> Tensor:
-        """(x − mean) / std; uint8 is first brought to [0, 1]."""
+        """Return (x − mean) / std; uint8 values are divided by 255 first."""
         shape = (-1, *([1] * (x.dim() - 2)))
         scale, shift = self.scale.view(shape), self.shift.view(shape)
         return torch.addcmul(
@@ -80,18 +83,18 @@ class Transform(nn.Module):
 
 
 def crop_by_gather(x: Tensor, params: Tensor, pad: int) -> Tensor:
-    """Crop and flip by one gather: what a GPU is quick at."""
+    """Crop and flip with a single gather, which is fast on a GPU."""
     n, channels, height, width = x.shape
-    across = torch.arange(width, device=x.device)
-    columns = torch.where(params[:, 2:] > 0, width - 1 - across, across) + params[:, 1:2]
-    rows = torch.arange(height, device=x.device) + params[:, :1]  # (n, H); columns (n, W)
+    column = torch.arange(width, device=x.device)
+    columns = torch.where(params[:, 2:] > 0, width - 1 - column, column) + params[:, 1:2]  # (n, W)
+    rows = torch.arange(height, device=x.device) + params[:, :1]  # (n, H)
     pixels = rows[:, :, None] * (width + 2 * pad) + columns[:, None, :]  # (n, H, W)
     padded = F.pad(x, [pad] * 4).flatten(2)
     return padded.gather(2, pixels.view(n, 1, -1).expand(n, channels, -1)).view(x.shape)
 
 
 def crop_by_window(x: Tensor, params: Tensor, pad: int) -> Tensor:
-    """Crop and flip on the host: windows into the padded images, some of them mirrored.
+    """Crop and flip on the CPU, by windows into the padded images.
 
     >>> image = torch.tensor([[[[1, 2], [3, 4]]]])
     >>> crop_by_window(image, torch.tensor([[1, 1, 1]]), pad=1).tolist()
@@ -106,6 +109,6 @@ def crop_by_window(x: Tensor, params: Tensor, pad: int) -> Tensor:
     windows = as_strided(padded, (*places, *shape), (*steps, channel, row, pixel))
     top, left, flip = params.numpy().T
     out = windows[np.arange(n), top, left]
-    mirrored = np.flatnonzero(flip)
-    out[mirrored] = out[mirrored, ..., ::-1]
+    flipped = np.flatnonzero(flip)
+    out[flipped] = out[flipped, ..., ::-1]
     return torch.from_numpy(out)

@@ -1,7 +1,8 @@
-"""Scores of a continual run, from accuracies per task: pure functions of arrays, in percent.
+"""Scores of a continual run: functions of the accuracies per task, all in percent.
 
-`matrix[t, i]` is the accuracy on task i after task t; `curve[k, i]` the accuracy on task i at the
-k-th any-time point, NaN where task i had not begun. A score that cannot be had is None.
+`matrix[t, i]` is the accuracy on task i after task t. `curve[k, i]` is the accuracy on task i at
+any-time evaluation k, NaN if task i had not begun; `curve_task[k]` is the current task at that
+evaluation. A score that cannot be computed is None.
 """
 
 from __future__ import annotations
@@ -16,95 +17,117 @@ Ints = NDArray[np.int64]
 Scores = dict[str, float | None]
 
 
-def acc(matrix: Floats) -> float:
-    """Mean accuracy over all tasks at the end."""
+def final_accuracy(matrix: Floats) -> float:
+    """Mean accuracy over all tasks after the last task."""
     return float(matrix[-1].mean())
 
 
 def forgetting(matrix: Floats) -> float | None:
-    """Mean over all but the last task of best task-end accuracy minus final accuracy.
+    """Mean over all but the last task of the best accuracy at a task's end minus the final one.
 
     >>> forgetting(np.array([[90.0, 0.0], [60.0, 80.0]]))
     30.0
     """
     if len(matrix) < 2:
         return None
-    lower = np.where(np.tri(len(matrix), dtype=bool), matrix, -np.inf)
-    return float((lower.max(0) - matrix[-1])[:-1].mean())
+    return float((_best_after_learning(matrix) - matrix[-1])[:-1].mean())
 
 
-def forgetting_as_written(matrix: Floats, curve: Floats) -> float | None:
-    """The paper's formula: mean over all tasks, best accuracy over the whole run."""
+def forgetting_paper(matrix: Floats, curve: Floats) -> float | None:
+    """Mean over all tasks of the best accuracy at any time minus the final one.
+
+    This is the formula written in the paper; `forgetting` is the usual definition.
+    """
     if not len(curve):
         return None
-    lower = np.where(np.tri(len(matrix), dtype=bool), matrix, -np.inf)
-    best = np.nanmax(np.vstack([lower.max(0), curve]), axis=0)
+    best = np.nanmax(np.vstack([_best_after_learning(matrix), curve]), axis=0)
     return float((best - matrix[-1]).mean())
 
 
+def _best_after_learning(matrix: Floats) -> Floats:
+    """Best accuracy on each task after it, or a later task, was learnt."""
+    learnt = np.tri(len(matrix), dtype=bool)
+    best: Floats = np.where(learnt, matrix, -np.inf).max(0)
+    return best
+
+
 def backward_transfer(matrix: Floats) -> float | None:
-    """Mean change of a task's accuracy from when it was learnt to the end."""
+    """Mean change of the accuracy on a task from the end of the task to the end of the run."""
     if len(matrix) < 2:
         return None
     return float((matrix[-1] - matrix.diagonal())[:-1].mean())
 
 
 def forward_transfer(matrix: Floats, untrained: Floats) -> float | None:
-    """Mean accuracy on a task just before it is learnt, above the untrained network's."""
+    """Mean accuracy on a task before it is learnt, minus that of the untrained network."""
     if len(matrix) < 2:
         return None
     before = matrix.diagonal(offset=1)
     return float((before - untrained[1:]).mean())
 
 
-def area(curve: Floats) -> float | None:
-    """Mean over points of the mean accuracy over the tasks seen so far."""
+def accuracy_area(curve: Floats) -> float | None:
+    """Mean over the any-time evaluations of the mean accuracy over the tasks seen so far."""
     return float(np.nanmean(curve, axis=1).mean()) if len(curve) else None
 
 
-def area_of_last_task(curve: Floats, task: Ints, tasks: int) -> float | None:
-    """The same over the points within the last of the tasks."""
-    return area(curve[task == tasks - 1])
+def last_task_area(curve: Floats, curve_task: Ints, tasks: int) -> float | None:
+    """`accuracy_area` of the evaluations during the last task."""
+    return accuracy_area(curve[curve_task == tasks - 1])
 
 
-def minimum(matrix: Floats, curve: Floats, task: Ints) -> float | None:
-    """Mean over old tasks of the lowest accuracy since the task was learnt (De Lange et al.)."""
+def min_accuracy(matrix: Floats, curve: Floats, curve_task: Ints) -> float | None:
+    """Mean over old tasks of the lowest accuracy after the task was learnt (De Lange et al.)."""
     tasks = len(matrix)
     if not len(curve) or tasks < 2:
         return None
-    lows = [
-        min(np.min(curve[task > i, i], initial=np.inf), matrix[i + 1 :, i].min())
+    lowest = [
+        min(np.min(curve[curve_task > i, i], initial=np.inf), matrix[i + 1 :, i].min())
         for i in range(tasks - 1)
     ]
-    return float(np.mean(lows))
+    return float(np.mean(lowest))
 
 
-def worst_case(matrix: Floats, curve: Floats, task: Ints) -> float | None:
-    """1/T · accuracy of the last task + (1 − 1/T) · `minimum`."""
-    low = minimum(matrix, curve, task)
-    if low is None:
+def worst_case_accuracy(matrix: Floats, curve: Floats, curve_task: Ints) -> float | None:
+    """1/T · accuracy of the last task + (1 − 1/T) · `min_accuracy`, with T tasks."""
+    lowest = min_accuracy(matrix, curve, curve_task)
+    if lowest is None:
         return None
-    share = 1 / len(matrix)
-    return float(share * matrix[-1, -1] + (1 - share) * low)
+    weight = 1 / len(matrix)
+    return float(weight * matrix[-1, -1] + (1 - weight) * lowest)
 
 
-def summarize(matrix: Floats, untrained: Floats, curve: Floats, task: Ints) -> Scores:
-    """All scores of one run under one normalisation."""
+def summarize(matrix: Floats, untrained: Floats, curve: Floats, curve_task: Ints) -> Scores:
+    """Compute all scores of a run, by name.
+
+    Parameters
+    ----------
+    matrix
+        Accuracy on each task after each task.
+    untrained
+        Accuracy of the untrained network on each task.
+    curve
+        Accuracy on each task at each any-time evaluation.
+    curve_task
+        The current task at each any-time evaluation.
+    """
     return {
-        "acc": acc(matrix),
+        "acc": final_accuracy(matrix),
         "fm": forgetting(matrix),
-        "fm_paper": forgetting_as_written(matrix, curve),
-        "acc_auc": area(curve),
-        "acc_auc_last": area_of_last_task(curve, task, len(matrix)),
-        "min_acc": minimum(matrix, curve, task),
-        "wc_acc": worst_case(matrix, curve, task),
+        "fm_paper": forgetting_paper(matrix, curve),
+        "acc_auc": accuracy_area(curve),
+        "acc_auc_last": last_task_area(curve, curve_task, len(matrix)),
+        "min_acc": min_accuracy(matrix, curve, curve_task),
+        "wc_acc": worst_case_accuracy(matrix, curve, curve_task),
         "bwt": backward_transfer(matrix),
         "fwt": forward_transfer(matrix, untrained),
     }
 
 
 def interval(values: list[float], level: float = 0.95) -> tuple[float, float | None]:
-    """Mean and half-width of Student's t interval; no width from a single value.
+    """Return the mean and the half-width of its confidence interval, by Student's t distribution.
+
+    The half-width of a single value is None.
 
     >>> mean, half = interval([1.0, 2.0, 3.0])
     >>> round(mean, 3), round(half, 3)
@@ -113,12 +136,12 @@ def interval(values: list[float], level: float = 0.95) -> tuple[float, float | N
     n = len(values)
     if n < 2:
         return float(np.mean(values)), None
-    spread = float(np.std(values, ddof=1)) / math.sqrt(n)
-    return float(np.mean(values)), student_t(n - 1, level) * spread
+    standard_error = float(np.std(values, ddof=1)) / math.sqrt(n)
+    return float(np.mean(values)), student_t(n - 1, level) * standard_error
 
 
 def student_t(degrees: int, level: float = 0.95) -> float:
-    """The two-sided quantile of Student's t.
+    """Return the two-sided quantile of Student's t distribution.
 
     >>> round(student_t(4), 4)
     2.7764

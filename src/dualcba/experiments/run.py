@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualcba.data import Dataset, Task, batches, blurry, cycled, disjoint, labelled
-from dualcba.data.prefetch import read_ahead, resident
+from dualcba.data.prefetch import fits_on_device, prefetch_batches
 from dualcba.engine import resolve_device
 from dualcba.evaluation import ANYTIME, RECORDERS, Evaluator
 from dualcba.experiments.settings import learning_rate, parse_setting
@@ -126,10 +126,10 @@ class Run:
     def _arrivals(self, train_y: Tensor, device: torch.device) -> Callable[[Indices], Arrivals]:
         """A function from rows to the batches that arrive, on the device."""
         train_x, engine = self.data.train_x, self.learner.engine
-        if not resident(self.data, device):
+        if not fits_on_device(self.data, device):
             return lambda rows: (
                 (engine.receive(x), engine.receive(y))
-                for x, y in read_ahead(train_x, train_y, rows)
+                for x, y in prefetch_batches(train_x, train_y, rows)
             )
         train_x, train_y = train_x.to(device), train_y.to(device)
         engine.hold([train_x, train_y])

@@ -1,4 +1,4 @@
-"""The official CIFAR layouts, in small; files that are missing, damaged or hostile."""
+"""The official CIFAR layouts with few images; missing, damaged and malicious files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PER_FILE = 20
 
 
 def content(labels: str, classes: int, seed: int, n: int = PER_FILE) -> dict[bytes, Any]:
-    """As in the archives: byte keys, rows of 3072 bytes, channel after channel, row by row."""
+    """The content of a file: byte keys, and images as rows of 3072 bytes, channel by channel."""
     rng = np.random.default_rng(seed)
     return {
         b"batch_label": b"a batch",
@@ -198,7 +198,7 @@ def test_no_dictionary(value: Any, tmp_path: Path) -> None:
 
 
 class Touch:
-    """Its pickle calls something when it is loaded."""
+    """Calls a function when it is unpickled."""
 
     def __init__(self, function: Any, *args: Any) -> None:
         self.call = function, args

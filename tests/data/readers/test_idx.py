@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST in their real layout, sound and damaged."""
+"""MNIST and Fashion-MNIST in the published layout, intact and damaged."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from numpy.typing import NDArray
 
 from dualcba.data import from_npz, load_dataset
+from dualcba.data.readers.holdout import hold_out
 from dualcba.data.readers.npz import channels_first
 
 RNG = np.random.default_rng(0)
@@ -110,7 +111,7 @@ def test_the_bytes_may_be_in_the_other_order(path: Path) -> None:
 
 
 class Evil:
-    """Leaves a file behind if it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -134,7 +135,7 @@ def test_a_member_that_is_no_array_is_refused(path: Path) -> None:
     with zipfile.ZipFile(path, "w") as out:
         out.writestr("x", b"not an array")
         out.writestr("y", b"")
-    with pytest.raises(ValueError, match=r"own\.npz: x is no array of numbers"):
+    with pytest.raises(ValueError, match=r"own\.npz: x is not an array of numbers"):
         load_dataset(path)
 
 
@@ -142,15 +143,15 @@ def test_a_member_that_is_no_array_is_refused(path: Path) -> None:
     ("arrays", "line"),
     [
         ({"x": X}, "holds x, expected train_x"),
-        ({}, "holds nothing, expected train_x"),
+        ({}, "holds no arrays, expected train_x"),
         ({"x": X, "y": Y[:-1]}, "expected one label per sample"),
         ({"x": X, "y": Y[:, None]}, "expected one label per sample"),
         ({"x": X, "y": Y / 2}, "labels are float64, expected whole numbers"),
-        ({"x": X, "y": Y.astype(str)}, "y is no array of numbers"),
-        ({"x": np.float32(3), "y": Y}, "x is no array of numbers"),
+        ({"x": X, "y": Y.astype(str)}, "y is not an array of numbers"),
+        ({"x": np.float32(3), "y": Y}, "x is not an array of numbers"),
         ({"x": X, "y": Y - 1}, "expected a label"),
-        ({"x": X[:4], "y": [0, 0, 0, 1]}, "class 1 has one sample, expected two"),
-        ({"x": X[:0], "y": Y[:0]}, "there is no sample, expected some"),
+        ({"x": X[:4], "y": [0, 0, 0, 1]}, "class 1 has one sample, expected at least two"),
+        ({"x": X[:0], "y": Y[:0]}, "number of samples is 0, expected at least 2 per class"),
         ({"train_x": X, "train_y": Y, "test_x": X[:, :1], "test_y": Y}, "sample of test x"),
         ({"x": np.full((30, 2), np.nan), "y": Y}, "NaN"),
         ({"x": X, "y": Y + 10**9}, "highest label is 1000000002, expected classes counted from 0"),
@@ -198,8 +199,6 @@ def test_a_damaged_npz(path: Path) -> None:
     seed=st.integers(0, 9),
 )
 def test_hold_out_is_a_stratified_partition(labels: list[int], fraction: float, seed: int) -> None:
-    from dualcba.data.readers.folder import hold_out
-
     y: NDArray[np.int64] = np.array(labels)
     train, test = hold_out(y, fraction, seed)
     assert sorted([*train, *test]) == list(range(len(y)))

@@ -1,10 +1,9 @@
-"""Tiny-ImageNet in its real layout, small, sound and damaged."""
+"""Tiny-ImageNet in the official layout, with few images, intact and damaged."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,14 @@ from PIL import Image
 
 from dualcba.data import load_dataset
 from dualcba.data.download.fetch import check
-from dualcba.data.download.published import FACTS, Facts
+from dualcba.data.download.published import EXPECTED_CONTENTS, ExpectedContents
 
 WNIDS = ["n02124075", "n01443537", "n04067472"]  # not sorted, as in the archive
 TRAIN, VAL = 5, 2
 
 
 def image(value: int, *, grey: bool = False) -> Image.Image:
-    """One colour: its JPEG is exact up to a level or two."""
+    """An image of one colour, which JPEG changes by at most two levels."""
     colour = Image.new("RGB", (64, 64), (value, 255 - value, 40))
     return colour.convert("L") if grey else colour
 
@@ -60,20 +59,6 @@ def folder(root: Path) -> Path:
     return root / "tiny-imagenet-200"
 
 
-@pytest.fixture
-def decodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by the number of images whenever some are decoded."""
-    module = sys.modules["dualcba.data.readers.decoding"]
-    original, decoded = module._decode, list[int]()
-
-    def decode(paths: Any, shape: Any) -> Any:
-        decoded.append(len(paths))
-        return original(paths, shape)
-
-    monkeypatch.setattr(module, "_decode", decode)
-    return decoded
-
-
 def load(root: Path) -> Any:
     return load_dataset("tiny-imagenet", root)
 
@@ -103,10 +88,10 @@ def test_the_protocols_numbers(root: Path) -> None:
     assert (data.pad, data.flip, data.name, data.num_classes) == (4, True, "tiny-imagenet", 3)
 
 
-def test_decoded_once_into_a_cache(root: Path, decodes: list[int]) -> None:
+def test_decoded_once_into_a_cache(root: Path, count_decodes: list[int]) -> None:
     first = load(root)
     second = load(root)
-    assert sum(decodes) == 21
+    assert sum(count_decodes) == 21
     assert torch.equal(first.train_x, second.train_x)
     cache = root / "tiny-imagenet-200-cache"
     about = json.loads((cache / "cache.json").read_text())
@@ -137,7 +122,9 @@ def test_the_cache_is_mapped_not_read(root: Path, recwarn: pytest.WarningsRecord
     assert not recwarn.list
 
 
-def test_other_classes_make_another_cache(root: Path, folder: Path, decodes: list[int]) -> None:
+def test_other_classes_make_another_cache(
+    root: Path, folder: Path, count_decodes: list[int]
+) -> None:
     load(root)
     gone, *kept = sorted(WNIDS)
     (folder / "wnids.txt").write_text("\n".join(kept))
@@ -145,7 +132,7 @@ def test_other_classes_make_another_cache(root: Path, folder: Path, decodes: lis
     left = [line for line in lines if gone not in line]
     (folder / "val" / "val_annotations.txt").write_text("\n".join(left))
     assert load(root).num_classes == 2
-    assert sum(decodes) == 21 + 14
+    assert sum(count_decodes) == 21 + 14
 
 
 def test_a_damaged_cache_is_made_anew(root: Path) -> None:
@@ -158,8 +145,9 @@ def test_a_damaged_cache_is_made_anew(root: Path) -> None:
 def test_check(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="number of training samples of tiny-imagenet is 15"):
         check("tiny-imagenet", root)
-    monkeypatch.setitem(FACTS, "tiny-imagenet", Facts(15, 6, (3, 64, 64), 3, balanced=True))
-    assert check("tiny-imagenet", root).per_class == (5, 5)
+    contents = ExpectedContents(15, 6, (3, 64, 64), 3, balanced=True)
+    monkeypatch.setitem(EXPECTED_CONTENTS, "tiny-imagenet", contents)
+    assert check("tiny-imagenet", root).train_per_class == (5, 5)
 
 
 # ── Damage ────────────────────────────────────────────────────────────────────────────────────
@@ -245,8 +233,8 @@ def uneven_test(folder: Path) -> None:
         (double_wnid, ValueError, "wnids.txt holds 2 names, expected one per class, each once"),
         (outside_wnid, ValueError, "wnids.txt holds 1 names"),
         (no_class_folder, FileNotFoundError, f"train/{WNIDS[0]}/images is missing"),
-        (no_images, ValueError, "train has 0 images of class n01443537, expected some"),
-        (one_image_fewer, ValueError, f"train has 4 images of class {WNIDS[0]}, expected 5"),
+        (no_images, ValueError, "train has 0 images of class n01443537, expected at least 1"),
+        (one_image_fewer, ValueError, f"train has 4 images of class {WNIDS[0]}, expected 5 as"),
         (not_an_image, ValueError, f"{WNIDS[0]}_3.JPEG cannot be read as an image"),
         (cut_image, ValueError, "val_3.JPEG cannot be read as an image"),
         (no_annotations, FileNotFoundError, "val/val_annotations.txt is missing"),
@@ -254,7 +242,7 @@ def uneven_test(folder: Path) -> None:
         (strange_line, ValueError, "val_annotations.txt, line 7 is 'val_9.JPEG'"),
         (strange_class, ValueError, "val_annotations.txt, line 7 is .*n99999999"),
         (outside_image, ValueError, "val_annotations.txt, line 7 is "),
-        (uneven_test, ValueError, "val_annotations.txt has 2 images of class .* expected 3"),
+        (uneven_test, ValueError, "val_annotations.txt has 2 images of class .* expected 3 as"),
     ],
 )
 def test_damage_is_named(

@@ -112,7 +112,7 @@ def test_progress(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 class Endless(IterableDataset[Any]):
-    """A length, and no index."""
+    """Has a length but no index."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(pairs(COLOUR))

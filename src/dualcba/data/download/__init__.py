@@ -1,1 +1,1 @@
-"""Download published datasets, verify and unpack them."""
+"""Download, verify and unpack published datasets."""

@@ -1,12 +1,13 @@
-"""Fetch published datasets from their official addresses: download, verify, unpack, check."""
+"""Download published datasets and check that datasets are complete."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from rich.console import Console
+import numpy as np
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -15,101 +16,123 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from torch import Tensor
 
-from dualcba.data.disk import locked, visible
+from dualcba.data.disk import file_lock
 from dualcba.data.download.archives import unpack
-from dualcba.data.download.published import FACTS, SOURCES, Source
-from dualcba.data.download.remote_file import Tell, download, verified
+from dualcba.data.download.published import (
+    EXPECTED_CONTENTS,
+    PUBLISHED_DATASETS,
+    ExpectedContents,
+    PublishedDataset,
+)
+from dualcba.data.download.remote_file import download, has_md5
+from dualcba.data.progress import add_bar, progress_bars, progress_enabled
 from dualcba.errors import expected, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def fetch(
     name: str, root: str | Path, *, show: bool | None = None, tries: int = 5, timeout: float = 30.0
 ) -> Path:
-    """Download and unpack a dataset into `root`, unless it is there; returns its folder.
+    """Download and unpack a dataset into `root`, unless it is already there; return its folder.
 
-    Safe to call from several processes at once: one fetches, the others wait and find it done.
+    Several processes may call this at once: one downloads, the others wait for it.
 
     Parameters
     ----------
     name
-        One of `SOURCES`.
+        A key of `PUBLISHED_DATASETS`.
+    root
+        The folder to which the dataset's own folder is added.
     show
-        Whether to show a progress bar; by default where stderr is a terminal.
+        Whether to show a progress bar; by default if stderr is a terminal.
     tries
-        How many failures in a row, without a new byte, end it.
+        Number of failures in a row, without any new data, after which a URL is given up.
     timeout
-        Seconds to wait for an answer, and for each next piece of it.
+        Seconds to wait for a response, and for each part of it.
     """
-    if name not in SOURCES:
-        raise ValueError(unknown("dataset to fetch", name, SOURCES))
-    source, root = SOURCES[name], Path(root)
-    folder = root / source.folder
-    if _present(source, folder):
+    if name not in PUBLISHED_DATASETS:
+        raise ValueError(unknown("dataset to fetch", name, PUBLISHED_DATASETS))
+    dataset, root = PUBLISHED_DATASETS[name], Path(root)
+    folder = root / dataset.folder
+    if _is_complete(dataset, folder):
         return folder
     root.mkdir(parents=True, exist_ok=True)
-    with locked(root / f".{name}.lock", show), _bars(show) as bars:
-        if not _present(source, folder):
-            _bring(source, folder, bars, tries, timeout)
+    with file_lock(root / f".{name}.lock", show), _download_bars(show) as bars:
+        if not _is_complete(dataset, folder):
+            _download_all(dataset, folder, bars, tries, timeout)
     return folder
 
 
-def _present(source: Source, folder: Path) -> bool:
-    if not source.holds:
-        return all(verified(folder / file.name, file.md5) for file in source.files)
-    missing = [name for name in source.holds if not (folder / name).exists()]
+def _is_complete(dataset: PublishedDataset, folder: Path) -> bool:
+    if not dataset.unpacked:
+        return all(has_md5(folder / file.name, file.md5) for file in dataset.files)
+    missing = [path for path in dataset.unpacked if not (folder / path).exists()]
     if folder.exists() and missing:
-        raise ValueError(f"{folder} lacks {missing[0]}; move it away and fetch again")
+        raise ValueError(f"{folder} lacks {missing[0]}; move the folder away and fetch again")
     return not missing
 
 
-def _bring(source: Source, folder: Path, bars: Progress, tries: int, timeout: float) -> None:
-    place = folder.parent if source.holds else folder
-    place.mkdir(parents=True, exist_ok=True)
-    for file in source.files:
-        tell = _bar(bars, file.name)
-        archive = download(file, place / file.name, tries=tries, timeout=timeout, tell=tell)
-        if source.holds:
-            unpack(archive, folder, _bar(bars, f"unpack {source.folder}"))
+def _download_all(
+    dataset: PublishedDataset, folder: Path, bars: Progress, tries: int, timeout: float
+) -> None:
+    download_folder = folder.parent if dataset.unpacked else folder
+    download_folder.mkdir(parents=True, exist_ok=True)
+    for file in dataset.files:
+        path = download(
+            file,
+            download_folder / file.name,
+            tries=tries,
+            timeout=timeout,
+            on_progress=add_bar(bars, file.name),
+        )
+        if dataset.unpacked:
+            unpack(path, folder, add_bar(bars, f"unpack {dataset.folder}"))
 
 
-def _bars(show: bool | None) -> Progress:
+def _download_bars(show: bool | None) -> Progress:
     columns = (TextColumn("{task.description:<28}"), BarColumn(), DownloadColumn(),
                TransferSpeedColumn(), TimeRemainingColumn())  # fmt: skip
-    return Progress(*columns, console=Console(stderr=True), disable=not visible(show))
-
-
-def _bar(bars: Progress, title: str) -> Tell:
-    task = bars.add_task(title, total=None)
-    return lambda done, total: bars.update(task, completed=done, total=total)
+    return progress_bars(*columns, enabled=progress_enabled(show))
 
 
 @dataclass(frozen=True)
-class Report:
-    """What `check` found: `per_class` are the fewest and most training samples of a class."""
+class DatasetSummary:
+    """The sizes of a dataset that passed `check`."""
 
     name: str
-    train: int
-    test: int
-    shape: tuple[int, ...]
-    classes: int
-    per_class: tuple[int, int]
-    published: bool
+    num_train: int
+    num_test: int
+    input_shape: tuple[int, ...]
+    num_classes: int
+    train_per_class: tuple[int, int]
+    """The lowest and the highest number of training samples of a class."""
+    as_published: bool
+    """Whether the sizes were compared with those of the published dataset."""
 
     def __str__(self) -> str:
-        low, high = self.per_class
-        each = f"{low}" if low == high else f"{low} to {high}"
-        shape = "×".join(map(str, self.shape))
+        low, high = self.train_per_class
+        per_class = f"{low}" if low == high else f"{low} to {high}"
+        shape = "×".join(map(str, self.input_shape))
         return (
-            f"{self.name}: {self.train} training and {self.test} test samples of {shape}, "
-            f"{self.classes} classes with {each} training samples each"
-            + (", as published" if self.published else "")
+            f"{self.name}: {self.num_train} training and {self.num_test} test samples of {shape}, "
+            f"{self.num_classes} classes with {per_class} training samples each"
+            + (", as published" if self.as_published else "")
         )
 
 
-def check(name: str, root: str | Path | None = None, *, show: bool | None = None) -> Report:
-    """Read a dataset, by name or a user's own, and compare it with what is known of it.
+def check(name: str, root: str | Path | None = None, *, show: bool | None = None) -> DatasetSummary:
+    """Load a dataset and check that it is complete.
+
+    Every class must have training and test samples. The sizes of a published dataset must be those
+    in `EXPECTED_CONTENTS`.
+
+    Parameters
+    ----------
+    name, root, show
+        As for `load_dataset`.
 
     >>> print(check("digits"))
     digits: 1442 training and 355 test samples of 1×8×8, 10 classes with 140 to 147 training
@@ -118,23 +141,41 @@ def check(name: str, root: str | Path | None = None, *, show: bool | None = None
     from dualcba.data import load_dataset
 
     data = load_dataset(name, root, show=show)
-    train, test = (_counts(y, data.num_classes) for y in (data.train_y, data.test_y))
+    train, test = (_class_counts(y, data.num_classes) for y in (data.train_y, data.test_y))
     for part, counts in (("training", train), ("test", test)):
         if min(counts) == 0:
             raise ValueError(f"class {counts.index(0)} of {data.name} has no {part} sample")
-    sizes = (len(data.train_x), len(data.test_x), data.input_shape, data.num_classes)
-    if facts := FACTS.get(name):
-        wanted = (facts.train, facts.test, facts.shape, facts.classes)
-        titles = ("number of training samples", "number of test samples", "shape of a sample",
-                  "number of classes")  # fmt: skip
-        for title, value, known in zip(titles, sizes, wanted, strict=True):
-            if value != known:
-                raise ValueError(expected(f"{title} of {name}", value, str(known)))
-        if facts.balanced and len({*train}) + len({*test}) > 2:
-            raise ValueError(f"the classes of {name} differ in size, expected as many of each")
-    return Report(data.name, *sizes, (min(train), max(train)), facts is not None)
+    wanted = EXPECTED_CONTENTS.get(name)
+    summary = DatasetSummary(
+        data.name, len(data.train_x), len(data.test_x), data.input_shape, data.num_classes,
+        (min(train), max(train)), as_published=wanted is not None,
+    )  # fmt: skip
+    if wanted is not None:
+        _compare(name, summary, wanted, train, test)
+    return summary
 
 
-def _counts(y: Tensor, classes: int) -> list[int]:
-    counts: list[int] = torch.bincount(y, minlength=classes).tolist()
+def _compare(
+    name: str,
+    summary: DatasetSummary,
+    wanted: ExpectedContents,
+    train: Sequence[int],
+    test: Sequence[int],
+) -> None:
+    """Raise a `ValueError` if a dataset is not as published; `train`, `test`: class counts."""
+    sizes = (
+        ("number of training samples", summary.num_train, wanted.num_train),
+        ("number of test samples", summary.num_test, wanted.num_test),
+        ("shape of a sample", summary.input_shape, wanted.input_shape),
+        ("number of classes", summary.num_classes, wanted.num_classes),
+    )
+    for title, found, published in sizes:
+        if found != published:
+            raise ValueError(expected(f"{title} of {name}", found, str(published)))
+    if wanted.balanced and len({*train}) + len({*test}) > 2:
+        raise ValueError(f"the classes of {name} differ in size, expected equal sizes")
+
+
+def _class_counts(y: Tensor, num_classes: int) -> list[int]:
+    counts: list[int] = np.bincount(y.numpy(), minlength=num_classes).tolist()
     return counts

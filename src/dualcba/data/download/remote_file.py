@@ -1,4 +1,4 @@
-"""One file from the network: tried again, taken up where it broke off, verified by its md5."""
+"""Download one file: retry after errors, resume a partial download, verify the md5 checksum."""
 
 from __future__ import annotations
 
@@ -6,142 +6,166 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from dualcba.data.disk import space_for
-from dualcba.data.download.published import Remote
+from dualcba.data.disk import explain_full_disk
+from dualcba.data.download.published import RemoteFile
+from dualcba.data.progress import ProgressCallback, ignore_progress
 
-CHUNK = 1 << 20
-WAIT = 1.0  # seconds before the first new try; doubles with each failure in a row
-LONGEST_WAIT = 30.0
-TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
-
-Tell = Callable[[int, int | None], object]
-"""Told how much of how much is done."""
+CHUNK = 1 << 20  # bytes read at a time
+WAIT = 1.0  # seconds; doubled after each failure in a row
+MAX_WAIT = 30.0
+RETRY_STATUS = {408, 425, 429, 500, 502, 503, 504}
 
 
-class _TryAgainError(Exception):
-    """Worth another try."""
+class _RetryableError(Exception):
+    """A download error after which the same URL may work."""
 
 
-class _RefusedError(Exception):
-    """Not worth another try at this address."""
+class _PermanentError(Exception):
+    """A download error after which the same URL is given up."""
 
 
-def digest(path: Path) -> str:
-    """The md5 of a file's content."""
+def md5_of(path: Path) -> str:
+    """Return the md5 checksum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def verified(path: Path, md5: str) -> bool:
-    """Whether the file is there with this content."""
-    return path.is_file() and digest(path) == md5
+def has_md5(path: Path, md5: str) -> bool:
+    """Return whether the file exists and has this md5 checksum."""
+    return path.is_file() and md5_of(path) == md5
 
 
 def download(
-    remote: Remote,
+    remote: RemoteFile,
     target: Path,
     *,
     tries: int = 5,
     timeout: float = 30.0,
-    tell: Tell = lambda done, total: None,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> Path:
-    """Bring one file to `target`; what is there and right is kept, what is there in part goes on.
+    """Download a file to `target` and return `target`.
 
-    The bytes arrive in `target` with `.part` at its end, and the name is given when the md5 is
-    right, so a file of the name `target` is always whole.
+    A file with the right checksum is not downloaded again. The data are written to `target` with
+    the suffix `.part`, which is renamed once the checksum is right: a file named `target` is always
+    complete. A `.part` file from an earlier call is resumed.
+
+    Parameters
+    ----------
+    remote
+        The file, its checksum and its URLs, which are tried in order.
+    target
+        The path to write.
+    tries
+        Number of failures in a row, without any new data, after which a URL is given up.
+    timeout
+        Seconds to wait for a response, and for each part of it.
+    on_progress
+        Called with the number of bytes downloaded and the total.
     """
-    if verified(target, remote.md5):
+    if has_md5(target, remote.md5):
         return target
     part = target.with_name(target.name + ".part")
     problems = []
-    for address in remote.addresses:
+    for url in remote.urls:
         try:
-            if not verified(part, remote.md5):
-                _persist(address, part, remote.md5, tries, timeout, tell)
+            if not has_md5(part, remote.md5):
+                _download_with_retries(url, part, remote.md5, tries, timeout, on_progress)
             os.replace(part, target)
             return target
-        except _RefusedError as problem:
+        except _PermanentError as problem:
             problems.append(str(problem))
-    raise OSError(f"cannot fetch {target.name}: {'; '.join(problems)}")
+    raise OSError(f"cannot download {target.name}: {'; '.join(problems)}")
 
 
-def _persist(address: str, part: Path, md5: str, tries: int, timeout: float, tell: Tell) -> None:
-    """Pull until the part is whole; failures count until a new byte arrives."""
-    failures, most = 0, _size(part)
+def _download_with_retries(
+    url: str, part: Path, md5: str, tries: int, timeout: float, on_progress: ProgressCallback
+) -> None:
+    """Request the file until it is complete; new data reset the count of failures."""
+    failures, largest = 0, _size(part)
     while True:
         try:
-            return _pull(address, part, md5, timeout, tell)
-        except _TryAgainError as problem:
-            failures = 0 if _size(part) > most else failures + 1
-            most = max(most, _size(part))
+            return _download_once(url, part, md5, timeout, on_progress)
+        except _RetryableError as problem:
+            failures = 0 if _size(part) > largest else failures + 1
+            largest = max(largest, _size(part))
             if failures >= tries:
-                raise _RefusedError(f"{problem} (tried {tries} times)") from problem
-            time.sleep(min(WAIT * 2**failures, LONGEST_WAIT))
+                raise _PermanentError(f"{problem} (tried {tries} times)") from problem
+            time.sleep(min(WAIT * 2**failures, MAX_WAIT))
 
 
-def _pull(address: str, part: Path, md5: str, timeout: float, tell: Tell) -> None:
-    """One request, for what is missing; checks the whole when the answer ends."""
-    with _open(address, part, timeout) as response:
-        start = _start(response, _size(part))
+def _download_once(
+    url: str, part: Path, md5: str, timeout: float, on_progress: ProgressCallback
+) -> None:
+    """Request the missing bytes, append them to `part`, and verify the checksum."""
+    with _open(url, part, timeout) as response:
+        start = _first_byte(response, _size(part))
         total = None if response.length is None else start + response.length
-        _check_room(part, (total or start) - _size(part))
+        _check_free_space(part, (total or start) - _size(part))
         done = start
-        with space_for(part), part.open("ab" if start else "wb") as file:
-            for block in _blocks(response, address):
+        with explain_full_disk(part), part.open("ab" if start else "wb") as file:
+            for block in _blocks(response, url):
                 file.write(block)
                 done += len(block)
-                tell(done, total)
+                on_progress(done, total)
             file.flush()
             os.fsync(file.fileno())
     if total is not None and done < total:
-        raise _TryAgainError(f"{address} ended after {done} of {total} bytes")
-    if (got := digest(part)) != md5:
-        part.unlink()
-        problem = f"the file from {address} has the md5 {got}, expected {md5}"
-        raise _TryAgainError(problem) if start else _RefusedError(problem)
+        raise _RetryableError(f"{url} ended after {done} of {total} bytes")
+    _check_md5(url, part, md5, resumed=start > 0)
 
 
-def _open(address: str, part: Path, timeout: float) -> HTTPResponse:
+def _check_md5(url: str, part: Path, md5: str, *, resumed: bool) -> None:
+    """Delete a file with a wrong checksum and raise; only a resumed download is worth a retry."""
+    found = md5_of(part)
+    if found == md5:
+        return
+    part.unlink()
+    problem = f"the file from {url} has the md5 {found}, expected {md5}"
+    raise _RetryableError(problem) if resumed else _PermanentError(problem)
+
+
+def _open(url: str, part: Path, timeout: float) -> HTTPResponse:
     start = _size(part)
     headers = {"User-Agent": "dualcba"} | ({"Range": f"bytes={start}-"} if start else {})
     try:
-        response: HTTPResponse = urlopen(Request(address, headers=headers), timeout=timeout)
+        response: HTTPResponse = urlopen(Request(url, headers=headers), timeout=timeout)
         return response
     except HTTPError as error:
-        problem = f"{address} answered {error.code} {error.reason}, expected the file"
-        if error.code == 416:  # nothing after what we have, and what we have is not right
+        problem = f"{url} answered {error.code} {error.reason}, expected the file"
+        if error.code == 416:  # range not satisfiable: `part` is at least as long as the file
             part.unlink(missing_ok=True)
-            raise _TryAgainError(problem) from None
-        raise (_TryAgainError if error.code in TRY_AGAIN else _RefusedError)(problem) from None
+            raise _RetryableError(problem) from None
+        kind = _RetryableError if error.code in RETRY_STATUS else _PermanentError
+        raise kind(problem) from None
     except (OSError, HTTPException) as error:
-        raise _TryAgainError(f"{address} cannot be reached: {error}") from None
+        raise _RetryableError(f"{url} cannot be reached: {error}") from None
 
 
-def _start(response: HTTPResponse, size: int) -> int:
-    """Where the answer's first byte belongs; 0 from a server that does not know ranges."""
+def _first_byte(response: HTTPResponse, size: int) -> int:
+    """Return the position of the response's first byte; 0 if the server ignored the range."""
     if response.status != 206:
         return 0
     given = response.headers.get("Content-Range", "")
     if not given.startswith(f"bytes {size}-"):
-        raise _RefusedError(
+        raise _PermanentError(
             f"{response.url} sent the range {given!r}, expected one from byte {size}"
         )
     return size
 
 
-def _blocks(response: HTTPResponse, address: str) -> Iterator[bytes]:
-    """What arrives, as it arrives; network trouble, and only that, becomes `_TryAgainError`."""
+def _blocks(response: HTTPResponse, url: str) -> Iterator[bytes]:
+    """Yield the response in blocks; network errors become `_RetryableError`."""
     while True:
         try:
             block = response.read1(CHUNK)
         except (OSError, HTTPException) as error:
-            raise _TryAgainError(f"{address} broke off: {error}") from None
+            raise _RetryableError(f"connection to {url} lost: {error}") from None
         if not block:
             return
         yield block
@@ -151,7 +175,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _check_room(part: Path, needed: int) -> None:
+def _check_free_space(part: Path, needed: int) -> None:
     free = shutil.disk_usage(part.parent).free
     if needed > free:
         raise OSError(f"no space left for {part}: {needed} bytes needed, {free} free")

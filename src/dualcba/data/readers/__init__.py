@@ -1,1 +1,1 @@
-"""Readers: one file per format or published dataset."""
+"""Dataset readers: one module per file format or published dataset."""

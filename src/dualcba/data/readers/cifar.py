@@ -15,7 +15,7 @@ from dualcba.data.dataset import Dataset, from_arrays
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615)
 CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 
-_ARRAYS = {
+_ALLOWED_GLOBALS = {
     ("numpy.core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "_reconstruct"),
     ("numpy", "ndarray"),
@@ -25,18 +25,18 @@ _ARRAYS = {
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Builds arrays and plain containers, and refuses to run anything else."""
+    """Unpickles arrays and built-in containers, and refuses everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ARRAYS:
+        if (module, name) not in _ALLOWED_GLOBALS:
             raise pickle.UnpicklingError(f"it calls {module}.{name}, expected only arrays")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
 def read_pickle(path: Path) -> dict[bytes, Any]:
-    """One file of the official archives, without running any code it may carry."""
+    """Read a file of the official archives without running any code that it may contain."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing, expected a file of the official archive there")
+        raise FileNotFoundError(f"{path} is missing, expected a file of the official archive")
     try:
         content = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
     except Exception as error:  # a damaged pickle may raise anything
@@ -46,14 +46,15 @@ def read_pickle(path: Path) -> dict[bytes, Any]:
     return content
 
 
-def _read(paths: Iterable[Path], labels: bytes) -> tuple[np.ndarray, np.ndarray]:
+def _read(paths: Iterable[Path], label_key: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Return the images (n, 3, 32, 32) and the labels (n,) of several files."""
     xs, ys = [], []
     for path in paths:
         content = read_pickle(path)
-        for key in (b"data", labels):
+        for key in (b"data", label_key):
             if key not in content:
                 raise ValueError(f"{path} has no entry {key.decode()!r}")
-        x, y = np.asarray(content[b"data"]), np.asarray(content[labels])
+        x, y = np.asarray(content[b"data"]), np.asarray(content[label_key])
         if x.ndim != 2 or x.shape[1] != 3072 or x.dtype != np.uint8 or y.shape != x.shape[:1]:
             raise ValueError(
                 f"{path} holds {x.dtype} data of shape {x.shape} and labels of shape {y.shape}, "
@@ -65,7 +66,7 @@ def _read(paths: Iterable[Path], labels: bytes) -> tuple[np.ndarray, np.ndarray]
 
 
 def cifar10(root: Path) -> Dataset:
-    """CIFAR-10 from `root/cifar-10-batches-py`."""
+    """Load CIFAR-10 from `root/cifar-10-batches-py`."""
     folder = root / "cifar-10-batches-py"
     train = _read([folder / f"data_batch_{k}" for k in range(1, 6)], b"labels")
     test = _read([folder / "test_batch"], b"labels")
@@ -76,7 +77,7 @@ def cifar10(root: Path) -> Dataset:
 
 
 def cifar100(root: Path) -> Dataset:
-    """CIFAR-100 (fine labels) from `root/cifar-100-python`."""
+    """Load CIFAR-100 with its fine labels from `root/cifar-100-python`."""
     folder = root / "cifar-100-python"
     train = _read([folder / "train"], b"fine_labels")
     test = _read([folder / "test"], b"fine_labels")

@@ -1,6 +1,8 @@
-"""scikit-learn's handwritten digits: 8×8 grey images that come with the package."""
+"""The handwritten digits of scikit-learn: 8×8 grey images that need no download."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 
@@ -9,8 +11,10 @@ from dualcba.data.dataset import Dataset, from_arrays
 TEST_EVERY = 5
 
 
-def digits() -> Dataset:
-    """1,797 digits in ten classes; of each class, every fifth image is for testing.
+def digits(root: Path | None = None) -> Dataset:
+    """Load 1,797 digits in ten classes; every fifth image of each class is a test image.
+
+    `root` is not used: scikit-learn contains the images.
 
     >>> data = digits()
     >>> len(data.train_x), len(data.test_x), data.input_shape
@@ -21,8 +25,8 @@ def digits() -> Dataset:
     raw = load_digits()
     x = np.rint(raw.images * (255 / 16)).astype(np.uint8)[:, None]
     y = raw.target.astype(np.int64)
-    rank = np.zeros(len(y), dtype=np.int64)  # the how-maniest of its class each image is
+    index_in_class = np.zeros(len(y), dtype=np.int64)
     for c in range(10):
-        rank[y == c] = np.arange(np.sum(y == c))
-    test = rank % TEST_EVERY == TEST_EVERY - 1
+        index_in_class[y == c] = np.arange(np.sum(y == c))
+    test = index_in_class % TEST_EVERY == TEST_EVERY - 1
     return from_arrays(x[~test], y[~test], x[test], y[test], num_classes=10, pad=1, name="digits")

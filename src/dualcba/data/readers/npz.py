@@ -11,16 +11,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualcba.data.dataset import Dataset, count_classes, from_arrays
-from dualcba.data.readers.folder import hold_out
+from dualcba.data.dataset import Dataset, IntArray, count_classes, from_arrays
+from dualcba.data.readers.holdout import hold_out
 
 Array = NDArray[Any]
-SPLIT = (("train_x", "train_y", "test_x", "test_y"), ("x_train", "y_train", "x_test", "y_test"))
-WHOLE = (("x", "y"), *(names[:2] for names in SPLIT))
+NAMES = (  # of the arrays in a file, in the order in which they are looked for
+    ("train_x", "train_y", "test_x", "test_y"),
+    ("x_train", "y_train", "x_test", "y_test"),
+    ("x", "y"),
+    ("train_x", "train_y"),
+    ("x_train", "y_train"),
+)
 
 
 def channels_first(x: Array) -> Array:
-    """Images (n, H, W, 1 or 3) → (n, channels, H, W); bytes (n, H, W) → (n, 1, H, W).
+    """Convert images to the layout (n, channels, H, W), as a contiguous array.
+
+    Arrays (n, H, W, 1 or 3) are transposed, unless axis 1 is of size 1 or 3; uint8 arrays (n, H, W)
+    get a channel axis; other arrays keep their shape.
 
     >>> channels_first(np.zeros((5, 8, 9, 3))).shape, channels_first(np.zeros((5, 3, 8, 3))).shape
     ((5, 3, 8, 9), (5, 3, 8, 3))
@@ -43,75 +51,81 @@ def from_npz(
     flip: bool = False,
     name: str | None = None,
 ) -> Dataset:
-    """A dataset from `train_x`, `train_y`, `test_x` and `test_y`, or `x` and `y`, of a file.
+    """Make a dataset from the arrays of an `.npz` file.
+
+    The arrays are `train_x`, `train_y`, `test_x` and `test_y`, or `x` and `y`; `x_train` and so on
+    are accepted too.
 
     Parameters
     ----------
     path
-        The file. Nothing in it is run; arrays of Python objects are refused.
+        The file. Arrays of Python objects are refused, so that loading runs no code.
     holdout, seed
-        Where there is no test set: the fraction of each class that becomes one, and its seed.
+        If there is no test set: the fraction of each class that becomes the test set, and the seed
+        of this split.
     mean, std, pad, flip
         As for `from_arrays`.
+    name
+        The name of the dataset; by default that of the file.
     """
     path = Path(path)
     train_x, train_y, *test = _read(path)
     if not test:
-        train, held = hold_out(_labels(train_y, path), holdout, seed)
-        test = [train_x[held], train_y[held]]
-        train_x, train_y = train_x[train], train_y[train]
+        train_rows, test_rows = hold_out(_int64_labels(train_y, path), holdout, seed)
+        test = [train_x[test_rows], train_y[test_rows]]
+        train_x, train_y = train_x[train_rows], train_y[train_rows]
     return from_arrays(
-        train_x, train_y, *test, num_classes=_classes(train_y, test[1]), mean=mean, std=std,
+        train_x, train_y, *test, num_classes=_num_classes(train_y, test[1]), mean=mean, std=std,
         pad=pad, flip=flip, name=name or path.stem,
     )  # fmt: skip
 
 
 def _read(path: Path) -> list[Array]:
-    """Samples and labels: for training and for testing, or for both together."""
+    """Return training samples and labels, followed by test samples and labels if there are any."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected an .npz file")
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is not an .npz file, expected one as numpy.savez writes it")
     try:
         with np.load(path, allow_pickle=False) as file:
-            names = _names(path, file.files)
-            arrays = [_array(path, name, file) for name in names]
+            names = _array_names(path, file.files)
+            arrays = [_read_array(path, name, file) for name in names]
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     arrays[::2] = [channels_first(x) for x in arrays[::2]]
-    for x, y, where in zip(arrays[::2], arrays[1::2], names[::2], strict=True):
+    for x, y, x_name in zip(arrays[::2], arrays[1::2], names[::2], strict=True):
         if y.ndim != 1 or len(x) != len(y):
-            raise ValueError(f"{path}: {where} has the shape {x.shape}, its labels {y.shape}, "
+            raise ValueError(f"{path}: {x_name} has the shape {x.shape}, its labels {y.shape}, "
                              "expected one label per sample")  # fmt: skip
     return arrays
 
 
-def _names(path: Path, found: list[str]) -> tuple[str, ...]:
-    for names in (*SPLIT, *WHOLE):
+def _array_names(path: Path, found: list[str]) -> tuple[str, ...]:
+    for names in NAMES:
         if all(name in found for name in names):
             return names
     wanted = "train_x, train_y, test_x, test_y, or x, y"
-    raise ValueError(f"{path} holds {', '.join(found) or 'nothing'}, expected {wanted}")
+    raise ValueError(f"{path} holds {', '.join(found) or 'no arrays'}, expected {wanted}")
 
 
-def _array(path: Path, name: str, file: Any) -> Array:
+def _read_array(path: Path, name: str, file: Any) -> Array:
     try:
         array = file[name]
-    except ValueError as error:  # a pickle inside, or a damaged header
+    except ValueError as error:  # Python objects, or a damaged header
         raise ValueError(f"{path}: {name} cannot be read, expected numbers: {error}") from error
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "buif" or array.ndim == 0:
-        raise ValueError(f"{path}: {name} is no array of numbers, expected one")
+        raise ValueError(f"{path}: {name} is not an array of numbers, expected one")
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _labels(y: Array, path: Path) -> NDArray[np.int64]:
+def _int64_labels(y: Array, path: Path) -> IntArray:
     if y.dtype.kind not in "ui":
         raise ValueError(f"{path}: the labels are {y.dtype}, expected whole numbers")
     return y.astype(np.int64)
 
 
-def _classes(*labels: Array) -> int | None:
-    """One more than the largest label of all; none where `from_arrays` will say what is wrong."""
+def _num_classes(*labels: Array) -> int | None:
+    """Return one more than the highest label; None for labels that `from_arrays` will refuse."""
     highest = [int(y.max()) for y in labels if y.size and y.dtype.kind in "ui"]
     samples = sum(len(y) for y in labels)
     return count_classes(max(highest), samples) if len(highest) == len(labels) else None

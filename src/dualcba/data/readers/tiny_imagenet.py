@@ -1,4 +1,4 @@
-"""Tiny-ImageNet in the layout of the official archive, decoded once into memory-mapped arrays."""
+"""Tiny-ImageNet in the layout of the official archive, decoded once into a cache."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ from pathlib import Path
 
 import numpy as np
 
-from dualcba.data.dataset import Dataset, from_arrays
-from dualcba.data.readers.decoding import Files, Rows, Shape, on_disk, open_cache
+from dualcba.data.dataset import Dataset, IntArray, from_arrays
+from dualcba.data.readers.cache import decode_to_cache, open_cache
+from dualcba.data.readers.decoding import ImageFiles
+from dualcba.data.readers.images import ImageShape
 
 MEAN, STD = (0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821)
-SHAPE: Shape = (3, 64, 64)
+SHAPE: ImageShape = (3, 64, 64)
 FOLDER = "tiny-imagenet-200"
 
 
 def tiny_imagenet(root: Path, *, show: bool | None = None) -> Dataset:
-    """Tiny-ImageNet from `root/tiny-imagenet-200`; its labelled `val` images are the test set.
+    """Load Tiny-ImageNet from `root/tiny-imagenet-200`; the `val` images are the test set.
 
-    The first call decodes all images into `root/tiny-imagenet-200-cache`, with a progress bar
-    where `show` says so; later calls need no more than that folder.
+    The first call decodes all images into `root/tiny-imagenet-200-cache`. Later calls only need
+    this cache. `show`: whether to show a progress bar; by default if stderr is a terminal.
     """
     folder = root / FOLDER
     cache = root / f"{FOLDER}-cache"
-    about: dict[str, object] = {"shape": list(SHAPE)}
+    metadata: dict[str, object] = {"shape": list(SHAPE)}
     if (folder / "wnids.txt").exists():
-        about["classes"] = read_wnids(folder)
-    arrays = open_cache(cache, about)
+        metadata["classes"] = read_wnids(folder)
+    arrays = open_cache(cache, metadata)
     if arrays is None:
         classes = read_wnids(folder)
-        parts = {"train": _train(folder, classes), "test": _val(folder, classes)}
-        arrays = on_disk(cache, about | {"classes": classes}, parts, SHAPE, show)
+        parts = {"train": _train_files(folder, classes), "test": _val_files(folder, classes)}
+        arrays = decode_to_cache(cache, metadata | {"classes": classes}, parts, SHAPE, show)
     return from_arrays(
         **arrays, num_classes=int(arrays["train_y"][-1]) + 1, mean=MEAN, std=STD,
         pad=4, flip=True, name="tiny-imagenet",
@@ -37,57 +39,61 @@ def tiny_imagenet(root: Path, *, show: bool | None = None) -> Dataset:
 
 
 def read_wnids(folder: Path) -> list[str]:
-    """The sorted WordNet names of the classes: class k is the k-th of them."""
+    """Return the sorted WordNet names of the classes; label k is the k-th of them."""
     path = folder / "wnids.txt"
-    names = sorted(_text(path).split())
+    names = sorted(_read_text(path).split())
     if not names or len({*names}) < len(names) or any(Path(n).name != n for n in names):
         raise ValueError(f"{path} holds {len(names)} names, expected one per class, each once")
     return names
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing, expected a file of the official archive there")
+        raise FileNotFoundError(f"{path} is missing, expected a file of the official archive")
     try:
         return path.read_text()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not a text file: {error}") from error
 
 
-def _train(folder: Path, classes: list[str]) -> Files:
-    found = []
+def _train_files(folder: Path, classes: list[str]) -> ImageFiles:
+    paths = []
     for name in classes:
         images = folder / "train" / name / "images"
         if not images.is_dir():
             raise FileNotFoundError(f"{images} is missing, expected the images of that class")
-        found.append(sorted(images.glob("*.JPEG")))
-    labels = np.repeat(np.arange(len(classes)), [len(paths) for paths in found])
+        paths.append(sorted(images.glob("*.JPEG")))
+    labels = np.repeat(np.arange(len(classes)), [len(p) for p in paths])
     _check_counts(labels, classes, folder / "train")
-    return Files([path for paths in found for path in paths], labels)
+    return ImageFiles([path for p in paths for path in p], labels)
 
 
-def _check_counts(labels: Rows, classes: list[str], where: Path) -> None:
-    """Every class has as many images; fewer somewhere is an archive unpacked in part."""
+def _val_files(folder: Path, classes: list[str]) -> ImageFiles:
+    annotations = folder / "val" / "val_annotations.txt"
+    label_of = {name: label for label, name in enumerate(classes)}
+    paths, labels = [], []
+    for number, line in enumerate(_read_text(annotations).splitlines(), 1):
+        name, wnid, *_ = [*line.split("\t"), "", ""]
+        if wnid not in label_of or Path(name).name != name:
+            raise ValueError(
+                f"{annotations}, line {number} is {line!r}, expected an image and its class"
+            )
+        paths.append(folder / "val" / "images" / name)
+        labels.append(label_of[wnid])
+    for image in paths:
+        if not image.is_file():
+            raise FileNotFoundError(
+                f"{image} is missing, expected an image that {annotations} names"
+            )
+    label_array = np.array(labels, np.int64)
+    _check_counts(label_array, classes, annotations)
+    return ImageFiles(paths, label_array)
+
+
+def _check_counts(labels: IntArray, classes: list[str], source: Path) -> None:
+    """Raise unless all classes have the same number of images: else the archive is incomplete."""
     counts = np.bincount(labels, minlength=len(classes)).tolist()
     for count, name in zip(counts, classes, strict=True):
         if count == 0 or count != max(counts):
-            wanted = f"{max(counts)} as of another class" if max(counts) else "some"
-            raise ValueError(f"{where} has {count} images of class {name}, expected {wanted}")
-
-
-def _val(folder: Path, classes: list[str]) -> Files:
-    path = folder / "val" / "val_annotations.txt"
-    index = {name: k for k, name in enumerate(classes)}
-    paths, labels = [], []
-    for number, line in enumerate(_text(path).splitlines(), 1):
-        name, wnid, *_ = [*line.split("\t"), "", ""]
-        if wnid not in index or Path(name).name != name:
-            raise ValueError(f"{path}, line {number} is {line!r}, expected an image and its class")
-        paths.append(folder / "val" / "images" / name)
-        labels.append(index[wnid])
-    for image in paths:
-        if not image.is_file():
-            raise FileNotFoundError(f"{image} is missing, expected an image that {path} names")
-    rows = np.array(labels, np.int64)
-    _check_counts(rows, classes, path)
-    return Files(paths, rows)
+            wanted = f"{max(counts)} as for other classes" if max(counts) else "at least 1"
+            raise ValueError(f"{source} has {count} images of class {name}, expected {wanted}")

@@ -1,0 +1,107 @@
+"""A cache folder of decoded images, memory-mapped when read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dualcba.data.disk import explain_full_disk, file_lock
+from dualcba.data.readers.decoding import DatasetArrays, ImageFiles, decode_blocks
+from dualcba.data.readers.images import ImageShape
+
+VERSION = 1
+METADATA = "cache.json"
+
+
+def decode_to_cache(
+    cache: Path,
+    metadata: Mapping[str, Any],
+    parts: Mapping[str, ImageFiles],
+    shape: ImageShape,
+    show: bool | None,
+) -> DatasetArrays:
+    """Return the decoded images, memory-mapped from the folder `cache`.
+
+    The images are decoded on the first call, and again if `metadata` differ from those stored in
+    the cache. Several processes may call this at once.
+
+    Parameters
+    ----------
+    cache
+        The folder, written if necessary.
+    metadata
+        What the cache depends on, as JSON values.
+    parts, shape, show
+        As for `decode_to_memory`.
+    """
+    if (arrays := open_cache(cache, metadata)) is not None:
+        return arrays
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with file_lock(cache.with_name(f".{cache.name}.lock"), show):
+        if (arrays := open_cache(cache, metadata)) is None:
+            _write_cache(cache, metadata, parts, shape, show)
+            arrays = open_cache(cache, metadata)
+    if arrays is None:
+        raise OSError(f"{cache} was written but cannot be read")
+    return arrays
+
+
+def open_cache(cache: Path, metadata: Mapping[str, Any]) -> DatasetArrays | None:
+    """Return the arrays of a cache; None if it is missing, damaged or has other metadata."""
+    try:
+        stored = json.loads((cache / METADATA).read_text())
+        if not isinstance(stored, dict) or stored.get("version") != VERSION:
+            return None
+        if any(stored.get(key) != value for key, value in metadata.items()):
+            return None
+        names = [f"{part}_{kind}" for part in stored["count"] for kind in "xy"]
+        # mode "c": torch requires writable memory, and writes do not reach the file
+        arrays = {n: np.load(cache / f"{n}.npy", "c", allow_pickle=False) for n in names}
+        counts = [stored["count"][name[:-2]] for name in names]
+    except (FileNotFoundError, NotADirectoryError, ValueError, EOFError, KeyError, TypeError):
+        return None
+    return arrays if [len(a) for a in arrays.values()] == counts else None
+
+
+def _write_cache(
+    cache: Path,
+    metadata: Mapping[str, Any],
+    parts: Mapping[str, ImageFiles],
+    shape: ImageShape,
+    show: bool | None,
+) -> None:
+    if cache.exists() and not (cache / METADATA).exists():
+        raise ValueError(f"{cache} exists but is not a cache, expected a cache or no such folder")
+    temporary = cache.with_name(f".{cache.name}.writing")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    count = {part: len(files.paths) for part, files in parts.items()}
+    text = json.dumps({"version": VERSION, "count": count, **metadata}, indent=1)
+    try:
+        with explain_full_disk(cache):
+            for part, files in parts.items():
+                _write_images(temporary / f"{part}_x.npy", files.paths, shape, show)
+                np.save(temporary / f"{part}_y.npy", files.labels)
+            (temporary / METADATA).write_text(text)
+        shutil.rmtree(cache, ignore_errors=True)
+        os.rename(temporary, cache)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_images(path: Path, images: Sequence[Path], shape: ImageShape, show: bool | None) -> None:
+    """Write decoded images to an `.npy` file.
+
+    Not by a memory map: a full disk would crash the process instead of raising an error.
+    """
+    header = {"descr": "|u1", "fortran_order": False, "shape": (len(images), *shape)}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for block in decode_blocks(images, shape, "decode to cache", show):
+            file.write(block.tobytes())
