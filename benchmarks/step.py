@@ -138,11 +138,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     data = synthetic()
     for engine in args.engines.split(","):
         for precision in args.precisions.split(","):
-            hardware = Hardware(args.device, engine, precision)
+            hardware = Hardware(device=args.device, engine=engine, precision=precision)
             for method in args.methods.split(","):
                 _one(method, hardware, data, args, out)
     print_rows(f"{args.network}, batch 32 + 32, memory 2000, 100 classes", out["rows"], COLUMNS)
-    hardware = Hardware(args.device)
+    hardware = Hardware(device=args.device)
     specs = [_spec(method, args) for method in args.methods.split(",")]
     if args.turns:
         out["turns"] = in_turns(specs, hardware, data, args.steps)

@@ -15,7 +15,7 @@ from benchmarks.learners import Ready, synthetic
 from dualcba.bench import Setup
 from dualcba.experiments import Hardware, Spec
 
-CPU = Hardware("cpu")
+CPU = Hardware(device="cpu")
 SPEC = Spec(dataset="cifar100", method="er-dual-cba", network="mlp", buffer=50, tasks=2)
 
 

@@ -46,7 +46,7 @@ def test_memory_mapped_data_give_the_same_run(tmp_path):
     assert fits_on_device(dataclasses.replace(mapped, memory_mapped=False), cpu)
     results = []
     for data in (digits, mapped):
-        run = Run(Spec(method="er-dual-cba", eval_every=40), data, Hardware("cpu"))
+        run = Run(Spec(method="er-dual-cba", eval_every=40), data, Hardware(device="cpu"))
         for _ in run.steps():
             pass
         results.append(run.result())

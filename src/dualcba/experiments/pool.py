@@ -72,7 +72,7 @@ def work(
 def how_many(jobs: int | None, runs: int, hardware: Hardware, *, abreast: int = 1) -> int:
     """Processes for some runs: as asked; else one on a GPU, and on a CPU one for each core.
 
-    >>> how_many(None, 1, Hardware("cpu")), how_many(3, 2, Hardware("cpu"))
+    >>> how_many(None, 1, Hardware(device="cpu")), how_many(3, 2, Hardware(device="cpu"))
     (1, 2)
     """
     cuda = resolve_device(hardware.device).type == "cuda"
