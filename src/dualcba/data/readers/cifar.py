@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,26 +9,10 @@ from typing import Any
 import numpy as np
 
 from dualcba.data.dataset import Dataset, from_arrays
+from dualcba.data.readers.array_pickle import load_arrays
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615)
 CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
-
-_ALLOWED_GLOBALS = {
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("_codecs", "encode"),
-}
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Unpickles arrays and built-in containers, and refuses everything else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED_GLOBALS:
-            raise pickle.UnpicklingError(f"it calls {module}.{name}, expected only arrays")
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
 def read_pickle(path: Path) -> dict[bytes, Any]:
@@ -38,7 +20,7 @@ def read_pickle(path: Path) -> dict[bytes, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected a file of the official archive")
     try:
-        content = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+        content = load_arrays(path.read_bytes())
     except Exception as error:  # a damaged pickle may raise anything
         raise ValueError(f"{path} cannot be read as a CIFAR file: {error}") from error
     if not isinstance(content, dict):
