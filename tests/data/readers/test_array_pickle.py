@@ -45,7 +45,7 @@ def with_dtype_state(state: tuple[Any, ...], data: bytes) -> bytes:
     return pickle.dumps({b"data": array}, protocol=2)
 
 
-OBJECT_FIELD = (3, "|", None, ("o",), {"o": (np.dtype("u1"), 0)}, 16, 1, 0x3F)
+OBJECT_FIELD = (3, "|", None, ("o",), {"o": (np.dtype("O"), 0)}, 16, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,8 @@ def test_a_dtype_with_an_object_field_does_not_crash_the_interpreter(tmp_path: P
 
 def test_a_shape_that_does_not_fit_the_bytes() -> None:
     good = pickle.dumps({b"x": np.zeros((2, 3), np.uint8)}, protocol=2)
-    for old, new in (
-        (b"K\x02K\x03\x86", b"K\x02K\x04\x86"),
-        (b"K\x02K\x03\x86", b"K\x02J\xff\xff\xff\xff\x86"),
-    ):
+    old = b"K\x02K\x03\x86"
+    for new in (b"K\x02K\x04\x86", b"K\x02J\xff\xff\xff\xff\x86"):
         assert old in good
         with pytest.raises(pickle.UnpicklingError):
             load_arrays(good.replace(old, new))

@@ -165,7 +165,7 @@ X = np.zeros((PER_FILE, 3072), np.uint8)
     [
         ({"data": X[:, :-1]}, ["(20, 3071)", "(n, 3072)"]),
         ({"data": X.reshape(-1, 3, 32, 32)}, ["(20, 3, 32, 32)", "(n, 3072)"]),
-        ({"data": X.astype(np.float32)}, ["float32", "uint8"]),
+        ({"data": X.astype(np.float32)}, ["'f4'", "u1"]),
         ({"data": X[:-1]}, ["(19, 3072)", "(20,)"]),
         ({"labels": [1] * 7}, ["(7,)", "n labels"]),
         ({"labels": 3}, ["labels"]),
