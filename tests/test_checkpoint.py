@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dualcba import Dataset, Learner
-from dualcba.checkpoint import below, compare, read, write
-from dualcba.io import whole
+from dualcba.checkpoint import check_same_layout, entries_of, read_state_file, write_state_file
+from dualcba.io import atomic_write
 from dualcba.losses import Batch, CrossEntropy, MeanSquaredError, Term
 from dualcba.methods.er import ER
 
@@ -250,11 +250,11 @@ def test_the_generator_of_weights_that_is_damaged(
 
 def test_compare_and_below() -> None:
     a = {"x.a": torch.zeros(2), "x.b": torch.zeros(1)}
-    compare(a, {k: v.clone() for k, v in a.items()})
-    assert set(below(a, "x")) == {"a", "b"}
-    assert below(a, "y") == {}
+    check_same_layout(a, {k: v.clone() for k, v in a.items()})
+    assert set(entries_of(a, "x")) == {"a", "b"}
+    assert entries_of(a, "y") == {}
     with pytest.raises(ValueError, match=r"'x\.a' is torch\.float64 of shape \(2,\), expected"):
-        compare(a, {**a, "x.a": torch.zeros(2, dtype=torch.float64)})
+        check_same_layout(a, {**a, "x.a": torch.zeros(2, dtype=torch.float64)})
 
 
 # ---------------------------------------------------------------- files
@@ -273,7 +273,7 @@ def test_a_file_gives_back_every_byte(
     learner = teach(make_learner())
     path = tmp_path / "deep" / "down" / "state.safetensors"
     learner.save(str(path))
-    assert differ(learner.state_dict(), read(path)) == []
+    assert differ(learner.state_dict(), read_state_file(path)) == []
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
@@ -364,8 +364,8 @@ def test_a_save_that_fails_leaves_the_old_file(
 def test_views_are_written_as_plain_tensors(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     base = torch.arange(12.0).view(3, 4)
-    write(path, {"tensors": {"t": base.T, "u": base[1]}, "meta": {"n": 2**100}})
-    state = read(path)
+    write_state_file(path, {"tensors": {"t": base.T, "u": base[1]}, "meta": {"n": 2**100}})
+    state = read_state_file(path)
     assert torch.equal(state["tensors"]["t"], base.T)
     assert state["meta"] == {"n": 2**100}
 
@@ -378,10 +378,10 @@ def test_a_disk_that_is_full_is_an_error_of_the_system_that_names_the_file(
 
     monkeypatch.setattr("dualcba.checkpoint.save_file", full)
     with pytest.raises(OSError, match=r"a\.safetensors cannot be written: No space left"):
-        write(tmp_path / "a.safetensors", {"tensors": {}, "meta": {}})
+        write_state_file(tmp_path / "a.safetensors", {"tensors": {}, "meta": {}})
     with (
         pytest.raises(OSError, match=r"No space left on device: .*a\.json"),
-        whole(tmp_path / "a.json"),
+        atomic_write(tmp_path / "a.json"),
     ):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert list(tmp_path.iterdir()) == []

@@ -17,8 +17,8 @@ from dualcba.losses import (
     MeanSquaredError,
     Term,
     identity,
-    merged,
-    stacked,
+    merge_terms,
+    stack_rows,
     total,
 )
 
@@ -137,11 +137,11 @@ def placed(sizes: list[int], C: int = 4) -> list[Batch]:
 def test_rows_of_a_common_forward_are_stacked_without_a_copy() -> None:
     whole = torch.randn(7, 3, requires_grad=True) * 2
     parts = torch.split(whole, [1, 4, 2])
-    out = stacked(parts)
+    out = stack_rows(parts)
     assert out.data_ptr() == whole.data_ptr()
     assert torch.equal(out, whole)
     assert not out.requires_grad
-    assert stacked(parts[1:2]).data_ptr() == parts[1].data_ptr()
+    assert stack_rows(parts[1:2]).data_ptr() == parts[1].data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_rows_of_a_common_forward_are_stacked_without_a_copy() -> None:
     ],
 )
 def test_rows_that_lie_otherwise_are_copied(parts: list[Tensor]) -> None:
-    out = stacked(parts)
+    out = stack_rows(parts)
     assert torch.equal(out, torch.cat(parts))
     assert out.data_ptr() != parts[0].data_ptr()
 
@@ -164,7 +164,7 @@ def test_rows_that_lie_otherwise_are_copied(parts: list[Tensor]) -> None:
 def test_cross_entropies_of_neighbours_are_merged() -> None:
     a, b, c = placed([3, 3, 6])
     terms: list[Term] = [CrossEntropy(a, 0.5), CrossEntropy(b, 0.5), CrossEntropy(c)]
-    (one,) = merged(terms)
+    (one,) = merge_terms(terms)
     z = torch.cat([t.batch.z for t in terms])
     s = torch.randn(z.shape, dtype=z.dtype, generator=torch.Generator().manual_seed(1))
     assert one.batch.rows == slice(0, 12)
@@ -187,5 +187,5 @@ def test_what_differs_is_not_merged() -> None:
         (CrossEntropy(none), CrossEntropy(none)),  # of no place
     ]
     for pair in others:
-        kept = merged(pair)
+        kept = merge_terms(pair)
         assert all(x is y for x, y in zip(kept, pair, strict=True))

@@ -15,11 +15,11 @@ except ImportError:  # no such locks on Windows
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Gives a draft to write beside the path; it takes the path's place if all went well.
 
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with whole(Path(folder, "sub", "a.txt")) as draft:
+    ...     with atomic_write(Path(folder, "sub", "a.txt")) as draft:
     ...         _ = draft.write_text("done")
     ...     [p.name for p in Path(folder, "sub").iterdir()]
     ['a.txt']
@@ -42,7 +42,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
+def folder_lock(folder: Path) -> Iterator[None]:
     """Other processes that ask for the same folder wait, where the system can lock one."""
     folder.mkdir(parents=True, exist_ok=True)
     if fcntl is None:

@@ -42,13 +42,13 @@ def inner_batches(new: Batch, mem: Sequence[Batch]) -> list[Batch]:
     return [new, *mem, *new.views.values()]
 
 
-def stacked(parts: Sequence[Tensor]) -> Tensor:
+def stack_rows(parts: Sequence[Tensor]) -> Tensor:
     """Matrices one below the other, as constants.
 
     After a common forward they lie so already: then it is a view of them, and costs nothing.
 
     >>> both = torch.zeros(5, 2)
-    >>> stacked([both[:2], both[2:]]).data_ptr() == both.data_ptr()
+    >>> stack_rows([both[:2], both[2:]]).data_ptr() == both.data_ptr()
     True
     """
     first = parts[0].detach()
@@ -179,7 +179,7 @@ def total(terms: list[Term], adapt: Adapt) -> Tensor:
     return reduce(torch.add, values)
 
 
-def merged(terms: Sequence[Term]) -> list[Term]:
+def merge_terms(terms: Sequence[Term]) -> list[Term]:
     """The same sum by fewer terms: cross-entropies of neighbouring rows, weighed alike, are one.
 
     For derivatives at logits that are given: of a merged term's batch only labels and rows hold.

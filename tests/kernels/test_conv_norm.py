@@ -17,7 +17,7 @@ from dualcba.kernels import conv_norm as fused
 from dualcba.kernels.conv_norm import applies, conv_norm, folds
 from dualcba.nets import Network, ResNet18
 from dualcba.normalization.layers import convert_normalization
-from dualcba.normalization.statistics import batch_norms, grouped, untracked
+from dualcba.normalization.statistics import batch_norms, grouped_statistics, without_tracking
 
 Make = Callable[..., Learner]
 LAST = torch.channels_last
@@ -68,7 +68,7 @@ def compare(case: tuple[Any, ...], device: str, *, training: bool = True) -> Non
         conv.zero_grad()
         with torch.set_grad_enabled(training):
             if layer is norm:
-                with grouped([norm], parts):
+                with grouped_statistics([norm], parts):
                     y = conv_norm(conv, norm, inputs[0], residual, relu=relu)
             else:
                 y = reference(conv, twin, inputs[0], residual, parts, relu)
@@ -87,7 +87,7 @@ def untouched(device: str) -> None:
     conv, norm = (m.to(device, memory_format=LAST) for m in layers(20))
     before = [b.clone() for b in norm.buffers()]
     x = torch.randn(4, 8, 5, 5, device=device).to(memory_format=LAST)
-    with untracked([norm]):
+    with without_tracking([norm]):
         conv_norm(conv, norm, x)
     assert all(torch.equal(a, b) for a, b in zip(before, norm.buffers(), strict=True))
 
@@ -148,7 +148,7 @@ def error(net: nn.Module, exact: nn.Module, x: Tensor, fused: bool, monkeypatch:
     if not fused:
         monkeypatch.setattr("dualcba.kernels.conv_norm.applies", lambda norm, x: False)
     twin = copy.deepcopy(net)
-    with torch.autocast("cuda", dtype=torch.bfloat16), grouped(batch_norms(twin), 2):
+    with torch.autocast("cuda", dtype=torch.bfloat16), grouped_statistics(batch_norms(twin), 2):
         twin(x).float().logsumexp(1).mean().backward()
     far = sum(
         float((p.grad.double() - q.grad).square().sum())
@@ -163,7 +163,7 @@ def test_gradients_are_as_exact_as_without_the_kernels(monkeypatch: Any) -> None
     net = ResNet18(3, 10, width=32).to("cuda", memory_format=LAST)
     x = torch.randn(32, 3, 32, 32, device="cuda")
     exact = copy.deepcopy(net).double()
-    with grouped(batch_norms(exact), 2):
+    with grouped_statistics(batch_norms(exact), 2):
         exact(x.double()).logsumexp(1).mean().backward()
     with_kernels = error(net, exact, x, True, monkeypatch)
     without = error(net, exact, x, False, monkeypatch)
@@ -186,7 +186,7 @@ def test_scores_are_as_exact_with_the_normalisation_in_the_weights(monkeypatch: 
         for folded in (True, False):
             if not folded:
                 monkeypatch.setattr("dualcba.kernels.conv_norm.folds", lambda conv, norm, x: False)
-            with net.lowered(torch.bfloat16), torch.autocast("cuda", dtype=torch.bfloat16):
+            with net.cast_weights(torch.bfloat16), torch.autocast("cuda", dtype=torch.bfloat16):
                 errors.append(float((net(x)[0] - exact).norm() / exact.norm()))
     assert errors[0] != errors[1]  # both ways were taken
     assert errors[0] < 1.5 * errors[1]
@@ -249,7 +249,7 @@ def test_a_cumulative_average_goes_on_over_parts() -> None:
         apart(part)
     for start in (0, 2):
         together.momentum = 1 / (start + 1)
-        with grouped([together], 2, cumulative=True):
+        with grouped_statistics([together], 2, cumulative=True):
             together(x.chunk(2)[start // 2])
     assert "forward" not in vars(together)
     for a, b in zip(apart.buffers(), together.buffers(), strict=True):
@@ -262,7 +262,7 @@ def test_a_cumulative_average_goes_on_over_parts() -> None:
 def taught(net: Network, x: Tensor, lowered: bool) -> tuple[Any, Tensor]:
     """A copy with gradients, and its logits; weights lowered at once or by autocast."""
     twin = copy.deepcopy(net)
-    at_once = twin.lowered(torch.bfloat16) if lowered else nullcontext()
+    at_once = twin.cast_weights(torch.bfloat16) if lowered else nullcontext()
     with torch.autocast("cpu", dtype=torch.bfloat16), at_once:
         z, _ = twin(x)
     z.sum().backward()
@@ -285,7 +285,7 @@ def test_lowered_weights_give_what_autocast_gives() -> None:
 def test_frozen_weights_have_no_gradient_when_lowered() -> None:
     net = Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (3,), 2)
     net.module[0].requires_grad_(False)
-    with net.lowered(torch.bfloat16), torch.autocast("cpu", dtype=torch.bfloat16):
+    with net.cast_weights(torch.bfloat16), torch.autocast("cpu", dtype=torch.bfloat16):
         net(torch.ones(2, 3))[0].sum().backward()
     assert net.module[0].weight.grad is None
     assert net.module[2].weight.grad is not None

@@ -20,7 +20,7 @@ from dualcba.data import Transform
 from dualcba.losses import Batch, identity
 from dualcba.memory import Reservoir
 from dualcba.methods import Context
-from dualcba.methods.clser import CLSER, follow, more_certain
+from dualcba.methods.clser import CLSER, select_confident, update_average
 from dualcba.nets import MLP, Network
 from dualcba.tasks.class_sets import ClassSets
 
@@ -131,7 +131,7 @@ def test_only_new_samples_while_the_memory_is_empty() -> None:
 
 def test_the_plastic_average_wins_a_tie() -> None:
     stable, plastic = torch.zeros(1, 3), torch.ones(1, 3)  # the same distribution
-    assert torch.equal(more_certain(stable, plastic, torch.tensor([1])), plastic)
+    assert torch.equal(select_confident(stable, plastic, torch.tensor([1])), plastic)
 
 
 @pytest.mark.parametrize("kind", ["cba", "dual-cba"])
@@ -175,7 +175,9 @@ def test_follow_is_the_moving_average() -> None:
     rng = np.random.default_rng(0)
     old, new = ([rng.normal(size=s) for s in ((3, 2), (4,))] for _ in range(2))
     average = [torch.from_numpy(a.copy()) for a in old]
-    follow(average, [torch.from_numpy(a) for a in new], torch.tensor(0.8, dtype=torch.float64))
+    update_average(
+        average, [torch.from_numpy(a) for a in new], torch.tensor(0.8, dtype=torch.float64)
+    )
     for a, o, n in zip(average, old, new, strict=True):
         assert np.allclose(a.numpy(), 0.8 * o + 0.2 * n, atol=1e-12)
 
@@ -183,7 +185,7 @@ def test_follow_is_the_moving_average() -> None:
 def test_a_rate_of_one_changes_no_bit() -> None:
     average = [torch.randn(100)]
     before = average[0].clone()
-    follow(average, [torch.randn(100) * 1e6], torch.tensor(1.0, dtype=torch.float64))
+    update_average(average, [torch.randn(100) * 1e6], torch.tensor(1.0, dtype=torch.float64))
     assert torch.equal(average[0], before)
 
 
@@ -191,8 +193,8 @@ def test_nothing_is_read_back_from_the_device() -> None:
     with FakeTensorMode():  # has shapes only, no values to read
         average, theta = ([torch.randn(3, 2), torch.randn(4)] for _ in range(2))
         rate = torch.rand(2, dtype=torch.float64).unbind()[0]
-        follow(average, theta, rate)
-        z = more_certain(torch.randn(6, C), torch.randn(6, C), torch.zeros(6, dtype=torch.long))
+        update_average(average, theta, rate)
+        z = select_confident(torch.randn(6, C), torch.randn(6, C), torch.zeros(6, dtype=torch.long))
         assert z.shape == (6, C)
         with pytest.raises(DataDependentOutputException):  # so it would be noticed
             torch._foreach_lerp_(average, theta, rate)

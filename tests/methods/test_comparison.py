@@ -21,7 +21,7 @@ from dualcba.losses import identity
 from dualcba.memory import Balanced
 from dualcba.methods import METHODS, method_names
 from dualcba.nets import make_network
-from dualcba.normalization.statistics import modes
+from dualcba.normalization.statistics import evaluation_mode
 from dualcba.randomness import pack, unpack
 
 COMPARISON = ["icarl", "lucir", "bic", "er-ace", "ss-il"]
@@ -146,7 +146,7 @@ def test_what_is_done_often_outside_the_step_can_be_captured(
     assert Counter(key[0] for key, *_ in calls) == often
     assert len({(key, *(t.shape for t in inputs)) for key, _, *inputs in calls}) == 1
     _, fn, *inputs = calls[0]
-    with FakeTensorMode(allow_non_fake_inputs=True), modes(learner.network):
+    with FakeTensorMode(allow_non_fake_inputs=True), evaluation_mode(learner.network):
         fn(*(torch.zeros_like(t) for t in inputs))
 
 

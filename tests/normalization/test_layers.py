@@ -18,11 +18,17 @@ from dualcba.normalization.layers import (
     AdaB2N,
     BatchNorm,
     ContinualNorm,
+    collect_penalties,
     convert_normalization,
-    penalties,
-    told,
+    sample_tasks,
 )
-from dualcba.normalization.statistics import batch_norms, modes, share, untracked, weighed
+from dualcba.normalization.statistics import (
+    batch_norms,
+    evaluation_mode,
+    ibn_momentum,
+    temporary_momentum,
+    without_tracking,
+)
 
 KINDS = list(NORMALIZATIONS)
 SHAPES = [(8, 16), (8, 16, 5), (8, 16, 3, 3)]
@@ -120,7 +126,7 @@ def test_adab2n_equals_the_oracle(shape, kappa):
     for seed in range(5):
         x = batch(shape, seed, torch.float64)
         tasks = rng.integers(0, 3 + seed, shape[0])  # later ones share the last ψ
-        with told([layer], torch.from_numpy(tasks)):
+        with sample_tasks([layer], torch.from_numpy(tasks)):
             out = layer(x)
         wanted, penalty, state = oracle(
             x.numpy(), tasks, psi, gamma, beta, state, kappa=kappa, lam=lam
@@ -158,7 +164,7 @@ def test_adab2n_gives_exact_gradients_to_everything_it_learns():
     tasks = torch.tensor([0, 0, 0, 1, 2, 2])
 
     def value(x, psi, weight, bias):
-        with told([layer], tasks):
+        with sample_tasks([layer], tasks):
             learnt = {"psi": psi, "weight": weight, "bias": bias}
             return torch.func.functional_call(layer, learnt, (x,)), layer.penalty()
 
@@ -186,15 +192,15 @@ def test_the_penalty_is_the_mean_over_forwards_and_is_given_once():
         alone = copy.deepcopy(layer)
         for s in range(seed + 1):
             alone._pending = []
-            with told([alone], torch.zeros(8, dtype=torch.long)):
+            with sample_tasks([alone], torch.zeros(8, dtype=torch.long)):
                 alone(batch((8, 4), s))
         values.append(alone.penalty().item())
-    with told([layer], torch.zeros(8, dtype=torch.long)):
+    with sample_tasks([layer], torch.zeros(8, dtype=torch.long)):
         for seed in (0, 1):
             layer(batch((8, 4), seed))
-    assert penalties([layer, nn.ReLU()]).item() == pytest.approx(np.mean(values), rel=1e-5)
-    assert penalties([layer]).item() == 0.0
-    assert penalties([BatchNorm(4), nn.ReLU()]) is None
+    assert collect_penalties([layer, nn.ReLU()]).item() == pytest.approx(np.mean(values), rel=1e-5)
+    assert collect_penalties([layer]).item() == 0.0
+    assert collect_penalties([BatchNorm(4), nn.ReLU()]) is None
 
 
 def adab2n_learner(lam=0.1):
@@ -245,7 +251,7 @@ def test_samples_without_a_label_are_of_the_newest_task():
 
 def test_a_copy_has_no_graph_pending():
     layer = AdaB2N(4)
-    with told([layer], torch.zeros(8, dtype=torch.long)):
+    with sample_tasks([layer], torch.zeros(8, dtype=torch.long)):
         layer(batch((8, 4)))
         twin = copy.deepcopy(layer)
         again = pickle.loads(pickle.dumps(layer))
@@ -296,7 +302,7 @@ def test_untracked_uses_batch_statistics_and_leaves_the_running_ones(name, shape
     layer(batch(shape, 1))
     before = copy.deepcopy(layer.state_dict())
     x = batch(shape, 2)
-    with untracked([layer]), torch.no_grad():
+    with without_tracking([layer]), torch.no_grad():
         out = layer(x)
     for key, value in layer.state_dict().items():
         assert torch.equal(value, before[key]), key
@@ -315,14 +321,14 @@ def test_weighed_is_a_running_average_with_exactly_that_momentum(name, average):
     mean, var = statistics(layer)
     layers = batch_norms(net)
     assert layers == [layer]
-    with modes(net, layers), weighed(layers) as weigh, torch.no_grad():
+    with evaluation_mode(net, layers), temporary_momentum(layers) as set_momentum, torch.no_grad():
         for k in range(1, 5):
             x = batch((8, 3, 6, 6), k)
-            weigh(share(k, average))
+            set_momentum(ibn_momentum(k, average))
             net(x)
             inner = net[0](x)
             inner = F.group_norm(inner, 16) if name == "cn" else inner
-            F.batch_norm(inner, mean, var, None, None, True, share(k, average))
+            F.batch_norm(inner, mean, var, None, None, True, ibn_momentum(k, average))
     torch.testing.assert_close(statistics(layer), [mean, var])
     assert layer.momentum == momentum
     if rate is not None:
@@ -449,11 +455,11 @@ def test_a_conversion_of_the_layer_itself_is_returned(name):
 def test_nothing_in_a_step_is_read_on_the_host(name):
     layer = NORMALIZATIONS[name](16, device="meta")  # tensors without values: reading one raises
     x = torch.empty(8, 16, 3, 3, device="meta")
-    with told([layer], torch.empty(8, dtype=torch.long, device="meta")):
+    with sample_tasks([layer], torch.empty(8, dtype=torch.long, device="meta")):
         loss = layer(x).sum()
-    extra = penalties([layer])
+    extra = collect_penalties([layer])
     (loss if extra is None else loss + extra).backward()
-    with untracked([layer]):
+    with without_tracking([layer]):
         layer(x)
 
 

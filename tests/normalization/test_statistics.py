@@ -17,12 +17,12 @@ from dualcba.data import disjoint
 from dualcba.evaluation import Evaluator
 from dualcba.methods.er import ER
 from dualcba.normalization.statistics import (
-    Statistics,
+    RunningStatistics,
     batch_norms,
-    modes,
-    share,
-    untracked,
-    weighed,
+    evaluation_mode,
+    ibn_momentum,
+    temporary_momentum,
+    without_tracking,
 )
 
 Make = Callable[..., Learner]
@@ -129,7 +129,7 @@ def test_the_ema_of_a_small_memory_has_several_batches(make_learner: Make, teach
 def test_shares_make_the_average(average: str) -> None:
     weights = np.zeros(7)
     for k in range(1, 8):
-        s = share(k, average)
+        s = ibn_momentum(k, average)
         weights *= 1 - s
         weights[k - 1] += s
     assert weights.sum() == pytest.approx(1.0)
@@ -342,7 +342,7 @@ def test_layers_without_running_statistics_are_left_out() -> None:
 def test_a_layer_that_tracks_nothing_goes_on_so() -> None:
     layer = nn.BatchNorm1d(3)
     layer.track_running_stats = False  # by hand: the statistics are there, and stay
-    with untracked([layer]):
+    with without_tracking([layer]):
         pass
     assert not layer.track_running_stats
 
@@ -353,7 +353,7 @@ def test_untracked_uses_batch_statistics_and_leaves_the_running_ones() -> None:
     x = torch.randn(16, 3)
     want = copy.deepcopy(network)(x)
     before = {k: v.clone() for k, v in network.state_dict().items()}
-    with untracked(batch_norms(network)):
+    with without_tracking(batch_norms(network)):
         got = network(x)
     assert torch.equal(got, want)
     assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
@@ -365,7 +365,7 @@ def test_modes_are_put_back_one_by_one() -> None:
     network = net()
     network[1].eval()
     before = [m.training for m in network.modules()]
-    with suppress(KeyError), modes(network, [network[3]]):
+    with suppress(KeyError), evaluation_mode(network, [network[3]]):
         assert [m.training for m in network] == [False, False, False, True]
         raise KeyError
     assert [m.training for m in network.modules()] == before
@@ -373,8 +373,8 @@ def test_modes_are_put_back_one_by_one() -> None:
 
 def test_weighing_puts_the_momenta_back() -> None:
     layers = [nn.BatchNorm1d(2, momentum=0.3), nn.BatchNorm1d(2, momentum=None)]
-    with suppress(KeyError), weighed(layers) as weigh:
-        weigh(0.5)
+    with suppress(KeyError), temporary_momentum(layers) as set_momentum:
+        set_momentum(0.5)
         assert [n.momentum for n in layers] == [0.5, 0.5]
         raise KeyError
     assert [n.momentum for n in layers] == [0.3, None]
@@ -384,22 +384,22 @@ def test_statistics_are_kept_and_restored_in_place() -> None:
     network = net()
     layers = batch_norms(network)
     addresses = [n.running_mean.data_ptr() for n in layers]  # type: ignore[union-attr]
-    kept = Statistics(layers)
+    kept = RunningStatistics(layers)
     network(torch.randn(8, 3))
     changed = [n.running_mean.clone() for n in layers]  # type: ignore[union-attr]
     kept.restore()
     assert all(bool((n.running_mean == 0).all()) for n in layers)  # type: ignore[union-attr]
     assert all(int(n.num_batches_tracked) == 0 for n in layers)  # type: ignore[arg-type]
     network(torch.randn(8, 3))
-    kept.keep()
+    kept.save()
     network(torch.randn(8, 3))
     kept.restore()
     assert all(int(n.num_batches_tracked) == 1 for n in layers)  # type: ignore[arg-type]
     assert not torch.equal(layers[0].running_mean, changed[0])  # type: ignore[arg-type]
     assert [n.running_mean.data_ptr() for n in layers] == addresses  # type: ignore[union-attr]
-    Statistics([]).restore()
+    RunningStatistics([]).restore()
 
 
 def test_statistics_are_copied_by_lists_of_one_dtype() -> None:
-    stats = Statistics([nn.BatchNorm2d(3), nn.BatchNorm1d(2)])
+    stats = RunningStatistics([nn.BatchNorm2d(3), nn.BatchNorm1d(2)])
     assert [len({t.dtype for t in part}) for part in stats.live] == [1, 1]  # else one by one

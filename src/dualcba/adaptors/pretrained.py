@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dualcba.adaptors.adaptor import Adaptor, ClassAgnostic
-from dualcba.checkpoint import compare, read, write
+from dualcba.checkpoint import check_same_layout, read_state_file, write_state_file
 from dualcba.errors import expected
 
 SHIPPED = Path(__file__).with_name("agnostic.safetensors")
@@ -50,7 +50,7 @@ def save_agnostic(adaptor: Adaptor, path: str | Path, provenance: Mapping[str, A
         "divide": adaptor.divide,
         "provenance": dict(provenance),
     }
-    write(Path(path), {"tensors": adaptor.agnostic.state_dict(), "meta": meta})
+    write_state_file(Path(path), {"tensors": adaptor.agnostic.state_dict(), "meta": meta})
 
 
 def load_agnostic(path: str | Path) -> Loaded:
@@ -58,14 +58,14 @@ def load_agnostic(path: str | Path) -> Loaded:
     if str(path) == "pretrained" and not SHIPPED.is_file():
         raise FileNotFoundError(f"{SHIPPED} is missing, expected the pretrained {KIND}")
     file = SHIPPED if str(path) == "pretrained" else Path(path).expanduser()
-    state = read(file, KIND)
+    state = read_state_file(file, KIND)
     meta, tensors = state["meta"], state["tensors"]
     if not isinstance(meta, dict) or meta.get("kind") != KIND:
         raise ValueError(f"{file} holds something else, expected a {KIND}")
     hidden = tensors.get("net.hidden.bias", torch.empty(0))
     part = ClassAgnostic(max(1, hidden.numel()), torch.Generator())
     try:
-        compare(part.state_dict(), tensors)
+        check_same_layout(part.state_dict(), tensors)
     except ValueError as error:
         raise ValueError(f"{file} is no {KIND}: {error}") from error
     part.load_state_dict(tensors)

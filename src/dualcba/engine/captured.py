@@ -142,20 +142,20 @@ class Captured:
         caller.wait_stream(self.stream)  # only then may the caller write on it or free it
         return copy
 
-    def hold(self, tensors: Iterable[Tensor]) -> None:
+    def keep_alive(self, tensors: Iterable[Tensor]) -> None:
         """Their memory is not used again before the work queued here is done with it."""
         for tensor in tensors:
             if tensor.is_cuda:
                 tensor.record_stream(self.stream)
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def branch(self) -> Iterator[None]:
         """A second stream, which becomes a branch of the graph."""
         self.second.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.second):
             yield
 
-    def join(self) -> None:
+    def join_branch(self) -> None:
         """The branch ends here."""
         torch.cuda.current_stream(self.device).wait_stream(self.second)
 

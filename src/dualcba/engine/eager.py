@@ -31,13 +31,13 @@ class Engine(Protocol):
     def receive(self, tensor: Tensor) -> Tensor:
         """A caller's tensor on the device, ready for this engine's work and safe until then."""
 
-    def hold(self, tensors: Iterable[Tensor]) -> None:
+    def keep_alive(self, tensors: Iterable[Tensor]) -> None:
         """Tensors that the caller made and may drop while work on them is still queued."""
 
-    def aside(self) -> AbstractContextManager[object]:
+    def branch(self) -> AbstractContextManager[object]:
         """Inside `run`: work that may go on beside what follows, until `join`."""
 
-    def join(self) -> None:
+    def join_branch(self) -> None:
         """Wait, on the device, for the work put aside."""
 
     def scope(self) -> AbstractContextManager[object]:
@@ -68,14 +68,14 @@ class Eager:
         """On the device."""
         return tensor.to(self.device)
 
-    def hold(self, tensors: Iterable[Tensor]) -> None:
+    def keep_alive(self, tensors: Iterable[Tensor]) -> None:
         """Everything runs on the caller's own stream, as does what comes after it."""
 
-    def aside(self) -> AbstractContextManager[object]:
+    def branch(self) -> AbstractContextManager[object]:
         """At once, like everything."""
         return nullcontext()
 
-    def join(self) -> None:
+    def join_branch(self) -> None:
         """Nothing is under way."""
 
     def scope(self) -> AbstractContextManager[object]:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from dualcba.engine.torch_private import BatchNormBase
 from dualcba.normalization.layers import BatchNorm
 
 PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, BatchNorm)
@@ -35,10 +35,10 @@ def conv_norm(
     >>> conv_norm(conv, norm, torch.randn(4, 3, 6, 6)).shape
     torch.Size([4, 8, 4, 4])
     """
-    if relu and isinstance(norm, _BatchNorm) and folds(conv, norm, x):
+    if relu and isinstance(norm, BatchNormBase) and folds(conv, norm, x):
         return _folded(conv, norm, x, residual)
     out = conv(x)
-    if isinstance(norm, _BatchNorm) and applies(norm, out):
+    if isinstance(norm, BatchNormBase) and applies(norm, out):
         if norm.training:
             return _train(norm, out, residual, relu)
         if not torch.is_grad_enabled():
@@ -48,7 +48,7 @@ def conv_norm(
     return F.relu(out) if relu else out
 
 
-def applies(norm: _BatchNorm, x: Tensor) -> bool:
+def applies(norm: BatchNormBase, x: Tensor) -> bool:
     """Whether there is a kernel for this layer and this activation."""
     return (
         x.is_cuda
@@ -65,7 +65,7 @@ def applies(norm: _BatchNorm, x: Tensor) -> bool:
     )
 
 
-def folds(conv: nn.Module, norm: _BatchNorm, x: Tensor) -> bool:
+def folds(conv: nn.Module, norm: BatchNormBase, x: Tensor) -> bool:
     """Whether the normalisation can go into the convolution's weights: evaluation in bfloat16."""
     return (
         not norm.training
@@ -99,7 +99,7 @@ def kernels() -> ModuleType | None:
     return conv_norm_triton
 
 
-def _train(norm: _BatchNorm, x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
+def _train(norm: BatchNormBase, x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
     running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
     groups, cumulative = getattr(norm, "parts", 1), getattr(norm, "cumulative", False)
     how = (running, groups, norm.eps, norm.momentum, relu, norm.track_running_stats, cumulative)
@@ -107,7 +107,7 @@ def _train(norm: _BatchNorm, x: Tensor, residual: Tensor | None, relu: bool) -> 
     return _NormReLU.apply(*parts, how)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def _evaluate(norm: _BatchNorm, x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
+def _evaluate(norm: BatchNormBase, x: Tensor, residual: Tensor | None, relu: bool) -> Tensor:
     library = kernels()
     assert library is not None
     stats = (norm.running_mean, norm.running_var)
@@ -116,7 +116,7 @@ def _evaluate(norm: _BatchNorm, x: Tensor, residual: Tensor | None, relu: bool) 
     )
 
 
-def _folded(conv: Any, norm: _BatchNorm, x: Tensor, residual: Tensor | None) -> Tensor:
+def _folded(conv: Any, norm: BatchNormBase, x: Tensor, residual: Tensor | None) -> Tensor:
     """One convolution whose bias, shortcut and ReLU cuDNN adds on the way out."""
     library = kernels()
     assert library is not None

@@ -22,7 +22,7 @@ from dualcba.nets import Network
 from dualcba.tasks.class_sets import ClassSets
 
 
-def directly(key: Hashable, fn: Callable[..., None], *inputs: Tensor) -> None:
+def call_directly(key: Hashable, fn: Callable[..., None], *inputs: Tensor) -> None:
     """Call it."""
     fn(*inputs)
 
@@ -40,7 +40,7 @@ class Context:
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
     """Enter it around forwards of the method's own, inside the step."""
 
-    run: Callable[..., None] = directly
+    run: Callable[..., None] = call_directly
     """`run(key, fn, *inputs)`: work outside the step that is done often, such as an epoch at a
     task's end. Calls with equal keys do the same on inputs of equal shapes, in place and without
     waiting for the device; on a GPU they become one launch."""

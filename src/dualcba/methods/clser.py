@@ -15,7 +15,7 @@ from dualcba.errors import expected
 from dualcba.losses import Batch, CrossEntropy, MeanSquaredError, Term
 from dualcba.methods.base import Context, Method
 from dualcba.nets import Network
-from dualcba.normalization.statistics import batch_norms, modes
+from dualcba.normalization.statistics import batch_norms, evaluation_mode
 
 
 class CLSER(Method):
@@ -86,7 +86,7 @@ class CLSER(Method):
         if self._kept is None or self._kept[0] is not batch.x:
             with torch.no_grad(), self.context.autocast():
                 z_stable, z_plastic = _logits(self.stable, batch.x), _logits(self.plastic, batch.x)
-            self._kept = batch.x, more_certain(z_stable, z_plastic, batch.y)
+            self._kept = batch.x, select_confident(z_stable, z_plastic, batch.y)
         return self._kept[1]
 
     def noise(self, rng: np.random.Generator, step: int) -> NDArray[np.float64]:
@@ -101,21 +101,21 @@ class CLSER(Method):
         self._kept = None
         theta = list(self.context.network.parameters())
         for average, rate in zip((self.stable, self.plastic), noise.unbind(), strict=True):
-            follow(list(average.parameters()), theta, rate)
+            update_average(list(average.parameters()), theta, rate)
 
 
-def more_certain(z: Tensor, other: Tensor, y: Tensor) -> Tensor:
+def select_confident(z: Tensor, other: Tensor, y: Tensor) -> Tensor:
     """For each sample the logits that give its class more probability; `other` if equal.
 
     >>> z, other = torch.tensor([[3.0, 0.0], [3.0, 0.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-    >>> more_certain(z, other, torch.tensor([0, 1])).tolist()
+    >>> select_confident(z, other, torch.tensor([0, 1])).tolist()
     [[3.0, 0.0], [1.0, 0.0]]
     """
     at = y.unsqueeze(1)
     return torch.where(z.softmax(1).gather(1, at) > other.softmax(1).gather(1, at), z, other)
 
 
-def follow(average: Sequence[Tensor], theta: Sequence[Tensor], rate: Tensor) -> None:
+def update_average(average: Sequence[Tensor], theta: Sequence[Tensor], rate: Tensor) -> None:
     """average ← rate · average + (1 − rate) · θ, in place; the rate stays on the device."""
     way = torch._foreach_sub(list(theta), list(average))
     torch._foreach_mul_(way, (1 - rate).to(way[0].dtype))
@@ -124,7 +124,7 @@ def follow(average: Sequence[Tensor], theta: Sequence[Tensor], rate: Tensor) -> 
 
 def _logits(average: Network, x: Tensor) -> Tensor:
     """By batch statistics; a lone sample has none and takes those the copy was made with."""
-    with modes(average) if len(x) == 1 else nullcontext():
+    with evaluation_mode(average) if len(x) == 1 else nullcontext():
         return average(x)[0]  # type: ignore[no-any-return]
 
 

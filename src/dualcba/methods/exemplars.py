@@ -11,7 +11,7 @@ from torch import Tensor
 from dualcba.memory import Herding
 from dualcba.methods.base import Context, Method
 from dualcba.methods.teacher import Teacher
-from dualcba.normalization.statistics import modes
+from dualcba.normalization.statistics import evaluation_mode
 
 CHUNK = 512
 
@@ -63,7 +63,7 @@ class ExemplarMethod(Method):
     def embed(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Raw samples → logits and features in evaluation mode, without augmentation."""
         context = self.context
-        with modes(context.network), context.autocast():
+        with evaluation_mode(context.network), context.autocast():
             parts = [context.network(context.transform(part)) for part in torch.split(x, CHUNK)]
         z, h = zip(*parts, strict=True)
         return torch.cat(z), torch.cat(h)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from dualcba.engine.torch_private import BatchNormBase
 from dualcba.errors import unknown
-from dualcba.normalization.statistics import batch_norms, modes
+from dualcba.normalization.statistics import batch_norms, evaluation_mode
 
 SAMPLEWISE = {
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Unflatten,
@@ -80,7 +80,7 @@ class Network(nn.Module):
         """
         modules = list(self.module.modules())
         tracked = set(batch_norms(self.module))
-        untracked = [m for m in modules if isinstance(m, _BatchNorm) and m not in tracked]
+        untracked = [m for m in modules if isinstance(m, BatchNormBase) and m not in tracked]
         own = [m for m in modules if type(m) not in SAMPLEWISE]
         return not untracked and all(getattr(type(m), "samplewise", False) for m in own)
 
@@ -104,7 +104,7 @@ class Network(nn.Module):
         return functional_call(self.module, self._lowered, x, tie_weights=False)  # type: ignore[no-any-return]
 
     @contextmanager
-    def lowered(self, dtype: torch.dtype) -> Iterator[None]:
+    def cast_weights(self, dtype: torch.dtype) -> Iterator[None]:
         """Weights of convolutions and linear layers in `dtype` for the forwards within.
 
         Autocast would cast each by itself; here all of them are cast at once, and so are their
@@ -132,7 +132,7 @@ class Network(nn.Module):
         watch = self.head.register_forward_hook(lambda m, a, out: passed.append((a[0], out)))
         shape = (2, *self.input_shape)
         try:
-            with modes(self.module):
+            with evaluation_mode(self.module):
                 z = self.module(torch.zeros(shape, dtype=weight.dtype, device=weight.device))
         except Exception as error:  # a network may fail in any way
             raise ValueError(

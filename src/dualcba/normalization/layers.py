@@ -1,6 +1,6 @@
 """Normalisations to train with: layers that take the place of batch normalisation.
 
-All are `_BatchNorm`s, so IBN re-estimates their running statistics like those of plain BN
+All are `BatchNormBase`s, so IBN re-estimates their running statistics like those of plain BN
 (`normalization.batch_norms`, `untracked`, `weighed`). `convert_normalization` puts them into any
 network. A layer that wants more of the learner than an input has a `tasks` attribute and a
 `penalty()`; `told` and `penalties` serve whatever layers have them, so the learner knows none.
@@ -15,16 +15,16 @@ from typing import Any, Protocol, Self, runtime_checkable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
+from dualcba.engine.torch_private import BatchNormBase
 from dualcba.errors import expected, unknown
 
 GROUPS = 32
 LEAST = 8  # features per group of a vector: fewer would leave little but their signs
 
 
-class BatchNorm(_BatchNorm):
+class BatchNorm(BatchNormBase):
     """Plain batch normalisation for inputs (n, C, ...) of any rank.
 
     >>> BatchNorm(4)(torch.randn(8, 4)).shape, BatchNorm(4)(torch.randn(8, 4, 3, 3)).shape
@@ -39,7 +39,7 @@ class BatchNorm(_BatchNorm):
             raise ValueError(expected("shape of the input", tuple(input.shape), wanted))
 
     @classmethod
-    def like(cls, layer: _BatchNorm, **options: Any) -> Self:
+    def like(cls, layer: BatchNormBase, **options: Any) -> Self:
         """One of this kind in a layer's place: with its parameters, its statistics, its mode."""
         momentum = layer.eta if isinstance(layer, AdaB2N) else layer.momentum
         own = next((t for t in (layer.weight, layer.running_mean) if t is not None), None)
@@ -252,11 +252,11 @@ def convert_normalization(network: nn.Module, name: str, **options: Any) -> nn.M
 def _differs(module: nn.Module, kind: type[BatchNorm]) -> bool:
     """Whether it normalises batches in another way than this kind does."""
     plain = kind is BatchNorm and not isinstance(module, BatchNorm)
-    return isinstance(module, _BatchNorm) and type(module) is not kind and not plain
+    return isinstance(module, BatchNormBase) and type(module) is not kind and not plain
 
 
 def _replacement(layer: nn.Module, kind: type[BatchNorm], options: dict[str, Any]) -> BatchNorm:
-    assert isinstance(layer, _BatchNorm)
+    assert isinstance(layer, BatchNormBase)
     if is_lazy(layer.weight):
         wanted = "one with a known number of channels; run the network once before"
         raise ValueError(expected("a layer of the network", type(layer).__name__, wanted))
@@ -274,7 +274,7 @@ class TaskAware(Protocol):
 
 
 @contextmanager
-def told(layers: Iterable[nn.Module], tasks: Tensor) -> Iterator[None]:
+def sample_tasks(layers: Iterable[nn.Module], tasks: Tensor) -> Iterator[None]:
     """Let those layers that ask for it know the task (n,) of each sample in the forwards within.
 
     Whoever tells them must collect the `penalties` of each step.
@@ -289,7 +289,7 @@ def told(layers: Iterable[nn.Module], tasks: Tensor) -> Iterator[None]:
             layer.tasks = None
 
 
-def penalties(layers: Iterable[nn.Module]) -> Tensor | None:
+def collect_penalties(layers: Iterable[nn.Module]) -> Tensor | None:
     """The sum of what layers add to the loss; nothing where no layer has a penalty."""
     parts = [layer.penalty() for layer in layers if isinstance(layer, TaskAware)]
     return torch.stack(parts).sum() if parts else None

@@ -14,17 +14,18 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from dualcba.engine.torch_private import BatchNormBase
 
 
-def batch_norms(network: nn.Module) -> list[_BatchNorm]:
+def batch_norms(network: nn.Module) -> list[BatchNormBase]:
     """The layers of a network that keep running statistics."""
-    layers = [m for m in network.modules() if isinstance(m, _BatchNorm)]
+    layers = [m for m in network.modules() if isinstance(m, BatchNormBase)]
     return [m for m in layers if m.running_mean is not None]
 
 
 @contextmanager
-def untracked(layers: Sequence[_BatchNorm]) -> Iterator[None]:
+def without_tracking(layers: Sequence[BatchNormBase]) -> Iterator[None]:
     """Batch statistics as in training, with the running statistics left untouched."""
     before = [layer.track_running_stats for layer in layers]
     for layer in layers:
@@ -37,8 +38,8 @@ def untracked(layers: Sequence[_BatchNorm]) -> Iterator[None]:
 
 
 @contextmanager
-def grouped(
-    layers: Sequence[_BatchNorm], groups: int, *, cumulative: bool = False
+def grouped_statistics(
+    layers: Sequence[BatchNormBase], groups: int, *, cumulative: bool = False
 ) -> Iterator[None]:
     """Each of so many equal parts of a batch has statistics of its own, as in forwards of its own.
 
@@ -46,7 +47,7 @@ def grouped(
     momentum, or, if `cumulative`, so that an average over all parts so far goes on.
 
     >>> layer, x = nn.BatchNorm1d(1), torch.tensor([[0.0], [2.0], [5.0], [9.0]])
-    >>> with grouped([layer], 2):
+    >>> with grouped_statistics([layer], 2):
     ...     layer(x).detach().flatten().round(decimals=3).tolist()
     [-1.0, 1.0, -1.0, 1.0]
     """
@@ -61,7 +62,7 @@ def grouped(
                 del vars(layer)[name]
 
 
-def _by_part(layer: _BatchNorm, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _by_part(layer: BatchNormBase, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     parts, momentum = x.chunk(layer.parts), layer.momentum  # type: ignore[arg-type]
     if not layer.cumulative or momentum is None:
         return torch.cat([forward(part) for part in parts])
@@ -74,7 +75,7 @@ def _by_part(layer: _BatchNorm, forward: Callable[[Tensor], Tensor], x: Tensor) 
 
 
 @contextmanager
-def modes(network: nn.Module, training: Sequence[nn.Module] = ()) -> Iterator[None]:
+def evaluation_mode(network: nn.Module, training: Sequence[nn.Module] = ()) -> Iterator[None]:
     """Evaluation mode for all modules but the given ones; every module's own mode afterwards."""
     before = [(m, m.training) for m in network.modules()]
     for module, _ in before:
@@ -88,17 +89,17 @@ def modes(network: nn.Module, training: Sequence[nn.Module] = ()) -> Iterator[No
             module.training = mode
 
 
-class Statistics:
+class RunningStatistics:
     """A copy of the running statistics of some layers, on their device, written in place."""
 
-    def __init__(self, layers: Sequence[_BatchNorm]) -> None:
+    def __init__(self, layers: Sequence[BatchNormBase]) -> None:
         found = [(m.running_mean, m.running_var, m.num_batches_tracked) for m in layers]
         averages = [t for mean, var, _ in found for t in (mean, var) if t is not None]
         counts = [count for _, _, count in found if count is not None]
         self.live = averages, counts  # apart: a GPU copies a list of one dtype by one launch
         self.kept = [t.clone() for t in averages], [t.clone() for t in counts]
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Copy the layers' statistics here."""
         _copy(self.kept, self.live)
 
@@ -114,27 +115,27 @@ def _copy(into: Sequence[list[Tensor]], source: Sequence[list[Tensor]]) -> None:
 
 
 @contextmanager
-def weighed(layers: Sequence[_BatchNorm]) -> Iterator[Callable[[float], None]]:
+def temporary_momentum(layers: Sequence[BatchNormBase]) -> Iterator[Callable[[float], None]]:
     """Gives a function that sets how much the next batch counts; puts the momenta back after."""
     before = [layer.momentum for layer in layers]
 
-    def weigh(momentum: float) -> None:
+    def set_momentum(momentum: float) -> None:
         for layer in layers:
             layer.momentum = momentum
 
     try:
-        yield weigh
+        yield set_momentum
     finally:
         for layer, momentum in zip(layers, before, strict=True):
             layer.momentum = momentum
 
 
-def share(k: int, average: str, eta: float = 0.1) -> float:
+def ibn_momentum(k: int, average: str, eta: float = 0.1) -> float:
     """How much the k-th batch (from 1) counts in a running average of k batches.
 
     `"cumulative"` weighs all alike; `"ema"` is the paper's moving average, bias-corrected.
 
-    >>> share(4, "cumulative"), round(share(1, "ema"), 3), round(share(2, "ema"), 3)
+    >>> ibn_momentum(4, "cumulative"), round(ibn_momentum(1, "ema"), 3), round(ibn_momentum(2, "ema"), 3)
     (0.25, 1.0, 0.526)
     """
     return 1.0 / k if average == "cumulative" else eta / (1.0 - (1.0 - eta) ** k)
