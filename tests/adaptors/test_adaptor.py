@@ -282,9 +282,9 @@ def test_names() -> None:
     [
         ({"specific": "double"}, ["specific", "'double'", "'single', 'individual' or 'none'"]),
         ({"space": "log"}, ["space", "'log'", "'logit' or 'probability'"]),
-        ({"specific": "none", "agnostic": False}, ["class-specific", "class-agnostic"]),
+        ({"specific": "none", "agnostic": False}, ["specific is 'none'", "agnostic is False"]),
         ({"width": 0}, ["width", "0", "at least 1"]),
-        ({"continual": True}, ["continual is True", "one single part"]),
+        ({"continual": True}, ["continual is True", "specific is 'single'"]),
         ({"continual": True, "agnostic": False, "specific": "individual"}, ["continual is True"]),
     ],
 )

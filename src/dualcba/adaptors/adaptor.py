@@ -87,7 +87,7 @@ class ClassAgnostic(nn.Module):
         self.net = _MLP(2, 2, width, generator)
 
     def forward(self, p: Tensor, sides: Tensor) -> Tensor:
-        """Return outputs (n, 2) of a posterior (n, C); sides (2, C): masks of old and new classes."""
+        """Return outputs (n, 2) of a posterior (n, C); sides (2, C): old and new classes."""
         return self.net(p @ sides.T)  # type: ignore[no-any-return]
 
 

@@ -43,7 +43,7 @@ class Loaded:
 def save_agnostic(adaptor: Adaptor, path: str | Path, provenance: Mapping[str, Any]) -> None:
     """Write the part ν of an adaptor to a safetensors file, with its provenance in the header."""
     if adaptor.agnostic is None:
-        raise ValueError(f"the adaptor has no {KIND} to save")
+        raise ValueError(f"the adaptor has no {KIND}, expected one to save")
     meta = {
         "kind": KIND,
         "space": adaptor.space,
