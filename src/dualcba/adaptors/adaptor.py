@@ -238,9 +238,7 @@ def _check(specific: str, agnostic: bool, continual: bool, space: str, width: in
     if space not in ("logit", "probability"):
         raise ValueError(expected("space", space, "'logit' or 'probability'"))
     if specific == "none" and not agnostic:
-        raise ValueError(
-            "specific is 'none' and agnostic is False, expected at least one part"
-        )
+        raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
     if continual and (specific != "single" or agnostic):
         wanted = "False unless specific is 'single' and agnostic is False"
         raise ValueError(expected("continual", continual, wanted))
