@@ -273,7 +273,7 @@ def test_each_average_is_asked_once_a_step(
     method.stable.register_forward_hook(lambda *_: asked.append(learner.step))
     teach(learner)
     assert asked == list(range(1, learner.step))  # the memory is empty at the first step
-    assert method._kept is None
+    assert method._cached is None
 
 
 def test_a_saved_learner_goes_on_alike(

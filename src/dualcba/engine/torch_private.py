@@ -96,6 +96,6 @@ def mark_hooked(step: Any) -> Any:
 def suppress_capturable_warning(optimizer: Optimizer) -> None:
     """Suppress the warning that a capturable optimiser steps outside a CUDA graph.
 
-    torch warns once per object, so a copied optimiser would warn again.
+    The constructor sets the same mark, but a copied optimiser loses it and would warn.
     """
     optimizer._warned_capturable_if_run_uncaptured = True
