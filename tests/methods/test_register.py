@@ -1,4 +1,4 @@
-"""Methods from outside: by registration and by entry points."""
+"""Registration of methods, directly and by entry points."""
 
 import importlib.metadata
 import sys
@@ -48,13 +48,13 @@ def test_register_is_a_decorator():
     assert parse_method("decorated") == (Decorated, None)
 
 
-def test_what_cannot_be_adapted_has_no_suffixes():
+def test_a_method_that_is_not_adaptable_has_no_suffixes():
     register("stiff", Unadaptable)
     assert "stiff" in method_names()
     assert "stiff-cba" not in method_names()
 
 
-def test_a_name_that_is_taken_is_an_error_but_the_same_class_may_come_again():
+def test_a_taken_name_is_an_error_unless_the_class_is_the_same():
     with pytest.raises(ValueError, match=r"the method name 'er' is taken by dualcba.methods.er.ER"):
         register("er", Mine)
     register("mine", Mine)
@@ -76,7 +76,7 @@ def test_a_name_that_is_taken_is_an_error_but_the_same_class_may_come_again():
         ("mine", dict, "a subclass of Method"),
     ],
 )
-def test_what_cannot_be_a_method_is_named(name, method, message):
+def test_invalid_registrations(name, method, message):
     with pytest.raises(ValueError, match=message):
         register(name, method)
     assert name not in METHODS
@@ -86,7 +86,7 @@ def test_what_cannot_be_a_method_is_named(name, method, message):
 
 
 def offer(monkeypatch, **points):
-    """As if installed packages had these entry points: name → class, or an error on import."""
+    """Simulate entry points of installed packages: name → class, or None for an import error."""
     module = types.ModuleType("an_installed_package")
     found = []
     for i, (name, method) in enumerate(points.items()):
@@ -105,7 +105,7 @@ def offer(monkeypatch, **points):
     return asked
 
 
-def test_entry_points_are_read_when_names_are_asked_for_and_only_once(monkeypatch):
+def test_entry_points_are_loaded_once_with_the_names(monkeypatch):
     asked = offer(monkeypatch, outside=Mine)
     assert "outside" not in METHODS
     assert parse_method("outside-cba") == (Mine, "cba")
@@ -143,7 +143,7 @@ def test_a_module_that_registers_itself_may_also_be_an_entry_point(monkeypatch):
     assert parse_method("outside") == (Mine, None)
 
 
-def test_loading_may_ask_for_the_names(monkeypatch):
+def test_a_loaded_module_may_call_method_names(monkeypatch):
     class Asks(types.ModuleType):
         @property
         def method(self):
