@@ -33,7 +33,7 @@ from dualcba.data.randaugment import RandAugment
 from dualcba.engine import make_engine, resolve_device
 from dualcba.evaluation import Evaluator
 from dualcba.experiments import Hardware, Spec
-from dualcba.io import whole
+from dualcba.io import atomic_write
 
 ROUNDS = 5
 EVALUATIONS = 3
@@ -198,7 +198,7 @@ def main() -> None:
     args = options().parse_args()
     found = run(args)
     if args.json:
-        with whole(args.json) as draft:
+        with atomic_write(args.json) as draft:
             draft.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Snapshots: going on from any step as if nothing had happened, and files that are damaged."""
+"""States: exact continuation from any step, and damaged files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dualcba import Dataset, Learner
-from dualcba.checkpoint import below, compare, read, write
-from dualcba.io import whole
+from dualcba.checkpoint import check_same_layout, entries_of, read_state_file, write_state_file
+from dualcba.io import atomic_write
 from dualcba.losses import Batch, CrossEntropy, MeanSquaredError, Term
 from dualcba.methods.er import ER
 
@@ -29,7 +29,7 @@ Differ = Callable[[dict[str, Any], dict[str, Any]], list[str]]
 
 
 class Everything(ER):
-    """Two draws, stored logits, noise, a buffer of its own, and the task's data again."""
+    """A method with two draws, stored logits, noise, a buffer, and the samples of the task."""
 
     draws = 2
     columns = ("logits", "raw_logits")
@@ -64,7 +64,7 @@ def build(make_learner: Make, method: str, **options: Any) -> Learner:
 
 
 def actions(make_batches: Any, steps: int = 4) -> list[Callable[[Learner], None]]:
-    """A stream of three tasks as single actions: begin, observe …, end."""
+    """Return a stream of three tasks as a list of actions: begin, observe, …, end."""
     out: list[Callable[[Learner], None]] = []
     for k, batches in enumerate(make_batches(3, steps)):
         out.append(lambda n, k=k: n.new_task([2 * k, 2 * k + 1]))
@@ -79,7 +79,7 @@ METHODS = ["er", "er-cba", "er-dual-cba", "everything"]
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("cut", range(17))
-def test_going_on_from_any_step_is_the_same_bit_for_bit(
+def test_continuing_from_any_step_is_the_same_bit_for_bit(
     method: str, cut: int, make_learner: Make, make_batches: Any, differ: Differ, tmp_path: Path
 ) -> None:
     todo = actions(make_batches)
@@ -89,7 +89,7 @@ def test_going_on_from_any_step_is_the_same_bit_for_bit(
     path = tmp_path / "state.safetensors"
     whole.save(path)
     resumed = build(make_learner, method, seed=cut % 2)  # generators are loaded, too
-    if cut % 3 == 0:  # into a learner that has a life behind it, too
+    if cut % 3 == 0:  # also into a learner that was trained before
         for act in todo[:7]:
             act(resumed)
     resumed.load(path)
@@ -100,7 +100,7 @@ def test_going_on_from_any_step_is_the_same_bit_for_bit(
     assert differ(whole.state_dict(), resumed.state_dict()) == []
 
 
-def test_answers_are_the_same_after_loading(
+def test_predictions_are_the_same_after_loading(
     images: Dataset, make_learner: Make, teach: Teach
 ) -> None:
     learner = teach(make_learner())
@@ -110,7 +110,7 @@ def test_answers_are_the_same_after_loading(
     assert torch.equal(other.predict_proba(images.test_x), learner.predict_proba(images.test_x))
 
 
-def test_answers_given_before_loading_are_forgotten(
+def test_estimates_made_before_loading_are_discarded(
     images: Dataset, make_learner: Make, teach: Teach
 ) -> None:
     learner, other = teach(make_learner()), teach(make_learner(lr=0.2))
@@ -123,7 +123,7 @@ def test_the_seed_is_that_of_the_state(make_learner: Make, teach: Teach, images:
     saved, other = teach(make_learner("er-dual-cba", seed=1)), make_learner("er-dual-cba", seed=2)
     other.load_state_dict(saved.state_dict())
     assert other.seed == 1
-    x = images.test_x[:8]  # under IBN, whose pass has an order and augmentations by the seed
+    x = images.test_x[:8]  # with IBN, whose pass depends on the seed
     assert torch.equal(other.predict_proba(x), saved.predict_proba(x))
 
 
@@ -138,7 +138,9 @@ def test_the_rate_may_change_after_loading(
     assert torch.equal(learner.network.head.weight, before)
 
 
-def test_a_snapshot_stands_still(make_learner: Make, teach: Teach, make_batches: Any) -> None:
+def test_a_state_does_not_change_with_the_learner(
+    make_learner: Make, teach: Teach, make_batches: Any
+) -> None:
     learner = teach(make_learner(Everything(), adaptor="dual-cba"))
     state = learner.state_dict()
     kept = {k: v.clone() for k, v in state["tensors"].items()}
@@ -166,7 +168,7 @@ def test_a_loaded_learner_does_not_share_the_snapshot(
 
 
 def test_what_the_state_holds(make_learner: Make, teach: Teach) -> None:
-    """Weights, adaptor, both optimisers, memory with its age, generators, place in the stream."""
+    """Weights, adaptor, both optimisers, memory with its age, generators, stream position."""
     state = teach(make_learner()).state_dict()
     names = set(state["tensors"])
     for part in ("network.", "adaptor.specific.", "adaptor.agnostic.", "adaptor_optimizer.0."):
@@ -219,13 +221,13 @@ def test_a_leaf_of_another_shape(
 
 
 @pytest.mark.parametrize("leaf", ["network.module.7.weight", "sets.seen", "lr", "weights_rng"])
-def test_a_leaf_that_is_missing(leaf: str, make_learner: Make, differ: Differ) -> None:
+def test_a_missing_leaf(leaf: str, make_learner: Make, differ: Differ) -> None:
     state = make_learner().state_dict()
     del state["tensors"][leaf]
     refuse(make_learner(), state, differ, repr(leaf), "expected")
 
 
-def test_a_leaf_too_many(make_learner: Make, differ: Differ) -> None:
+def test_an_unknown_leaf(make_learner: Make, differ: Differ) -> None:
     state = make_learner().state_dict()
     state["tensors"]["network.more"] = torch.zeros(1)
     refuse(make_learner(), state, differ, "'network.more'")
@@ -248,13 +250,13 @@ def test_the_generator_of_weights_that_is_damaged(
     refuse(make_learner(), state, differ, "expected the state of a torch generator")
 
 
-def test_compare_and_below() -> None:
+def test_check_same_layout_and_entries_of() -> None:
     a = {"x.a": torch.zeros(2), "x.b": torch.zeros(1)}
-    compare(a, {k: v.clone() for k, v in a.items()})
-    assert set(below(a, "x")) == {"a", "b"}
-    assert below(a, "y") == {}
+    check_same_layout(a, {k: v.clone() for k, v in a.items()})
+    assert set(entries_of(a, "x")) == {"a", "b"}
+    assert entries_of(a, "y") == {}
     with pytest.raises(ValueError, match=r"'x\.a' is torch\.float64 of shape \(2,\), expected"):
-        compare(a, {**a, "x.a": torch.zeros(2, dtype=torch.float64)})
+        check_same_layout(a, {**a, "x.a": torch.zeros(2, dtype=torch.float64)})
 
 
 # ---------------------------------------------------------------- files
@@ -267,13 +269,13 @@ def saved(make_learner: Make, teach: Teach, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_gives_back_every_byte(
+def test_a_file_restores_every_byte(
     make_learner: Make, teach: Teach, differ: Differ, tmp_path: Path
 ) -> None:
     learner = teach(make_learner())
     path = tmp_path / "deep" / "down" / "state.safetensors"
     learner.save(str(path))
-    assert differ(learner.state_dict(), read(path)) == []
+    assert differ(learner.state_dict(), read_state_file(path)) == []
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
@@ -325,7 +327,7 @@ def test_a_header_whose_json_is_damaged(saved: Path, make_learner: Make) -> None
 
 
 class Touch:
-    """A pickle of this leaves a file behind when it is loaded."""
+    """Creates a file when its pickle is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -364,13 +366,13 @@ def test_a_save_that_fails_leaves_the_old_file(
 def test_views_are_written_as_plain_tensors(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     base = torch.arange(12.0).view(3, 4)
-    write(path, {"tensors": {"t": base.T, "u": base[1]}, "meta": {"n": 2**100}})
-    state = read(path)
+    write_state_file(path, {"tensors": {"t": base.T, "u": base[1]}, "meta": {"n": 2**100}})
+    state = read_state_file(path)
     assert torch.equal(state["tensors"]["t"], base.T)
     assert state["meta"] == {"n": 2**100}
 
 
-def test_a_disk_that_is_full_is_an_error_of_the_system_that_names_the_file(
+def test_a_full_disk_is_an_os_error_that_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -378,10 +380,10 @@ def test_a_disk_that_is_full_is_an_error_of_the_system_that_names_the_file(
 
     monkeypatch.setattr("dualcba.checkpoint.save_file", full)
     with pytest.raises(OSError, match=r"a\.safetensors cannot be written: No space left"):
-        write(tmp_path / "a.safetensors", {"tensors": {}, "meta": {}})
+        write_state_file(tmp_path / "a.safetensors", {"tensors": {}, "meta": {}})
     with (
         pytest.raises(OSError, match=r"No space left on device: .*a\.json"),
-        whole(tmp_path / "a.json"),
+        atomic_write(tmp_path / "a.json"),
     ):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,7 @@ from torch import nn
 
 from dualcba import Learner, load_dataset
 from dualcba.estimator import DualCBAClassifier
-from dualcba.methods import ER
+from dualcba.methods.er import ER
 from dualcba.nets import MLP
 from dualcba.training.loss_monitor import RecentLosses
 

@@ -1,4 +1,4 @@
-"""Each term's closed forms against torch's own losses and autograd, in float64."""
+"""The closed forms of each term against torch's losses and autograd, in float64."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dualcba.losses import (
     MeanSquaredError,
     Term,
     identity,
-    merged,
-    stacked,
+    merge_terms,
+    stack_rows,
     total,
 )
 
@@ -46,7 +46,7 @@ def masked(b: Batch, rng: torch.Generator) -> tuple[Term, Callable[[Tensor], Ten
     return CrossEntropy(b, classes=mask), oracle
 
 
-def weighed(b: Batch, rng: torch.Generator) -> tuple[Term, Callable[[Tensor], Tensor]]:
+def weighted(b: Batch, rng: torch.Generator) -> tuple[Term, Callable[[Tensor], Tensor]]:
     each = torch.rand(len(b.y), generator=rng)
 
     def oracle(z: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def squares(b: Batch, rng: torch.Generator) -> tuple[Term, Callable[[Tensor], Te
     return MeanSquaredError(b, target, weight=0.2), lambda z: 0.2 * ((z - target) ** 2).mean()
 
 
-@pytest.mark.parametrize("make", [plain, masked, weighed, squares])
+@pytest.mark.parametrize("make", [plain, masked, weighted, squares])
 @given(n=st.integers(1, 7), C=st.integers(2, 9), seed=st.integers(0, 2**31))
 def test_value_gradient_and_curvature(make: Make, n: int, C: int, seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
@@ -78,7 +78,7 @@ def test_value_gradient_and_curvature(make: Make, n: int, C: int, seed: int) -> 
     torch.testing.assert_close(term.curvature(b.z, s), curvature, **close)
 
 
-@pytest.mark.parametrize("make", [plain, masked, weighed, squares])
+@pytest.mark.parametrize("make", [plain, masked, weighted, squares])
 def test_the_value_can_be_differentiated(make: Make) -> None:
     rng = torch.Generator().manual_seed(0)
     b = batch(4, 5, rng)
@@ -104,7 +104,7 @@ def test_total_sums_adapted_and_raw_terms() -> None:
     torch.testing.assert_close(total(terms[:1], identity), 2 * F.cross_entropy(one.z, one.y))
 
 
-def test_the_loss_is_a_scalar_in_any_case() -> None:
+def test_the_loss_is_always_a_scalar() -> None:
     b = batch(3, 4, torch.Generator().manual_seed(0))
     assert total([CrossEntropy(b)], identity).shape == ()
     assert total([CrossEntropy(b)] * 3, identity).shape == ()
@@ -121,11 +121,11 @@ def test_the_same_batch_with_other_logits() -> None:
     )  # fmt: skip
 
 
-# ---------------------------------------------------------------- batches as one
+# ---------------------------------------------------------------- merging
 
 
 def placed(sizes: list[int], C: int = 4) -> list[Batch]:
-    """Batches of random logits, each below the one before."""
+    """Return batches of random logits with consecutive rows."""
     rng, end, out = torch.Generator().manual_seed(0), 0, []
     for n in sizes:
         b = batch(n, C, rng)
@@ -134,14 +134,14 @@ def placed(sizes: list[int], C: int = 4) -> list[Batch]:
     return out
 
 
-def test_rows_of_a_common_forward_are_stacked_without_a_copy() -> None:
+def test_rows_of_a_joint_forward_pass_are_stacked_without_a_copy() -> None:
     whole = torch.randn(7, 3, requires_grad=True) * 2
     parts = torch.split(whole, [1, 4, 2])
-    out = stacked(parts)
+    out = stack_rows(parts)
     assert out.data_ptr() == whole.data_ptr()
     assert torch.equal(out, whole)
     assert not out.requires_grad
-    assert stacked(parts[1:2]).data_ptr() == parts[1].data_ptr()
+    assert stack_rows(parts[1:2]).data_ptr() == parts[1].data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -155,8 +155,8 @@ def test_rows_of_a_common_forward_are_stacked_without_a_copy() -> None:
         [whole[:, :2], whole[:, :2]],
     ],
 )
-def test_rows_that_lie_otherwise_are_copied(parts: list[Tensor]) -> None:
-    out = stacked(parts)
+def test_other_rows_are_copied(parts: list[Tensor]) -> None:
+    out = stack_rows(parts)
     assert torch.equal(out, torch.cat(parts))
     assert out.data_ptr() != parts[0].data_ptr()
 
@@ -164,7 +164,7 @@ def test_rows_that_lie_otherwise_are_copied(parts: list[Tensor]) -> None:
 def test_cross_entropies_of_neighbours_are_merged() -> None:
     a, b, c = placed([3, 3, 6])
     terms: list[Term] = [CrossEntropy(a, 0.5), CrossEntropy(b, 0.5), CrossEntropy(c)]
-    (one,) = merged(terms)
+    (one,) = merge_terms(terms)
     z = torch.cat([t.batch.z for t in terms])
     s = torch.randn(z.shape, dtype=z.dtype, generator=torch.Generator().manual_seed(1))
     assert one.batch.rows == slice(0, 12)
@@ -183,9 +183,9 @@ def test_what_differs_is_not_merged() -> None:
         (CrossEntropy(a), CrossEntropy(b, classes=mask)),
         (CrossEntropy(a, each=each), CrossEntropy(b)),
         (CrossEntropy(a), MeanSquaredError(b, b.z)),
-        (CrossEntropy(b), CrossEntropy(a)),  # not in this order
-        (CrossEntropy(none), CrossEntropy(none)),  # of no place
+        (CrossEntropy(b), CrossEntropy(a)),  # wrong order
+        (CrossEntropy(none), CrossEntropy(none)),  # without rows
     ]
     for pair in others:
-        kept = merged(pair)
+        kept = merge_terms(pair)
         assert all(x is y for x, y in zip(kept, pair, strict=True))

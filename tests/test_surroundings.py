@@ -170,7 +170,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "arguments": (
         lambda: make_learner(TwoArguments()),
-        r"does not take inputs of shape \(6,\): .*missing 1 required positional argument",
+        r"does not accept inputs of shape \(6,\): .*missing 1 required positional argument",
     ),
     "shape": (lambda: make_learner(input_shape=6), "input_shape is 6, expected the shape of one"),
     "no shape": (lambda: make_learner(input_shape=()), r"input_shape is \(\), expected the shape"),
@@ -185,7 +185,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "vectors": (
         lambda: make_network_by_name("resnet18", (64,), 10),
-        r"input shape for resnet18 is \(64,\), expected .*; the network 'mlp' takes any",
+        r"input shape for resnet18 is \(64,\), expected .*; the network 'mlp' accepts any shape",
     ),
     "task": (lambda: make_learner().new_task(3), "new task is 3, expected a list of labels"),  # type: ignore[arg-type]
     "mask": (

@@ -1,4 +1,4 @@
-"""Snapshots: modules and optimisers as named tensors, in one file that carries no code."""
+"""The state of modules and optimisers as named tensors, stored in one file without code."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dualcba.io import whole
+from dualcba.io import atomic_write
 
 Tensors = dict[str, Tensor]
 
-COMES_AND_GOES = ("optimizer.", "adaptor_optimizer.", "task_data.")
-"""Entries that are there at some steps and not at others."""
+OPTIONAL_ENTRIES = ("optimizer.", "adaptor_optimizer.", "task_data.")
+"""Prefixes of the entries that exist at some steps only."""
 
 
-def snapshot(
+def collect_tensors(
     modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
 ) -> Tensors:
-    """Copies of all state, by name."""
+    """Return copies of all state, named `<module>.<entry>` and `<optimizer>.<index>.<field>`."""
     live = {f"{part}.{k}": v for part, m in modules.items() for k, v in m.state_dict().items()}
     for name, optimizer in optimizers.items():
         for i, entries in optimizer.state_dict()["state"].items():
@@ -31,66 +31,71 @@ def snapshot(
     return {k: v.detach().clone() for k, v in live.items()}
 
 
-def restore(
+def load_tensors(
     tensors: Mapping[str, Tensor],
     modules: Mapping[str, nn.Module],
     optimizers: Mapping[str, torch.optim.Optimizer],
 ) -> None:
-    """Put a snapshot back."""
+    """Load what `collect_tensors` returned into modules and optimisers."""
     for part, module in modules.items():
-        module.load_state_dict(below(tensors, part))
+        module.load_state_dict(entries_of(tensors, part))
     for name, optimizer in optimizers.items():
         entries: dict[int, Tensors] = {}
-        for key, value in below(tensors, name).items():
+        for key, value in entries_of(tensors, name).items():
             i, _, field = key.partition(".")
             entries.setdefault(int(i), {})[field] = value.clone()
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": entries, "param_groups": groups})
 
 
-def below(tensors: Mapping[str, Tensor], part: str) -> Tensors:
-    """The entries of one part, named within it.
+def entries_of(tensors: Mapping[str, Tensor], part: str) -> Tensors:
+    """Return the entries whose names start with `<part>.`, without that prefix.
 
-    >>> sorted(below({"a.x": torch.ones(1), "a.y": torch.ones(1), "b.x": torch.ones(1)}, "a"))
+    >>> sorted(entries_of({"a.x": torch.ones(1), "a.y": torch.ones(1), "b.x": torch.ones(1)}, "a"))
     ['x', 'y']
     """
     prefix = f"{part}."
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
-def compare(mine: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Raise unless every leaf has the same name, shape and type."""
-    for name in sorted(mine.keys() | given.keys()):
-        if name.startswith(COMES_AND_GOES) and not (name in mine and name in given):
+def check_same_layout(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Raise unless both have the same entries, each of the same shape and dtype.
+
+    Optional entries may be missing on either side; the samples of a task may differ in shape.
+    """
+    for name in sorted(own.keys() | given.keys()):
+        if name.startswith(OPTIONAL_ENTRIES) and not (name in own and name in given):
             continue
         if name.startswith("task_data."):
             continue
         if name not in given:
-            raise ValueError(f"the state has no entry {name!r}, expected {_say(mine[name])}")
-        if name not in mine:
-            raise ValueError(f"the state has an entry {name!r} that this learner does not know")
-        if mine[name].shape != given[name].shape or mine[name].dtype != given[name].dtype:
-            raise ValueError(
-                f"the state's entry {name!r} is {_say(given[name])}, expected {_say(mine[name])}"
-            )
+            raise ValueError(f"the state has no entry {name!r}, expected {_describe(own[name])}")
+        if name not in own:
+            raise ValueError(f"the state has an entry {name!r} that this learner does not have")
+        if own[name].shape != given[name].shape or own[name].dtype != given[name].dtype:
+            found, wanted = _describe(given[name]), _describe(own[name])
+            raise ValueError(f"the state's entry {name!r} is {found}, expected {wanted}")
 
 
-def _say(t: Tensor) -> str:
+def _describe(t: Tensor) -> str:
     return f"{t.dtype} of shape {tuple(t.shape)}"
 
 
-def write(path: Path, state: Mapping[str, Any]) -> None:
-    """One safetensors file, with the rest of the state as JSON in its header."""
+def write_state_file(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a state to a safetensors file: `tensors`, and `meta` as JSON in the header."""
     tensors = {k: v.contiguous().cpu() for k, v in state["tensors"].items()}
-    with whole(path) as draft:
+    with atomic_write(path) as draft:
         try:
             save_file(tensors, draft, {"dualcba": json.dumps(state["meta"])})
-        except SafetensorError as error:  # as where the disk is full
+        except SafetensorError as error:  # for example when the disk is full
             raise OSError(f"{path} cannot be written: {error}") from error
 
 
-def read(path: Path, what: str = "saved learner") -> dict[str, Any]:
-    """What `write` wrote."""
+def read_state_file(path: Path, what: str = "saved learner") -> dict[str, Any]:
+    """Return the tensors and the meta data of a file that `write_state_file` wrote.
+
+    `what` describes the expected content in error messages.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected a {what}")
     try:

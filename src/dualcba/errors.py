@@ -1,4 +1,4 @@
-"""Error messages: one line that says what was wrong, where, and what was expected."""
+"""One-line error messages that name the field, its value and what was expected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numbers import Integral, Real
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Say that a name is not known, with the nearest one that is.
+    """Return the message for an unknown name, with the most similar known name.
 
     >>> unknown("method", "er-dualcba", ["er", "er-cba", "er-dual-cba"])
     "unknown method 'er-dualcba', did you mean 'er-dual-cba'? (known: er, er-cba, er-dual-cba)"
@@ -30,7 +30,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def expected(field: str, value: object, wanted: str) -> str:
-    """Name the field, the value it had and what was expected.
+    """Return the message for a value that is not accepted.
 
     >>> expected("buffer", 0, "a whole number of at least 1")
     'buffer is 0, expected a whole number of at least 1'
@@ -39,7 +39,7 @@ def expected(field: str, value: object, wanted: str) -> str:
 
 
 def at_least(low: int, **fields: int) -> None:
-    """Raise unless each is a whole number of at least `low`.
+    """Raise unless each field is a whole number of at least `low`.
 
     >>> at_least(1, buffer=0)
     Traceback (most recent call last):
@@ -53,7 +53,7 @@ def at_least(low: int, **fields: int) -> None:
 
 
 def above_zero(**fields: float) -> None:
-    """Raise unless each is a finite number above 0."""
+    """Raise unless each field is a finite number above 0."""
     for field, value in fields.items():
         number = isinstance(value, Real)
         if not number or isinstance(value, bool) or not 0 < value < math.inf:
@@ -61,7 +61,7 @@ def above_zero(**fields: float) -> None:
 
 
 def one_of(known: Sequence[object], **fields: object) -> None:
-    """Raise unless each is one of the known values."""
+    """Raise unless each field is one of the known values."""
     for field, value in fields.items():
         if value not in known:
             raise ValueError(expected(field, value, " or ".join(map(repr, known))))

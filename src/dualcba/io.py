@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic file writes and folder locks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # no such locks on Windows
+except ImportError:  # Windows has no fcntl
     fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Gives a draft to write beside the path; it takes the path's place if all went well.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`, and move it to `path` if the block succeeds.
+
+    If the block raises, the temporary file is removed and `path` is unchanged.
 
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with whole(Path(folder, "sub", "a.txt")) as draft:
+    ...     with atomic_write(Path(folder, "sub", "a.txt")) as draft:
     ...         _ = draft.write_text("done")
     ...     [p.name for p in Path(folder, "sub").iterdir()]
     ['a.txt']
@@ -32,26 +34,29 @@ def whole(path: Path) -> Iterator[Path]:
         yield draft
         mask = os.umask(0)
         os.umask(mask)
-        draft.chmod(0o666 & ~mask)  # as any other file of the user's
+        draft.chmod(0o666 & ~mask)  # mkstemp allows the owner only
         draft.replace(path)
     except BaseException as error:
         draft.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno and error.filename is None:
-            error.filename = str(path)  # the system does not name it where a disk is full
+            error.filename = str(path)  # a full disk is reported without a file name
         raise
 
 
 @contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Other processes that ask for the same folder wait, where the system can lock one."""
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a folder; other processes wait for it.
+
+    Without effect on systems and file systems that have no locks.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if fcntl is None:
         yield
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network disks have no locks
+        with suppress(OSError):  # some network file systems have no locks
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)  # which lets the next one in
+        os.close(handle)  # releases the lock

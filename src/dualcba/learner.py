@@ -12,15 +12,21 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from dualcba.adaptors.hypergradient import trainable
 from dualcba.adaptors.outer_step import OuterLevel, make_adaptor
 from dualcba.adaptors.pretrained import save_agnostic
-from dualcba.checkpoint import compare, read, restore, snapshot, write
+from dualcba.checkpoint import (
+    check_same_layout,
+    collect_tensors,
+    load_tensors,
+    read_state_file,
+    write_state_file,
+)
 from dualcba.data import Transform, check_labels, check_samples
 from dualcba.engine import make_engine, resolve_device
 from dualcba.engine.optimizers import SGD
+from dualcba.engine.torch_private import BatchNormBase
 from dualcba.errors import expected
 from dualcba.methods import Context
 from dualcba.nets import Network
@@ -171,7 +177,7 @@ class Learner:
         views = self.method.make_views(transform)
         self.views = {name: view.to(self.device) for name, view in views.items()}
         for given in (self.network, self.method):
-            self.engine.hold([*given.parameters(), *given.buffers()])
+            self.engine.keep_alive([*given.parameters(), *given.buffers()])
         for module in (self.network, self.sets, self.memory, self.adaptor):
             if module is not None:
                 module.to(self.device)
@@ -194,7 +200,7 @@ class Learner:
         return self.outer.every
 
     @property
-    def norms(self) -> list[_BatchNorm]:
+    def norms(self) -> list[BatchNormBase]:
         """The network's layers that keep running statistics."""
         return self.forwards.norms
 
@@ -345,7 +351,7 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """A snapshot of everything the next step depends on: `tensors` by name, and `meta`."""
         with self.engine.scope():
-            tensors = snapshot(self._parts(), self._optimizers())
+            tensors = collect_tensors(self._parts(), self._optimizers())
             tensors |= {"lr": self.lr.clone(), "losses": self.losses.values.clone()}
             tensors |= self.tasks.tensors()
         self.engine.finish()
@@ -365,12 +371,12 @@ class Learner:
             raise ValueError(f"the state's meta has no entry {sorted(lacking) or 'rng'}")
         self.tasks.check(meta)
         drawing = {name: resumed(value) for name, value in meta["rng"].items()}
-        compare(self.state_dict()["tensors"], state["tensors"])
+        check_same_layout(self.state_dict()["tensors"], state["tensors"])
         weights_rng = torch_resumed(state["tensors"]["weights_rng"])
         with undisturbed(self.device):
             tensors = {k: self._receive(v) for k, v in state["tensors"].items()}
             with self.engine.scope():
-                restore(tensors, self._parts(), self._optimizers())
+                load_tensors(tensors, self._parts(), self._optimizers())
                 self.lr.copy_(tensors["lr"])
                 self.losses.values.copy_(tensors["losses"])
                 for group in self.optimizer.param_groups:
@@ -384,11 +390,11 @@ class Learner:
 
     def save(self, path: str | Path) -> None:
         """Write the state to one safetensors file, whole or not at all."""
-        write(Path(path), self.state_dict())
+        write_state_file(Path(path), self.state_dict())
 
     def load(self, path: str | Path) -> None:
         """Go on from a file that `save` wrote; loading runs no code from it."""
-        self.load_state_dict(read(Path(path)))
+        self.load_state_dict(read_state_file(Path(path)))
 
     def save_agnostic(self, path: str | Path, provenance: Mapping[str, Any]) -> None:
         """Write the adaptor's class-agnostic part to a file for `agnostic_from`.

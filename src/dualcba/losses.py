@@ -1,8 +1,9 @@
-"""The terms that rehearsal losses are sums of, each with its derivatives in closed form.
+"""The terms of rehearsal losses, with their derivatives in closed form.
 
-A method says *what* it minimises as a list of terms; a term knows its value, its gradient with
-respect to the logits, and how that gradient moves with the adaptor's correction r. The last is
-all that the outer step needs (see `bilevel`), so it costs no second-order graph.
+A method defines its loss as a list of terms. A term computes its value, its gradient with respect
+to the logits, and its curvature: how the gradient changes with the adaptor's correction r. The
+outer step needs no more than that (see `adaptors.hypergradient`), so it builds no second-order
+graph.
 """
 
 from __future__ import annotations
@@ -16,39 +17,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dualcba.engine.torch_private import softmax_backward
 from dualcba.kernels import adaptor as kernels
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """What one forward saw and gave: the new batch, a memory draw, or the outer draw."""
+    """Inputs and outputs of a forward pass: the new batch, a memory draw or the outer batch."""
 
-    x: Tensor  # (n, ...) augmented and normalised
-    y: Tensor  # (n,)
+    x: Tensor  # (n, ...) inputs, augmented and normalised
+    y: Tensor  # (n,) labels
     z: Tensor  # (n, C) logits
     h: Tensor  # (n, d) features before the last linear layer
-    columns: Mapping[str, Tensor] = field(default_factory=dict)  # stored beside x and y
-    rows: slice = field(default_factory=lambda: slice(None))  # its place among all inner logits
-    each: Tensor | None = None  # (n,) a weight per sample in cross-entropies; none weighs all alike
+    columns: Mapping[str, Tensor] = field(default_factory=dict)  # stored in memory with x and y
+    rows: slice = field(default_factory=lambda: slice(None))  # its rows among all inner logits
+    each: Tensor | None = None  # (n,) weights of the samples in cross-entropies; None: all 1
     views: Mapping[str, Batch] = field(default_factory=dict)  # other views of the same samples
 
     def with_logits(self, z: Tensor) -> Batch:
-        """The same batch with other logits."""
+        """Return the batch with other logits."""
         return replace(self, z=z)
 
 
 def inner_batches(new: Batch, mem: Sequence[Batch]) -> list[Batch]:
-    """All batches of the inner loss, in the order of their rows."""
+    """Return all batches of the inner loss, in the order of their rows."""
     return [new, *mem, *new.views.values()]
 
 
-def stacked(parts: Sequence[Tensor]) -> Tensor:
-    """Matrices one below the other, as constants.
+def stack_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate matrices along their rows, detached.
 
-    After a common forward they lie so already: then it is a view of them, and costs nothing.
+    If they are consecutive rows of one matrix, as after a joint forward pass, return a view of it.
 
     >>> both = torch.zeros(5, 2)
-    >>> stacked([both[:2], both[2:]]).data_ptr() == both.data_ptr()
+    >>> stack_rows([both[:2], both[2:]]).data_ptr() == both.data_ptr()
     True
     """
     first = parts[0].detach()
@@ -63,11 +65,11 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
 
 
 Adapt = Callable[[Batch], Tensor]
-"""The logits that a loss is taken of: a batch's own, or those plus the adaptor's correction."""
+"""Maps a batch to the logits for the loss: its own, or those with the adaptor's correction."""
 
 
 def identity(batch: Batch) -> Tensor:
-    """No adaptor: the logits as they are."""
+    """Return the logits of a batch, unchanged; used without an adaptor."""
     return batch.z
 
 
@@ -78,18 +80,18 @@ class Term(Protocol):
     adapted: bool
 
     def value(self, z: Tensor) -> Tensor:
-        """The term at logits z."""
+        """Return the term at logits z."""
 
     def gradient(self, z: Tensor) -> Tensor:
-        """∂ value / ∂ z."""
+        """Return ∂ value / ∂ z."""
 
     def curvature(self, z: Tensor, s: Tensor) -> Tensor:
-        """∂² value / ∂z² applied to s."""
+        """Return ∂² value / ∂z² applied to s."""
 
 
 @dataclass(slots=True, eq=False)
 class CrossEntropy:
-    """weight · mean CE(z, y), the softmax over all classes or those of a mask.
+    """weight · mean CE(z, y), with the softmax over all classes or those of a mask.
 
     >>> z, y = torch.zeros(2, 4), torch.tensor([0, 3])
     >>> batch = Batch(z, y, z, z)
@@ -100,8 +102,8 @@ class CrossEntropy:
     batch: Batch
     weight: float = 1.0
     adapted: bool = True
-    classes: Tensor | None = None  # (C,) bool: the classes that take part
-    each: Tensor | None = None  # (n,) a weight per sample, the batch's own where not given
+    classes: Tensor | None = None  # (C,) bool: the classes in the softmax
+    each: Tensor | None = None  # (n,) weights of the samples; by default those of the batch
 
     def __post_init__(self) -> None:
         if self.each is None:
@@ -115,12 +117,12 @@ class CrossEntropy:
         return each * (self.weight / z.shape[0])
 
     def _fused(self, *matrices: Tensor) -> bool:
-        """Whether the kernels do it."""
+        """Whether the fused kernels can compute the derivatives."""
         each = () if self.each is None else (self.each,)
         return self.classes is None and kernels.applies(*matrices, *each)
 
     def value(self, z: Tensor) -> Tensor:
-        """Mean over the batch of −log softmax(z)[y]."""
+        """Return the mean over the batch of −log softmax(z)[y]."""
         if self.each is None:
             loss = F.cross_entropy(self._masked(z), self.batch.y)
             return loss if self.weight == 1.0 else self.weight * loss
@@ -128,7 +130,7 @@ class CrossEntropy:
         return self.weight * (self.each.to(z.dtype) * loss).mean()
 
     def gradient(self, z: Tensor) -> Tensor:
-        """q − y, with q = softmax(z)."""
+        """Return q − onehot(y), times the weights, with q = softmax(z)."""
         if self._fused(z):
             return kernels.entropy_gradient(z, self.batch.y, self.weight / len(z), self.each)
         scale, at = self._scale(z), self.batch.y.unsqueeze(1)
@@ -138,12 +140,12 @@ class CrossEntropy:
         return q.scatter_add_(1, at, -scale)
 
     def curvature(self, z: Tensor, s: Tensor) -> Tensor:
-        """Q ⊙ (s − ⟨q, s⟩)."""
+        """Return q ⊙ (s − ⟨q, s⟩), times the weights."""
         if self._fused(z, s):
             scale = self.weight / len(z)
             return kernels.entropy_curvature(z, self.batch.y, s, scale, self.each)
         q = self._masked(z).softmax(1)
-        return torch._softmax_backward_data(s, q, 1, q.dtype).mul_(self._scale(z))
+        return softmax_backward(s, q, 1, q.dtype).mul_(self._scale(z))
 
 
 @dataclass(slots=True, eq=False)
@@ -161,49 +163,50 @@ class MeanSquaredError:
     adapted: bool = True
 
     def value(self, z: Tensor) -> Tensor:
-        """Mean over samples and classes of the squared distance to the target."""
+        """Return the mean over samples and classes of (z − target)²."""
         return self.weight * F.mse_loss(z, self.target)
 
     def gradient(self, z: Tensor) -> Tensor:
-        """2 (z − target), over their number."""
+        """Return 2 (z − target) / number of entries."""
         return (z - self.target).mul_(2.0 * self.weight / z.numel())
 
     def curvature(self, z: Tensor, s: Tensor) -> Tensor:
-        """2 s, over their number."""
+        """Return 2 s / number of entries."""
         return (2.0 * self.weight / z.numel()) * s
 
 
 def total(terms: list[Term], adapt: Adapt) -> Tensor:
-    """The sum of the terms, each at adapted or raw logits."""
+    """Return the sum of the terms, each at adapted or raw logits."""
     values = [t.value(adapt(t.batch) if t.adapted else t.batch.z) for t in terms]
     return reduce(torch.add, values)
 
 
-def merged(terms: Sequence[Term]) -> list[Term]:
-    """The same sum by fewer terms: cross-entropies of neighbouring rows, weighed alike, are one.
+def merge_terms(terms: Sequence[Term]) -> list[Term]:
+    """Merge cross-entropies of consecutive rows with equal weights, so that fewer terms remain.
 
-    For derivatives at logits that are given: of a merged term's batch only labels and rows hold.
+    The batch of a merged term has valid labels and rows only: use it for `gradient` and
+    `curvature` at given logits.
     """
     runs: list[list[Term]] = []
     for term in terms:
-        if runs and _goes_on(runs[-1][-1], term):
+        if runs and _can_merge(runs[-1][-1], term):
             runs[-1].append(term)
         else:
             runs.append([term])
-    return [run[0] if len(run) == 1 else _as_one(run) for run in runs]
+    return [run[0] if len(run) == 1 else _merge(run) for run in runs]
 
 
-def _goes_on(a: Term, b: Term) -> bool:
-    """Whether b does to the rows below a's what a does to its own."""
+def _can_merge(a: Term, b: Term) -> bool:
+    """Whether b follows a directly, with the same weight per sample and the same options."""
     if not (type(a) is CrossEntropy and type(b) is CrossEntropy):
         return False
     plain = all(t.each is None and t.classes is None for t in (a, b))
-    alike = a.adapted == b.adapted and a.weight * len(b.batch.y) == b.weight * len(a.batch.y)
-    below = a.batch.rows.stop is not None and a.batch.rows.stop == b.batch.rows.start
-    return plain and alike and below
+    equal = a.adapted == b.adapted and a.weight * len(b.batch.y) == b.weight * len(a.batch.y)
+    adjacent = a.batch.rows.stop is not None and a.batch.rows.stop == b.batch.rows.start
+    return plain and equal and adjacent
 
 
-def _as_one(run: Sequence[Term]) -> Term:
+def _merge(run: Sequence[Term]) -> Term:
     first, last = run[0], run[-1]
     assert isinstance(first, CrossEntropy)
     y = torch.cat([t.batch.y for t in run])

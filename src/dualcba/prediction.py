@@ -18,7 +18,13 @@ from torch import Tensor
 from dualcba.engine import Engine
 from dualcba.errors import one_of
 from dualcba.methods import Context, Method
-from dualcba.normalization.statistics import Statistics, grouped, modes, share, weighed
+from dualcba.normalization.statistics import (
+    RunningStatistics,
+    evaluation_mode,
+    grouped_statistics,
+    ibn_momentum,
+    temporary_momentum,
+)
 from dualcba.randomness import Array, Layout, generator, pack, unpack
 from dualcba.training.forward import Forwards
 from dualcba.training.precision import Precision, undisturbed
@@ -58,8 +64,8 @@ class Answers:
         self.augment = augment
         self.seen_only = seen_only
         self.norms = [layer for layer in forwards.norms if layer.training]  # not those frozen
-        self._running = Statistics(self.norms)
-        self._estimated = Statistics(self.norms)
+        self._running = RunningStatistics(self.norms)
+        self._estimated = RunningStatistics(self.norms)
         self._estimated_at = -1  # the step of the estimate
         self._depth = 0  # how deep in `evaluating`
 
@@ -78,14 +84,14 @@ class Answers:
         one_of(NORMS, norm=norm)
         incremental = norm == "ibn" and bool(self.norms) and self.context.memory.filled > 1
         with undisturbed(self.engine.device), self.engine.scope(), torch.no_grad():
-            running = self._running if self._depth == 0 else Statistics(self.norms)
+            running = self._running if self._depth == 0 else RunningStatistics(self.norms)
             self._depth += 1
             if incremental:
-                running.keep()
+                running.save()
             try:
                 if incremental:
                     self._estimate(step)
-                with modes(self.context.network):
+                with evaluation_mode(self.context.network):
                     with self.precision.autocast():
                         self.method.before_scores()
                     yield
@@ -111,7 +117,7 @@ class Answers:
         packet, layout = pack(parts)
         run = partial(self._pass_over_memory, layout=layout)
         self.engine.run(("ibn", layout), run, packet)
-        self._estimated.keep()
+        self._estimated.save()
         self._estimated_at = step
 
     def _pass_over_memory(self, packet: Tensor, *, layout: Layout) -> None:
@@ -120,16 +126,20 @@ class Answers:
         size, most = self._portion()
         network, norms = self.context.network, self.norms
         with (
-            modes(network, norms),
-            weighed(norms) as weigh,
+            evaluation_mode(network, norms),
+            temporary_momentum(norms) as set_momentum,
             torch.no_grad(),
             self.precision.lowered(),
             self.precision.autocast(),
         ):
             for k, groups, part in _portions(len(rows), size, most):
-                weigh(share(k + 1, self.average))
+                set_momentum(ibn_momentum(k + 1, self.average))
                 x = self.context.memory.x.index_select(0, rows[part])
-                with grouped(norms, groups, cumulative=True) if most > 1 else nullcontext():
+                with (
+                    grouped_statistics(norms, groups, cumulative=True)
+                    if most > 1
+                    else nullcontext()
+                ):
                     network(self.context.transform(x, None if augment is None else augment[part]))
 
     def _portion(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The adaptors: what goes in, what comes out, on which classes, and what a new task resets."""
+"""The adaptors: inputs, outputs, the corrected classes, and the reset at a new task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OLD, NEW, UNSEEN = [0, 1, 2], [3, 4], [5]
 
 
 def sets_after(tasks: int) -> ClassSets:
-    """No task, the first, or a later one."""
+    """Return the class sets before, in or after the first task."""
     sets = ClassSets(C)
     for classes in [OLD, NEW] if tasks > 1 else [OLD] * tasks:
         sets.new_task(classes)
@@ -25,7 +25,7 @@ def sets_after(tasks: int) -> ClassSets:
 
 
 def make(tasks: int = 2, *, seed: int = 0, **options: Any) -> Adaptor:
-    """An adaptor whose biases are no longer zero, as after some learning."""
+    """Return an adaptor with non-zero biases, as after training."""
     adaptor = Adaptor(sets_after(tasks), generator=rng(seed), **{"width": 16} | options)
     for name, p in adaptor.named_parameters():
         if name.endswith("bias"):
@@ -54,7 +54,7 @@ SPACES = ["logit", "probability"]
 
 
 def mlp(net: torch.nn.Module, x: Tensor) -> Tensor:
-    """Two layers written out."""
+    """Return the output of the MLP, in NumPy."""
     w = dict(net.named_parameters())
     hidden = (x @ w["hidden.weight"].T + w["hidden.bias"]).clamp(min=0)
     return hidden @ w["output.weight"].T + w["output.bias"]
@@ -110,7 +110,7 @@ def test_dual_is_the_mean_of_its_parts(space: str, specific: str) -> None:
 
 @pytest.mark.parametrize("options", KINDS[1:])
 def test_the_old_classes_include_all_seen_before(options: dict[str, Any]) -> None:
-    """After a third task what was new is old."""
+    """In the third task, the new classes of the second are old."""
     adaptor = make(**options)
     before = adaptor(logits())
     adaptor.sets.new_task(UNSEEN)
@@ -210,7 +210,7 @@ def test_initial_weights_are_xavier_normal_and_biases_zero() -> None:
             std = math.sqrt(2 / sum(p.shape))
             assert abs(p.std().item() / std - 1) < 0.03
             assert abs(p.mean().item()) < 0.03 * std
-            assert p.abs().max().item() > 2.5 * std  # a normal's tail, which no uniform has
+            assert p.abs().max().item() > 2.5 * std  # a uniform distribution has no such tail
 
 
 @pytest.mark.parametrize(
@@ -282,9 +282,9 @@ def test_names() -> None:
     [
         ({"specific": "double"}, ["specific", "'double'", "'single', 'individual' or 'none'"]),
         ({"space": "log"}, ["space", "'log'", "'logit' or 'probability'"]),
-        ({"specific": "none", "agnostic": False}, ["class-specific", "class-agnostic"]),
+        ({"specific": "none", "agnostic": False}, ["specific is 'none'", "agnostic is False"]),
         ({"width": 0}, ["width", "0", "at least 1"]),
-        ({"continual": True}, ["continual is True", "one single part"]),
+        ({"continual": True}, ["continual is True", "specific is 'single'"]),
         ({"continual": True, "agnostic": False, "specific": "individual"}, ["continual is True"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""ν as a file, loaded and frozen; and ν that learns in the first tasks only."""
+"""Files with ν, loaded and frozen; and ν that is trained in the first tasks only."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def file(taught: Learner, tmp_path: Path) -> Path:
 # ---------------------------------------------------------------- the file
 
 
-def test_there_and_back(taught: Learner, file: Path) -> None:
+def test_save_and_load(taught: Learner, file: Path) -> None:
     loaded = load_agnostic(file)
     assert same(weights(loaded.part), agnostic(taught))
     assert (loaded.space, loaded.divide, loaded.provenance) == ("logit", False, FROM)
@@ -103,7 +103,7 @@ BAD: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_what_is_no_such_file_is_one_line(
+def test_invalid_files_are_one_line_errors(
     kind: str, file: Path, tmp_path: Path, make_learner: Make
 ) -> None:
     make, words = BAD[kind]
@@ -115,18 +115,18 @@ def test_what_is_no_such_file_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_saved_learner_is_something_else(taught: Learner, tmp_path: Path) -> None:
+def test_a_saved_learner_is_not_a_class_agnostic_part(taught: Learner, tmp_path: Path) -> None:
     taught.save(tmp_path / "learner")
-    with pytest.raises(ValueError, match="learner holds something else, expected a class-agnostic"):
+    with pytest.raises(ValueError, match="learner does not contain a class-agnostic"):
         load_agnostic(tmp_path / "learner")
 
 
 @pytest.mark.parametrize("options", [{"divide": True}, {"space": "probability"}])
-def test_it_is_read_as_it_was_trained(
+def test_the_adaptor_must_have_the_options_of_the_training(
     options: dict[str, Any], file: Path, make_learner: Make, tmp_path: Path
 ) -> None:
     (field, value), *_ = options.items()
-    with pytest.raises(ValueError, match=f"{field} is {value!r}, expected .* as the loaded"):
+    with pytest.raises(ValueError, match=f"{field} is {value!r}, expected .* as in the loaded"):
         make_learner("er-dual-cba", agnostic_from=file, adaptor_options=options)
     adaptor = Adaptor(ClassSets(3), width=4, generator=torch.Generator(), **options)
     save_agnostic(adaptor, tmp_path / "other", {})
@@ -146,10 +146,10 @@ def test_pretrained_is_the_shipped_file(
 # ---------------------------------------------------------------- loaded and frozen
 
 
-def test_alone_it_has_no_outer_loop(
+def test_a_loaded_part_alone_has_no_outer_step(
     file: Path, make_learner: Make, teach: Teach, monkeypatch: Any, make_batches: Any
 ) -> None:
-    """Dual-CBA's correction at the price of a small forward; its width is the file's."""
+    """With a loaded ν alone there is no outer step; its width is that of the file."""
     learner = make_learner("er-dual-cba", agnostic_from=file, outer_every=1)
     before = agnostic(learner)
     assert before["net.hidden.weight"].shape == (12, 2)
@@ -160,12 +160,12 @@ def test_alone_it_has_no_outer_loop(
     teach(learner, tasks=3)
     assert same(agnostic(learner), before)
     plain = teach(make_learner("er"), tasks=3)
-    assert torch.equal(learner.memory.x, plain.memory.x)  # no draw of its own
+    assert torch.equal(learner.memory.x, plain.memory.x)  # no outer draw
     assert not same(weights(learner.network), weights(plain.network))
 
 
 @pytest.mark.parametrize("kind", ["single", "individual"])
-def test_beside_a_class_specific_part_that_learns(
+def test_a_loaded_part_with_a_trained_class_specific_part(
     kind: str, file: Path, make_learner: Make, teach: Teach
 ) -> None:
     options = {"specific": kind, "width": 7}
@@ -180,7 +180,7 @@ def test_beside_a_class_specific_part_that_learns(
     assert same(agnostic(learner), nu)
 
 
-def test_saved_and_loaded_like_any_other(
+def test_a_learner_with_a_loaded_part_is_saved_and_loaded(
     file: Path, make_learner: Make, teach: Teach, tmp_path: Path, differ: Any
 ) -> None:
     learner = teach(make_learner("er-dual-cba", agnostic_from=file))
@@ -194,7 +194,7 @@ def test_saved_and_loaded_like_any_other(
 
 
 def moments(learner: Learner) -> dict[str, Tensor]:
-    """Of Adam, for ν."""
+    """Return the state of Adam for ν."""
     assert learner.adaptor is not None
     assert learner.adaptor.agnostic is not None
     assert learner.adaptor_optimizer is not None
@@ -209,7 +209,7 @@ def step(learner: Learner, make_batches: Any, task: int, steps: int = 5) -> None
 
 
 @pytest.mark.parametrize("levels", ["bi", "joint", "buffer"])
-def test_nu_stands_still_from_then_on(levels: str, make_learner: Make, make_batches: Any) -> None:
+def test_nu_is_constant_after_freezing(levels: str, make_learner: Make, make_batches: Any) -> None:
     learner = make_learner("er-dual-cba", freeze_after=2, outer_every=1, levels=levels)
     learner.new_task([0, 1])
     step(learner, make_batches, 0)
@@ -226,12 +226,12 @@ def test_nu_stands_still_from_then_on(levels: str, make_learner: Make, make_batc
     assert not same(specific(learner), omega)
 
 
-def test_until_then_it_is_as_without(make_learner: Make, teach: Teach, differ: Any) -> None:
+def test_before_freezing_nothing_differs(make_learner: Make, teach: Teach, differ: Any) -> None:
     frozen, free = (teach(make_learner(freeze_after=k)) for k in (2, None))
     assert differ(frozen.state_dict(), free.state_dict()) == []
 
 
-def test_a_step_in_which_nu_stands_still_is_another_graph(
+def test_a_step_with_frozen_nu_has_another_graph_key(
     make_learner: Make, teach: Teach, monkeypatch: Any
 ) -> None:
     learner = make_learner("er-dual-cba", freeze_after=2, outer_every=1, buffer=8)
@@ -249,7 +249,7 @@ def test_a_step_in_which_nu_stands_still_is_another_graph(
     assert not keys[1] & keys[2]
 
 
-def test_alone_and_frozen_there_is_no_outer_step(
+def test_frozen_nu_alone_has_no_outer_step(
     make_learner: Make, teach: Teach, monkeypatch: Any
 ) -> None:
     options = {"specific": "none", "width": 8}
@@ -262,10 +262,10 @@ def test_alone_and_frozen_there_is_no_outer_step(
 
 
 @pytest.mark.parametrize("at", [1, 2])
-def test_a_state_brings_its_own_freedom(
+def test_a_state_determines_what_is_frozen(
     at: int, make_learner: Make, make_batches: Any, differ: Any
 ) -> None:
-    """From before the freezing or from after it, into a learner that was at the other place."""
+    """Load a state from before the freezing into a learner after it, and the reverse."""
 
     def live(learner: Learner, first: int, last: int) -> Learner:
         for task in range(first, last):
@@ -295,7 +295,7 @@ def test_a_state_brings_its_own_freedom(
         ({"freeze_after": 2, "agnostic_from": "x"}, "freeze_after is 2, expected None for a load"),
     ],
 )
-def test_what_makes_no_sense(options: dict[str, Any], words: str, make_learner: Make) -> None:
+def test_impossible_combinations(options: dict[str, Any], words: str, make_learner: Make) -> None:
     with pytest.raises(ValueError, match=words):
         make_learner(**options)
 
@@ -303,7 +303,7 @@ def test_what_makes_no_sense(options: dict[str, Any], words: str, make_learner: 
 # ---------------------------------------------------------------- from run to run
 
 
-def test_a_run_leaves_nu_and_another_takes_it(dualcba: Run) -> None:
+def test_a_run_saves_nu_and_another_loads_it(dualcba: Run) -> None:
     quick = ("--eval-every", 0, "--batch-size", 32, "--device", "cpu", "--quiet")
     got = dualcba("run", "--method", "er,er-cba,er-dual-cba", "--width", 32, "--out", "a", *quick)
     assert got.code == 0, got.err
@@ -332,7 +332,7 @@ def test_a_run_leaves_nu_and_another_takes_it(dualcba: Run) -> None:
     ],
     ids=str,
 )
-def test_what_a_command_cannot_do_is_one_line(
+def test_invalid_commands_are_one_line_errors(
     options: tuple[Any, ...], words: str, dualcba: Run
 ) -> None:
     method = () if "--method" in options else ("--method", "er-dual-cba")

@@ -80,17 +80,17 @@ def test_an_outer_draw_waits_where_forwards_may_meet(
     that is not known may keep something of its own: such forwards must not run at once."""
     calls: list[str] = []
 
-    def aside(_: Eager) -> Any:
-        calls.append("aside")
+    def branch(_: Eager) -> Any:
+        calls.append("branch")
         return nullcontext()
 
-    monkeypatch.setattr(Eager, "aside", aside)
-    monkeypatch.setattr(Eager, "join", lambda _: calls.append("join"))
+    monkeypatch.setattr(Eager, "branch", branch)
+    monkeypatch.setattr(Eager, "join_branch", lambda _: calls.append("join"))
     learner = make_learner(batch_size=batch_size)
     assert learner.forwards.samplewise
     learner.forwards.samplewise = known
     teach(learner)
-    assert calls == ["aside", "join"] * (3 * beside)  # of five steps every second
+    assert calls == ["branch", "join"] * (3 * beside)  # of five steps every second
 
 
 # ---------------------------------------------------------------- on CUDA

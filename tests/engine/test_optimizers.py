@@ -1,4 +1,4 @@
-"""The optimisers are torch's, and bring no compiler along."""
+"""The optimisers equal torch's and do not import the compiler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print("torch._dynamo" in sys.modules)
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
-def test_they_do_what_torchs_do(name: str) -> None:
+def test_they_equal_torchs(name: str) -> None:
     ends: list[list[Tensor]] = []
     for library in (torch.optim, optimizers):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The outer level's kernels against plain torch: the adaptor there and back, cross-entropies."""
+"""The kernels of the outer step against plain torch: adaptor and cross-entropies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dualcba.adaptors.adaptor import Adaptor
-from dualcba.kernels import adaptor as fused_outer
+from dualcba.kernels import adaptor as fused
 from dualcba.losses import Batch, CrossEntropy
 from dualcba.tasks.class_sets import ClassSets
 
@@ -33,21 +33,21 @@ ENTROPIES = [(64, 100, False), (7, 3, True), (33, 200, True)]
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """Without the kernels."""
+    """Disable the kernels."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused_outer, "applies", lambda *_: False)
+        patch.setattr(fused, "applies", lambda *_: False)
         yield
 
 
 def close(got: Tensor, want: Tensor, tolerance: float) -> None:
-    """Relative to the largest entry."""
+    """Compare, relative to the largest entry."""
     assert got.shape == want.shape
     far = float((got - want).detach().abs().max())
     assert far <= tolerance * max(float(want.detach().abs().max()), 1e-6), far
 
 
 def adaptor(C: int, tasks: int, options: dict[str, Any]) -> Adaptor:
-    """Biases as after some learning, a third of the classes unseen, one seen unannounced."""
+    """Return an adaptor with non-zero biases; a third of the classes is unseen, one unannounced."""
     sets, each = ClassSets(C), max(1, C // (tasks + 1))
     for task in range(tasks):
         sets.new_task(range(task * each, (task + 1) * each))
@@ -82,11 +82,11 @@ def compare(case: tuple[int, int, int, dict[str, Any]], device: str) -> None:
 
 
 def compare_entropy(case: tuple[int, int, bool], device: str) -> None:
-    n, C, weighed = case
+    n, C, weighted = case
     rng = torch.Generator().manual_seed(0)
     z, s = (3 * torch.randn(2, n, C, generator=rng)).to(device)
     y = torch.randint(C, (n,), generator=rng).to(device)
-    each = torch.rand(n, generator=rng).to(device) if weighed else None
+    each = torch.rand(n, generator=rng).to(device) if weighted else None
     term = CrossEntropy(Batch(z, y, z, z), weight=0.7, each=each)
     got = term.gradient(z), term.curvature(z, s)
     with plain():
@@ -95,7 +95,7 @@ def compare_entropy(case: tuple[int, int, bool], device: str) -> None:
 
 
 def frozen(device: str) -> None:
-    """ν may learn no more; it still corrects."""
+    """A frozen ν has no gradient; ω still has."""
     made = adaptor(10, 2, {}).to(device)
     made.sets.to(device)
     assert made.agnostic is not None
@@ -119,7 +119,7 @@ def everything(device: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_the_adaptors_kernels(case: tuple[int, int, int, dict[str, Any]], exact: None) -> None:
     z = torch.zeros(case[:2], device="cuda")
-    assert fused_outer.applies(z)
+    assert fused.applies(z)
     compare(case, "cuda")
 
 
@@ -135,24 +135,24 @@ def test_a_part_that_is_frozen() -> None:
 
 
 @pytest.mark.gpu
-def test_a_learner_learns_the_same_with_and_without(make_learner: Make, teach: Any) -> None:
+def test_a_learner_trains_equally_with_and_without_kernels(make_learner: Make, teach: Any) -> None:
     losses = []
     for without in (False, True):
         learner = make_learner("er-dual-cba", device="cuda", precision="fp32", outer_every=2)
         with plain() if without else torch.enable_grad():
             teach(learner, tasks=2, steps=6)
-        learner.engine.finish()  # it works on a stream of its own
+        learner.engine.finish()  # it uses a separate stream
         losses.append(learner.losses.values[: learner.step].cpu())
     torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-4)
 
 
-def test_elsewhere_it_is_plain_torch() -> None:
-    assert not fused_outer.applies(torch.zeros(4, 10))
-    assert not fused_outer.applies(torch.zeros(4, 10, device="meta"))
+def test_other_devices_use_plain_torch() -> None:
+    assert not fused.applies(torch.zeros(4, 10))
+    assert not fused.applies(torch.zeros(4, 10, device="meta"))
 
 
 def test_the_kernels_in_tritons_interpreter(interpreted: Callable[[str], None]) -> None:
-    """Where there is no GPU, Triton can still run its kernels, as NumPy."""
+    """Without a GPU, Triton can interpret the kernels with NumPy."""
     code = (
         "import dualcba.kernels.adaptor as f, tests.kernels.test_adaptor_kernels as t\n"
         "f.applies = lambda *_: True\n"

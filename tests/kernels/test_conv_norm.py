@@ -1,4 +1,4 @@
-"""Convolution, normalisation, shortcut and ReLU as one; batches that pass together."""
+"""Fused convolution, normalisation, residual and ReLU; joint forward passes; cast weights."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dualcba.kernels import conv_norm as fused
 from dualcba.kernels.conv_norm import applies, conv_norm, folds
 from dualcba.nets import Network, ResNet18
 from dualcba.normalization.layers import convert_normalization
-from dualcba.normalization.statistics import batch_norms, grouped, untracked
+from dualcba.normalization.statistics import batch_norms, grouped_statistics, without_tracking
 
 Make = Callable[..., Learner]
 LAST = torch.channels_last
 
-CASES = [  # channels, samples, side, parts, shortcut, ReLU
+CASES = [  # channels, samples, size, parts, residual, ReLU
     (64, 8, 4, 2, True, True),
     (20, 6, 5, 3, False, True),
     (130, 4, 3, 1, True, False),
@@ -52,7 +52,7 @@ def reference(
 
 
 def compare(case: tuple[Any, ...], device: str, *, training: bool = True) -> None:
-    """The fused layers against the plain ones, in outputs, gradients and running statistics."""
+    """Compare fused and plain layers: outputs, gradients and running statistics."""
     channels, n, side, parts, shortcut, relu = case
     conv, norm = (m.to(device, memory_format=LAST) for m in layers(channels))
     twin = copy.deepcopy(norm)
@@ -68,7 +68,7 @@ def compare(case: tuple[Any, ...], device: str, *, training: bool = True) -> Non
         conv.zero_grad()
         with torch.set_grad_enabled(training):
             if layer is norm:
-                with grouped([norm], parts):
+                with grouped_statistics([norm], parts):
                     y = conv_norm(conv, norm, inputs[0], residual, relu=relu)
             else:
                 y = reference(conv, twin, inputs[0], residual, parts, relu)
@@ -83,18 +83,18 @@ def compare(case: tuple[Any, ...], device: str, *, training: bool = True) -> Non
 
 
 def untouched(device: str) -> None:
-    """Running statistics stay where a forward is not to be noticed."""
+    """`without_tracking` leaves the running statistics unchanged."""
     conv, norm = (m.to(device, memory_format=LAST) for m in layers(20))
     before = [b.clone() for b in norm.buffers()]
     x = torch.randn(4, 8, 5, 5, device=device).to(memory_format=LAST)
-    with untracked([norm]):
+    with without_tracking([norm]):
         conv_norm(conv, norm, x)
     assert all(torch.equal(a, b) for a, b in zip(before, norm.buffers(), strict=True))
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_what_the_layers_say(case: tuple[Any, ...], training: bool) -> None:
+def test_without_kernels_the_layers_are_called(case: tuple[Any, ...], training: bool) -> None:
     compare(case, "cpu", training=training)
 
 
@@ -110,7 +110,7 @@ def test_the_kernels_do_what_the_layers_do(case: tuple[Any, ...], training: bool
     torch.backends.cudnn.allow_tf32 = before
 
 
-def test_only_cudnns_own_convolutions_take_the_normalisation(monkeypatch: Any) -> None:
+def test_only_cudnn_convolutions_are_folded(monkeypatch: Any) -> None:
     conv = nn.Conv2d(4, 8, 3, bias=False).to(torch.bfloat16)
     norm, x = nn.BatchNorm2d(8).eval(), torch.zeros(2, 4, 6, 6)
     monkeypatch.setattr(fused, "applies", lambda *_: True)
@@ -127,12 +127,12 @@ def test_only_cudnns_own_convolutions_take_the_normalisation(monkeypatch: Any) -
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_an_untracked_forward_moves_no_statistics(device: str) -> None:
+def test_without_tracking_no_statistics_change(device: str) -> None:
     untouched(device)
 
 
 def test_the_kernels_in_tritons_interpreter(interpreted: Callable[[str], None]) -> None:
-    """Where there is no GPU, Triton can still run its kernels, as NumPy."""
+    """Without a GPU, Triton can interpret the kernels with NumPy."""
     code = (
         "import dualcba.kernels.conv_norm as f, tests.kernels.test_conv_norm as t\n"
         "f.applies = lambda norm, x: True\n"
@@ -144,11 +144,11 @@ def test_the_kernels_in_tritons_interpreter(interpreted: Callable[[str], None]) 
 
 
 def error(net: nn.Module, exact: nn.Module, x: Tensor, fused: bool, monkeypatch: Any) -> float:
-    """How far the gradients are from those in float64, relative to their size."""
+    """Return the relative squared error of the gradients to those in float64."""
     if not fused:
         monkeypatch.setattr("dualcba.kernels.conv_norm.applies", lambda norm, x: False)
     twin = copy.deepcopy(net)
-    with torch.autocast("cuda", dtype=torch.bfloat16), grouped(batch_norms(twin), 2):
+    with torch.autocast("cuda", dtype=torch.bfloat16), grouped_statistics(batch_norms(twin), 2):
         twin(x).float().logsumexp(1).mean().backward()
     far = sum(
         float((p.grad.double() - q.grad).square().sum())
@@ -163,7 +163,7 @@ def test_gradients_are_as_exact_as_without_the_kernels(monkeypatch: Any) -> None
     net = ResNet18(3, 10, width=32).to("cuda", memory_format=LAST)
     x = torch.randn(32, 3, 32, 32, device="cuda")
     exact = copy.deepcopy(net).double()
-    with grouped(batch_norms(exact), 2):
+    with grouped_statistics(batch_norms(exact), 2):
         exact(x.double()).logsumexp(1).mean().backward()
     with_kernels = error(net, exact, x, True, monkeypatch)
     without = error(net, exact, x, False, monkeypatch)
@@ -175,7 +175,7 @@ def test_scores_are_as_exact_with_the_normalisation_in_the_weights(monkeypatch: 
     torch.manual_seed(0)
     net = Network(ResNet18(3, 10, width=32), (3, 32, 32), 10).to("cuda", memory_format=LAST)
     for _ in range(20):
-        net(3 + torch.randn(64, 3, 32, 32, device="cuda"))  # running statistics worth the name
+        net(3 + torch.randn(64, 3, 32, 32, device="cuda"))  # for realistic running statistics
     net.eval()
     x = (3 + torch.randn(64, 3, 32, 32, device="cuda")).to(memory_format=LAST)
     assert folds(net.module.conv1.to(torch.bfloat16), net.module.bn1, x) is False  # grad enabled
@@ -186,18 +186,18 @@ def test_scores_are_as_exact_with_the_normalisation_in_the_weights(monkeypatch: 
         for folded in (True, False):
             if not folded:
                 monkeypatch.setattr("dualcba.kernels.conv_norm.folds", lambda conv, norm, x: False)
-            with net.lowered(torch.bfloat16), torch.autocast("cuda", dtype=torch.bfloat16):
+            with net.cast_weights(torch.bfloat16), torch.autocast("cuda", dtype=torch.bfloat16):
                 errors.append(float((net(x)[0] - exact).norm() / exact.norm()))
-    assert errors[0] != errors[1]  # both ways were taken
+    assert errors[0] != errors[1]  # both variants ran
     assert errors[0] < 1.5 * errors[1]
 
 
-# ---------------------------------------------------------------- batches that pass together
+# ---------------------------------------------------------------- joint forward passes
 
 
 @pytest.mark.parametrize("norm", ["bn", "cn"])
 @pytest.mark.parametrize("method", ["er", "er-dual-cba", "derpp-cba", "clser-dual-cba"])
-def test_together_is_as_apart(
+def test_a_joint_forward_pass_equals_separate_ones(
     method: str, norm: str, make_learner: Make, make_net: Any, teach: Any
 ) -> None:
     losses = []
@@ -213,7 +213,7 @@ def test_together_is_as_apart(
 
 
 class Mixing(nn.Module):
-    """Lets the samples of a batch meet."""
+    """A layer in which the samples of a batch interact."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x - x.mean(0)
@@ -228,19 +228,19 @@ class Mixing(nn.Module):
         (Mixing(), False),
     ],
 )
-def test_networks_that_may_let_samples_meet_pass_batch_by_batch(
+def test_networks_in_which_samples_may_interact_are_not_samplewise(
     part: nn.Module, samplewise: bool
 ) -> None:
     net = Network(nn.Sequential(nn.Linear(3, 4), part, nn.Linear(4, 2)), (3,), 2)
     assert net.samplewise is samplewise
 
 
-def test_adab2n_weighs_the_tasks_of_a_whole_batch(make_learner: Make, make_net: Any) -> None:
+def test_adab2n_is_not_samplewise(make_learner: Make, make_net: Any) -> None:
     learner = make_learner("er", network=convert_normalization(make_net(), "adab2n"))
     assert not learner.network.samplewise
 
 
-def test_a_cumulative_average_goes_on_over_parts() -> None:
+def test_a_cumulative_average_continues_over_parts() -> None:
     torch.manual_seed(0)
     x = torch.randn(12, 3)
     apart, together = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
@@ -249,7 +249,7 @@ def test_a_cumulative_average_goes_on_over_parts() -> None:
         apart(part)
     for start in (0, 2):
         together.momentum = 1 / (start + 1)
-        with grouped([together], 2, cumulative=True):
+        with grouped_statistics([together], 2, cumulative=True):
             together(x.chunk(2)[start // 2])
     assert "forward" not in vars(together)
     for a, b in zip(apart.buffers(), together.buffers(), strict=True):
@@ -260,16 +260,16 @@ def test_a_cumulative_average_goes_on_over_parts() -> None:
 
 
 def taught(net: Network, x: Tensor, lowered: bool) -> tuple[Any, Tensor]:
-    """A copy with gradients, and its logits; weights lowered at once or by autocast."""
+    """Return a copy with gradients, and its logits; weights cast together or by autocast."""
     twin = copy.deepcopy(net)
-    at_once = twin.lowered(torch.bfloat16) if lowered else nullcontext()
+    at_once = twin.cast_weights(torch.bfloat16) if lowered else nullcontext()
     with torch.autocast("cpu", dtype=torch.bfloat16), at_once:
         z, _ = twin(x)
     z.sum().backward()
     return twin, z
 
 
-def test_lowered_weights_give_what_autocast_gives() -> None:
+def test_cast_weights_equal_autocast() -> None:
     torch.manual_seed(0)
     net = Network(ResNet18(3, 5, width=8), (3, 8, 8), 5)
     x = torch.randn(4, 3, 8, 8)
@@ -282,16 +282,16 @@ def test_lowered_weights_give_what_autocast_gives() -> None:
         assert torch.equal(a, b)
 
 
-def test_frozen_weights_have_no_gradient_when_lowered() -> None:
+def test_frozen_weights_have_no_gradient_when_cast() -> None:
     net = Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (3,), 2)
     net.module[0].requires_grad_(False)
-    with net.lowered(torch.bfloat16), torch.autocast("cpu", dtype=torch.bfloat16):
+    with net.cast_weights(torch.bfloat16), torch.autocast("cpu", dtype=torch.bfloat16):
         net(torch.ones(2, 3))[0].sum().backward()
     assert net.module[0].weight.grad is None
     assert net.module[2].weight.grad is not None
 
 
-def test_a_weight_in_two_places_is_lowered_in_both() -> None:
+def test_a_shared_weight_is_cast_in_both_places() -> None:
     torch.manual_seed(0)
     one, two = nn.Linear(4, 4), nn.Linear(4, 4)
     two.weight = one.weight

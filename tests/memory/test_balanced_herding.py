@@ -1,4 +1,4 @@
-"""Class-balanced and herding memories: who is kept, and that rows are always valid."""
+"""Class-balanced and herding memories: the kept samples, and valid rows."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ batches = st.integers(1, 17)
 
 
 def feed(memory: Balanced, labels: list[int], batch: int, keys: Ints) -> None:
-    """Samples are their own number; keys are given, so that the outcome can be foretold."""
+    """Samples are numbered and their keys given, so the outcome is known."""
     for start in range(0, len(labels), batch):
         part = slice(start, start + batch)
         y = torch.tensor(labels[part])
         x = torch.arange(start, start + len(y), dtype=torch.float32).unsqueeze(1)
-        memory.slots(len(y), np.random.default_rng(0))  # it counts
+        memory.slots(len(y), np.random.default_rng(0))  # counts the samples
         memory.write(torch.from_numpy(keys[part]), x, y, {})
 
 
@@ -46,7 +46,7 @@ def draw_keys(n: int, size: int, seed: int = 0) -> Ints:
 
 
 def by_hand(labels: list[int], keys: Ints, size: int) -> set[int]:
-    """Of all samples so far the lowest by (rank by key within the class, class)."""
+    """Return the lowest of all samples by (rank by key within the class, class)."""
     places: Counter[int] = Counter()
     cells = []
     for i in np.argsort(keys, kind="stable"):
@@ -56,7 +56,7 @@ def by_hand(labels: list[int], keys: Ints, size: int) -> set[int]:
 
 
 @given(streams, sizes, batches)
-def test_keeps_what_a_look_at_the_whole_stream_would(
+def test_keeps_the_samples_selected_from_the_whole_stream(
     labels: list[int], size: int, batch: int
 ) -> None:
     memory, keys = make(size), draw_keys(len(labels), size)
@@ -86,7 +86,9 @@ def test_rows_are_valid_and_classes_even_at_every_step(
 
 
 @given(streams, sizes, batches, batches)
-def test_batches_make_no_difference(labels: list[int], size: int, one: int, other: int) -> None:
+def test_the_result_does_not_depend_on_batches(
+    labels: list[int], size: int, one: int, other: int
+) -> None:
     keys = draw_keys(len(labels), size)
     a, b = make(size), make(size)
     feed(a, labels, one, keys)
@@ -118,8 +120,8 @@ def test_keys_come_from_the_generator() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=30), sizes)
-def test_a_slot_of_size_means_nowhere(stream: list[tuple[int, bool]], size: int) -> None:
-    """As the learner asks for samples that shall not be stored."""
+def test_a_slot_equal_to_size_is_not_stored(stream: list[tuple[int, bool]], size: int) -> None:
+    """The learner uses it for samples that must not be stored."""
     memory, rng = make(size), np.random.default_rng(0)
     wanted = np.array([w for _, w in stream])
     for start in range(0, len(stream), 4):
@@ -134,7 +136,7 @@ def test_a_slot_of_size_means_nowhere(stream: list[tuple[int, bool]], size: int)
     assert wanted[ids].all() if ids else True
 
 
-def test_goes_on_from_a_state() -> None:
+def test_continues_from_a_state() -> None:
     labels = [0] * 9 + [1] * 9 + [2] * 9
     keys = draw_keys(27, 8)
     whole, first, second = make(8), make(8), make(8)
@@ -164,7 +166,7 @@ def test_stores_columns() -> None:
 
 
 def herd_by_hand(features: Floats, count: int) -> list[int]:
-    """iCaRL's Algorithm 4 as it is written."""
+    """Algorithm 4 of iCaRL, literally."""
     mean = features.mean(0)
     chosen: list[int] = []
     for k in range(1, min(count, len(features)) + 1):
@@ -175,13 +177,13 @@ def herd_by_hand(features: Floats, count: int) -> list[int]:
     return chosen
 
 
-group = st.integers(1, 25).filter(lambda n: n != 2)  # of two, both are as near to their mean
+group = st.integers(1, 25).filter(lambda n: n != 2)  # two samples are equally close to their mean
 lengths = st.lists(group, min_size=1, max_size=5)
 
 
 @given(lengths, st.integers(1, 6), st.integers(0, 30), st.integers(0, 1000))
 def test_herding_order(sizes: list[int], d: int, count: int, seed: int) -> None:
-    """Of several groups at once, of different lengths."""
+    """Several groups of different lengths at once."""
     features = np.random.default_rng(seed).normal(size=(len(sizes), max(sizes), d))
     padding = np.arange(max(sizes)) >= np.array(sizes)[:, None]
     got = herd(torch.from_numpy(features), torch.from_numpy(padding), count)
@@ -190,7 +192,7 @@ def test_herding_order(sizes: list[int], d: int, count: int, seed: int) -> None:
 
 
 def one_by_one(memory: Herding, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """What `fill` leaves, class by class and sample by sample."""
+    """Return the expected content after `fill`, computed sample by sample."""
     pool = torch.cat([memory.x[: memory.filled], x])
     labels = torch.cat([memory.y[: memory.filled], y])
     classes = labels.unique().tolist()
@@ -206,8 +208,8 @@ def one_by_one(memory: Herding, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @given(st.integers(1, 60), st.integers(0, 1000))
-def test_all_classes_at_once_are_chosen_as_one_by_one(size: int, seed: int) -> None:
-    """Old classes come again, some do not, and none has as many samples as another."""
+def test_all_classes_at_once_equal_one_by_one(size: int, seed: int) -> None:
+    """Some old classes appear again, and all classes have different numbers of samples."""
     memory, rng = Herding(size, (2,), torch.float64), np.random.default_rng(seed)
     for task in range(3):
         labels = np.repeat(rng.permutation(7)[:4], rng.integers(3, 15, 4))
@@ -247,7 +249,7 @@ def test_classes_share_the_rows(size: int, per_class: int) -> None:
             assert memory.filled == size
 
 
-def test_chooses_by_herding_and_gives_up_the_last() -> None:
+def test_selects_by_herding_and_drops_the_last() -> None:
     memory = Herding(12, (2,), torch.float64)
     x, y = samples([0, 1] * 15, 0)
     memory.fill(x, y, features)
@@ -258,7 +260,7 @@ def test_chooses_by_herding_and_gives_up_the_last() -> None:
     assert torch.equal(rows_of(memory, 0), own[order[:3]])
 
 
-def test_a_class_that_comes_again_is_chosen_anew_among_all() -> None:
+def test_a_repeated_class_is_selected_again_from_all_samples() -> None:
     memory = Herding(8, (2,), torch.float64)
     x, y = samples([0, 1] * 5, 0)
     memory.fill(x, y, features)
@@ -302,7 +304,7 @@ def test_validation_rows(filled: int, held: list[int]) -> None:
     assert len(plain.draw(99, np.random.default_rng(0))) == filled
 
 
-def test_herding_goes_on_from_a_state() -> None:
+def test_herding_continues_from_a_state() -> None:
     memory, other = Herding(9, (2,), torch.float64), Herding(9, (2,), torch.float64)
     memory.fill(*samples([0, 1] * 5, 0), features)
     other.load_state_dict(memory.state_dict())

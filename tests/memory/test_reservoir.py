@@ -1,4 +1,4 @@
-"""The reservoir: who is kept, how often, and that a batch is no different from one by one."""
+"""The reservoir: the kept samples and their probability; batches equal single samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 
 def p_value(counts: Ints, streams: int, share: float) -> float:
-    """Of a chi-square test that each of n items is drawn with probability `share` per stream.
+    """Return the p-value of a chi-square test that each of n items has probability `share`.
 
     Each stream takes the same number of items, so the counts are negatively correlated as in
     sampling without replacement; the factor (n − 1)/n accounts for it.
@@ -28,7 +28,7 @@ def p_value(counts: Ints, streams: int, share: float) -> float:
 
 
 def kept(memory: Memory, n: int, batch: int, rng: np.random.Generator) -> Ints:
-    """Which of a stream of n samples lie in the memory at its end."""
+    """Return the samples in the memory after a stream of n samples."""
     content = np.full(memory.size + 1, -1)
     memory.seen = 0
     for start in range(0, n, batch):
@@ -53,8 +53,8 @@ def test_each_sample_is_kept_with_probability_size_over_seen(size: int, n: int, 
     assert p_value(counts, streams, size / n) > 1e-4
 
 
-def test_each_slot_holds_each_late_sample_alike() -> None:
-    """Where a late sample lies is uniform too, so any part of the memory is a fair sample."""
+def test_each_slot_holds_each_late_sample_with_the_same_probability() -> None:
+    """The slot of a late sample is uniform too, so any part of the memory is a uniform sample."""
     rng, streams = np.random.default_rng(5), 6000
     memory = Reservoir(4, (1,))
     counts = np.zeros((12, 4), dtype=np.int64)
@@ -65,8 +65,8 @@ def test_each_slot_holds_each_late_sample_alike() -> None:
     assert stats.chisquare(late.ravel()).pvalue > 1e-4
 
 
-def test_the_chi_square_test_sees_a_wrong_reservoir() -> None:
-    """Off by one in the number seen so far: the same test, at the same size, must fail."""
+def test_the_chi_square_test_detects_a_wrong_reservoir() -> None:
+    """With an error of one in the number of samples seen, the same test must fail."""
 
     class Wrong(Reservoir):
         def slots(self, n: int, rng: np.random.Generator) -> Ints:
@@ -89,7 +89,7 @@ def test_the_chi_square_test_sees_a_wrong_reservoir() -> None:
     seed=st.integers(0, 2**31),
 )
 def test_a_batch_equals_one_by_one(size: int, batches: list[int], seed: int) -> None:
-    """Under the same draws: contents, labels, columns, age and generator."""
+    """With the same random numbers: contents, labels, columns, age and generator."""
     n = sum(batches)
     x = torch.arange(n, dtype=torch.uint8).view(-1, 1)
     y = torch.arange(n) * 3
@@ -222,7 +222,7 @@ def test_storage_is_allocated_once(dtype: torch.dtype) -> None:
     assert memory.x.shape == (7, 2)
 
 
-def test_what_is_not_kept_leaves_no_trace_in_the_state() -> None:
+def test_samples_that_are_not_kept_do_not_change_the_state() -> None:
     a, b = Reservoir(2, (1,)), Reservoir(2, (1,))
     for memory, value in ((a, 5), (b, 6)):
         x = torch.full((1, 1), value, dtype=torch.uint8)
@@ -230,7 +230,7 @@ def test_what_is_not_kept_leaves_no_trace_in_the_state() -> None:
     assert all(torch.equal(v, b.state_dict()[k]) for k, v in a.state_dict().items())
 
 
-def test_its_age_is_part_of_its_state() -> None:
+def test_the_number_of_seen_samples_is_in_the_state() -> None:
     memory, other, rng = Reservoir(3, (1,)), Reservoir(3, (1,)), _rng(0)
     memory.slots(11, rng)
     other.load_state_dict(memory.state_dict())
@@ -244,6 +244,6 @@ def test_a_buffer_holds_at_least_one(size: int) -> None:
         Reservoir(size, (1,))
 
 
-def test_a_memory_says_how_it_chooses() -> None:
+def test_a_memory_must_implement_slots() -> None:
     with pytest.raises(NotImplementedError):
         Memory(2, (1,)).slots(1, _rng(0))

@@ -1,4 +1,4 @@
-"""What the tests of single methods share: a method in a small network, in float64."""
+"""Fixtures of the tests of methods: a method in a small network, in float64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLASSES, INPUTS, FEATURES = 6, 5, 4
 
 
 class Bench:
-    """A bound method, and batches through its network."""
+    """A bound method, and batches with the outputs of its network."""
 
     def __init__(self, method: Method, size: int) -> None:
         with torch.random.fork_rng(devices=[]):
@@ -39,7 +39,7 @@ class Bench:
         method.bind(Context(*parts, lr, 4, nullcontext))
 
     def begin(self, *tasks: Sequence[int]) -> None:
-        """Begin each of these tasks; the network moves in between."""
+        """Begin each of these tasks, and change the network after each."""
         for k, classes in enumerate(tasks):
             self.sets.new_task(classes)
             self.method.begin_task()
@@ -47,13 +47,13 @@ class Bench:
 
     @torch.no_grad()
     def shake(self, seed: int) -> None:
-        """Move the weights, as training would."""
+        """Change the weights, as training would."""
         generator = torch.Generator().manual_seed(seed)
         for p in self.network.parameters():
             p.add_(0.3 * torch.randn(p.shape, generator=generator, dtype=torch.float64))
 
     def batch(self, labels: Sequence[int], seed: int = 0) -> Batch:
-        """Random samples with these labels through the network."""
+        """Return random samples with these labels and the outputs of the network."""
         x = torch.from_numpy(np.random.default_rng(seed).normal(size=(len(labels), INPUTS)))
         z, h = self.network(x)
         return Batch(x, torch.tensor(labels), z, h)
@@ -61,17 +61,17 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Callable[..., Any]:
-    """Put a method on the bench."""
+    """Return a function that binds a method to a `Bench`."""
     return lambda method, size=12: Bench(method, size)
 
 
 def log_softmax(z: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Row by row."""
+    """Return the log-softmax of each row."""
     shifted = z - z.max(1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
 
 
 @pytest.fixture
 def logp() -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
-    """`log_softmax` in NumPy, to be called."""
+    """Return `log_softmax`, in NumPy."""
     return log_softmax

@@ -1,4 +1,4 @@
-"""BiC against NumPy: the loss, who is held out, and the fit of α and β."""
+"""BiC against NumPy: the loss, the held-out samples, and the fit of α and β."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def by_hand(
 def test_loss(bench: Make, logp: Any) -> None:
     b = bench(BiC())
     b.begin([0, 1], [2, 3, 4])
-    b.method.alpha[:2], b.method.beta[:2] = 1.5, -0.25  # of the task before
+    b.method.alpha[:2], b.method.beta[:2] = 1.5, -0.25  # of the previous task
     new, mem = b.batch([2, 3, 3], 1), b.batch([0, 1, 1, 0], 2)
     alpha, beta = b.method.alpha.numpy(), b.method.beta.numpy()
     want = 0.0
@@ -52,7 +52,7 @@ def test_first_task_is_cross_entropy_alone(bench: Make, logp: Any) -> None:
     assert b.method.loss(new, [], identity).item() == pytest.approx(want, abs=1e-6)
 
 
-def test_the_share_of_the_old_classes_takes_no_notice_of_strays(bench: Make) -> None:
+def test_unannounced_classes_do_not_change_the_weight_of_distillation(bench: Make) -> None:
     b = bench(BiC())
     b.begin([0, 1], [2, 3])
     new = b.batch([2, 3, 3], 1)
@@ -72,11 +72,11 @@ def second_task(bench: Make) -> Any:
     return b
 
 
-def test_held_out_samples_take_no_part(bench: Make, logp: Any) -> None:
+def test_held_out_samples_are_not_in_the_loss(bench: Make, logp: Any) -> None:
     b = second_task(bench)
     assert b.method.quota == 3
     held = []
-    for step in range(6):  # batches of 6: places 0, 8 and 16 are held out, 24 no more
+    for step in range(6):  # batches of 6: samples 0, 8 and 16 are held out, not 24
         new = b.batch([2, 3] * 3, 10 + step)
         loss = b.method.loss(new, [], identity)
         slope = torch.autograd.grad(loss, new.z)[0]
@@ -110,7 +110,7 @@ def test_fit_sees_exactly_what_was_held_out(bench: Make, monkeypatch: Any) -> No
     assert y[3:].tolist() == data.y[[0, 8, 16]].tolist()
 
 
-def test_a_fit_takes_nothing_from_the_one_before(bench: Make) -> None:
+def test_a_fit_does_not_depend_on_the_previous_fit(bench: Make) -> None:
     b = second_task(bench)
     data, fits = b.batch([0, 1, 2, 3] * 5, 5), []
     for _ in range(2):
@@ -120,7 +120,7 @@ def test_a_fit_takes_nothing_from_the_one_before(bench: Make) -> None:
 
 
 def test_fit_lowers_the_loss_on_validation(bench: Make) -> None:
-    """New classes favoured by 2: β takes that back as far as 250 epochs at 1e-3 let it."""
+    """New classes have a bias of 2; β reduces it as far as 250 epochs at 1e-3 allow."""
     b = second_task(bench)
     rng = np.random.default_rng(0)
     y = torch.tensor([0, 1, 2, 3] * 10)
@@ -144,14 +144,14 @@ def test_fit_lowers_the_loss_on_validation(bench: Make) -> None:
 
 
 def test_fit_takes_the_steps_of_adam(bench: Make) -> None:
-    """The same fit by autograd and torch's own Adam, over all logits at once."""
+    """Compare with a fit by autograd and torch's Adam, over all logits at once."""
     b = second_task(bench)
     b.method.epochs = 5
     b.method.alpha[:2], b.method.beta[:2] = 0.8, 0.1
     z = torch.from_numpy(np.random.default_rng(1).normal(size=(10, 6)))
     y = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3, 3])
     new = torch.tensor([False, False, True, True, False, False])
-    each = 1 / torch.tensor([3.0, 2.0, 3.0, 2.0])[y]  # every class weighs the same
+    each = 1 / torch.tensor([3.0, 2.0, 3.0, 2.0])[y]  # all classes have the same weight
     fixed = b.method.correct(z)
     b.method.fit(z, y)
 

@@ -1,4 +1,4 @@
-"""CLS-ER against NumPy: whom it follows, and how the averages move."""
+"""CLS-ER against NumPy: the selected targets, and the updates of the averages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dualcba.data import Transform
 from dualcba.losses import Batch, identity
 from dualcba.memory import Reservoir
 from dualcba.methods import Context
-from dualcba.methods.clser import CLSER, follow, more_certain
+from dualcba.methods.clser import CLSER, select_confident, update_average
 from dualcba.nets import MLP, Network
 from dualcba.tasks.class_sets import ClassSets
 
@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 
 def bound(module: nn.Module | None = None, **options: Any) -> CLSER:
-    """A method in a small network, both averages away from it and from each other."""
+    """A method in a small network, with averages that differ from it and from each other."""
     torch.manual_seed(0)
     network = Network(module or nn.Linear(D, C), (D,), C).double()
     method = CLSER(**options)
@@ -43,7 +43,7 @@ def bound(module: nn.Module | None = None, **options: Any) -> CLSER:
 
 
 def batches(method: CLSER, seed: int = 0) -> tuple[Batch, list[Batch], Batch]:
-    """New, memory and outer batch through the working network."""
+    """Return new, memory and outer batches with the outputs of the trained network."""
     rng = np.random.default_rng(seed)
     out, start = [], 0
     for n in (6, 8, 8):
@@ -79,7 +79,7 @@ def linear(network: Network, x: Tensor) -> Floats:
 
 
 def chosen(stable: Floats, plastic: Floats, y: NDArray[np.int64]) -> Floats:
-    """Sample by sample, in a loop."""
+    """Compute the loss sample by sample."""
     rows = []
     for s, p, c in zip(stable, plastic, y, strict=True):
         rows.append(s if logp(s[None])[0, c] > logp(p[None])[0, c] else p)
@@ -93,7 +93,7 @@ def test_loss_against_numpy() -> None:
     stable, plastic = (linear(net, mem[0].x) for net in (method.stable, method.plastic))
     target = chosen(stable, plastic, y)
     both = {bool((t == s).all()) for t, s in zip(target, stable, strict=True)}
-    assert both == {True, False}  # either average is followed by some sample
+    assert both == {True, False}  # each average is the target of some sample
     want = ce(new.z.numpy(), new.y.numpy()) + ce(z, y) + 0.4 * np.mean((z - target) ** 2)
     assert method.loss(new, mem, identity).item() == pytest.approx(want, abs=1e-6)
 
@@ -131,7 +131,7 @@ def test_only_new_samples_while_the_memory_is_empty() -> None:
 
 def test_the_plastic_average_wins_a_tie() -> None:
     stable, plastic = torch.zeros(1, 3), torch.ones(1, 3)  # the same distribution
-    assert torch.equal(more_certain(stable, plastic, torch.tensor([1])), plastic)
+    assert torch.equal(select_confident(stable, plastic, torch.tensor([1])), plastic)
 
 
 @pytest.mark.parametrize("kind", ["cba", "dual-cba"])
@@ -160,7 +160,7 @@ def test_closed_form_is_the_autograd_one(kind: str) -> None:
 # ---------------------------------------------------------------------- the averages
 
 
-def test_rates_and_how_often_they_are_used() -> None:
+def test_rates_and_update_probabilities() -> None:
     method, rng = CLSER(), np.random.default_rng(0)
     for step, rate in ((0, 1 / 2), (1, 2 / 3), (9, 10 / 11), (998, 0.999), (5000, 0.999)):
         rates = np.stack([method.noise(rng, step) for _ in range(2000)])
@@ -171,11 +171,13 @@ def test_rates_and_how_often_they_are_used() -> None:
         assert both == pytest.approx(0.63, abs=0.04)  # independently
 
 
-def test_follow_is_the_moving_average() -> None:
+def test_update_average_is_the_moving_average() -> None:
     rng = np.random.default_rng(0)
     old, new = ([rng.normal(size=s) for s in ((3, 2), (4,))] for _ in range(2))
     average = [torch.from_numpy(a.copy()) for a in old]
-    follow(average, [torch.from_numpy(a) for a in new], torch.tensor(0.8, dtype=torch.float64))
+    update_average(
+        average, [torch.from_numpy(a) for a in new], torch.tensor(0.8, dtype=torch.float64)
+    )
     for a, o, n in zip(average, old, new, strict=True):
         assert np.allclose(a.numpy(), 0.8 * o + 0.2 * n, atol=1e-12)
 
@@ -183,18 +185,18 @@ def test_follow_is_the_moving_average() -> None:
 def test_a_rate_of_one_changes_no_bit() -> None:
     average = [torch.randn(100)]
     before = average[0].clone()
-    follow(average, [torch.randn(100) * 1e6], torch.tensor(1.0, dtype=torch.float64))
+    update_average(average, [torch.randn(100) * 1e6], torch.tensor(1.0, dtype=torch.float64))
     assert torch.equal(average[0], before)
 
 
 def test_nothing_is_read_back_from_the_device() -> None:
-    with FakeTensorMode():  # has shapes only, no values to read
+    with FakeTensorMode():  # tensors without values
         average, theta = ([torch.randn(3, 2), torch.randn(4)] for _ in range(2))
         rate = torch.rand(2, dtype=torch.float64).unbind()[0]
-        follow(average, theta, rate)
-        z = more_certain(torch.randn(6, C), torch.randn(6, C), torch.zeros(6, dtype=torch.long))
+        update_average(average, theta, rate)
+        z = select_confident(torch.randn(6, C), torch.randn(6, C), torch.zeros(6, dtype=torch.long))
         assert z.shape == (6, C)
-        with pytest.raises(DataDependentOutputException):  # so it would be noticed
+        with pytest.raises(DataDependentOutputException):  # reading a value is detected
             torch._foreach_lerp_(average, theta, rate)
 
 
@@ -249,7 +251,7 @@ def test_copies_take_batch_statistics_and_keep_none() -> None:
     kept = {k: v.clone() for k, v in method.state_dict().items()}
     target = method.target(mem[0])
     other = method.target(Batch(mem[0].x[:4], mem[0].y[:4], mem[0].z[:4], mem[0].h[:4]))
-    assert not torch.allclose(target[:4], other)  # another batch, other statistics
+    assert not torch.allclose(target[:4], other)  # batch statistics differ
     assert all(torch.equal(v, method.state_dict()[k]) for k, v in kept.items())
     assert all(torch.equal(v, before[k]) for k, v in method.context.network.state_dict().items())
 
@@ -261,7 +263,7 @@ def test_copies_are_not_trained(make_learner: Callable[..., Learner]) -> None:
     assert mine == {id(p) for p in learner.network.parameters()}
 
 
-def test_each_average_is_asked_once_a_step(
+def test_each_average_is_evaluated_once_per_step(
     make_learner: Callable[..., Learner], teach: Any
 ) -> None:
     learner = make_learner("clser-dual-cba", outer_every=1)
@@ -271,10 +273,10 @@ def test_each_average_is_asked_once_a_step(
     method.stable.register_forward_hook(lambda *_: asked.append(learner.step))
     teach(learner)
     assert asked == list(range(1, learner.step))  # the memory is empty at the first step
-    assert method._kept is None
+    assert method._cached is None
 
 
-def test_a_saved_learner_goes_on_alike(
+def test_a_loaded_learner_continues_equally(
     make_learner: Callable[..., Learner], teach: Any, make_batches: Any, differ: Any
 ) -> None:
     first = teach(make_learner("clser-cba"))
@@ -295,7 +297,7 @@ def test_steps_can_be_captured(
     for engine in ("eager", "captured"):
         learner = make_learner(method, device="cuda", engine=engine, precision="fp32")
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # "runs eagerly, it cannot be captured"
+            warnings.simplefilter("error")  # the warning that a step cannot be captured
             teach(learner, tasks=3, steps=20)
         ends.append(learner.state_dict()["tensors"])
     for name, t in ends[0].items():

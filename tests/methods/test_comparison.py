@@ -1,4 +1,4 @@
-"""The five comparison methods live a learner's life: three tasks, asked at any time, put back."""
+"""The five comparison methods in a learner: three tasks, predictions at any time, state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dualcba.losses import identity
 from dualcba.memory import Balanced
 from dualcba.methods import METHODS, method_names
 from dualcba.nets import make_network
-from dualcba.normalization.statistics import modes
+from dualcba.normalization.statistics import evaluation_mode
 from dualcba.randomness import pack, unpack
 
 COMPARISON = ["icarl", "lucir", "bic", "er-ace", "ss-il"]
@@ -35,7 +35,7 @@ def network(name: str, seed: int = 0) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("method", ["icarl", "lucir", "bic", "ss-il"])
-def test_what_the_teacher_says_of_a_sample_does_not_depend_on_its_company(
+def test_the_teachers_output_does_not_depend_on_other_samples(
     method: str, make_learner: Make, teach: Callable[..., Learner], images: Dataset
 ) -> None:
     learner = teach(make_learner(method))
@@ -53,7 +53,7 @@ def test_they_take_no_adaptor() -> None:
 
 @pytest.mark.parametrize("name", COMPARISON)
 @pytest.mark.parametrize("net", ["mlp", "resnet18-slim"])
-def test_three_tasks_asked_in_the_middle_of_each(
+def test_three_tasks_with_predictions_in_the_middle_of_each(
     name: str, net: str, make_learner: Make, make_batches: Any, images: Dataset
 ) -> None:
     learner = make_learner(name, network(net), ibn=net == "mlp")
@@ -98,7 +98,7 @@ def test_keeps_the_contract(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPARISON)
 def test_classes_may_come_unannounced(name: str, make_learner: Make, images: Dataset) -> None:
-    """As in a blurry stream: samples of other tasks' classes, past and future."""
+    """In a blurry stream, samples may have classes of earlier or later tasks."""
     learner = make_learner(name, network("mlp"))
     rng = np.random.default_rng(0)
     for k in range(3):
@@ -115,7 +115,7 @@ def test_classes_may_come_unannounced(name: str, make_learner: Make, images: Dat
 def test_a_step_reads_nothing_on_the_host(
     name: str, make_learner: Make, teach: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a CUDA graph could not capture fails here too: tensors without values."""
+    """Tensors without values fail wherever a CUDA graph cannot be captured."""
     monkeypatch.setattr(transforms, "crop_by_window", transforms.crop_by_gather)  # as on CUDA
     learner = teach(make_learner(name, network("mlp")))
     packet, layout = pack(learner.draws.draw(learner.step, 8, np.ones(8, dtype=bool)))
@@ -131,10 +131,10 @@ def test_a_step_reads_nothing_on_the_host(
 @pytest.mark.parametrize(
     ("name", "often"), [("icarl", {"means": 3}), ("lucir", {"tune": 20}), ("bic", {"fit": 250})]
 )
-def test_what_is_done_often_outside_the_step_can_be_captured(
+def test_frequent_work_outside_the_step_can_be_captured(
     name: str, often: dict[str, int], make_learner: Make, teach: Any, images: Dataset
 ) -> None:
-    """By the engine, always the same work for the same key, and nothing read on the host."""
+    """The engine runs the same work for the same key, and reads nothing on the host."""
     learner = make_learner(name, network("mlp"), buffer=24)
     teach(learner, tasks=2)
     calls: list[tuple[Any, ...]] = []
@@ -146,7 +146,7 @@ def test_what_is_done_often_outside_the_step_can_be_captured(
     assert Counter(key[0] for key, *_ in calls) == often
     assert len({(key, *(t.shape for t in inputs)) for key, _, *inputs in calls}) == 1
     _, fn, *inputs = calls[0]
-    with FakeTensorMode(allow_non_fake_inputs=True), modes(learner.network):
+    with FakeTensorMode(allow_non_fake_inputs=True), evaluation_mode(learner.network):
         fn(*(torch.zeros_like(t) for t in inputs))
 
 
@@ -154,7 +154,7 @@ def test_what_is_done_often_outside_the_step_can_be_captured(
 def test_the_end_of_a_task_waits_for_its_labels_alone(
     name: str, make_learner: Make, teach: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Samples chosen by a mask, or one by one, would wait for the device each time."""
+    """Selecting samples by a mask, or one by one, would wait for the device each time."""
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(
@@ -191,7 +191,7 @@ def test_a_captured_step_is_the_eager_one(name: str, make_learner: Make, teach: 
 
 
 @pytest.mark.parametrize("name", ["icarl", "lucir", "bic"])
-def test_without_rehearsal_exemplars_serve_at_task_ends_only(
+def test_without_rehearsal_exemplars_are_used_at_task_ends_only(
     name: str, make_learner: Make, teach: Any
 ) -> None:
     learner = teach(make_learner(name, method_options={"rehearse": False}))

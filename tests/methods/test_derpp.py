@@ -1,4 +1,4 @@
-"""DER++ against NumPy, and what it stores."""
+"""DER++ against NumPy, and the stored logits."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_stores_adapted_and_raw_logits_of_the_step(
             with torch.no_grad():
                 raw, _ = before(learner.transform(x))
                 r = torch.zeros_like(raw) if learner.adaptor is None else learner.adaptor(raw)
-            rows = torch.arange(at, at + len(x))  # the memory still fills up
+            rows = torch.arange(at, at + len(x))  # the memory is not full yet
             stored_x, stored_y, columns = learner.memory.read(rows)
             assert torch.equal(stored_x, x)
             assert torch.equal(stored_y, y)

@@ -1,4 +1,4 @@
-"""ER-ACE against NumPy: who competes with whom."""
+"""ER-ACE against NumPy: the classes in each softmax."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ def by_hand(z: Any, y: Any, classes: list[int]) -> float:
     return float(np.mean(values))
 
 
-def test_new_samples_compete_within_the_batch_and_with_the_unseen(bench: Make) -> None:
+def test_the_softmax_of_new_samples_has_the_classes_of_the_batch_and_the_unseen(
+    bench: Make,
+) -> None:
     b = bench(ERACE())
-    b.begin([0, 1], [2, 3])  # 4 and 5 are still to come
+    b.begin([0, 1], [2, 3])  # 4 and 5 are unseen
     new, mem = b.batch([2, 2, 2], 1), b.batch([0, 1, 3, 2], 2)
     want = by_hand(new.z, new.y, [2, 4, 5]) + by_hand(mem.z, mem.y, list(range(6)))
     assert b.method.loss(new, [mem], identity).item() == pytest.approx(want, abs=1e-6)
 
 
-def test_memory_has_no_say_in_the_first_task(bench: Make) -> None:
+def test_the_memory_term_is_zero_in_the_first_task(bench: Make) -> None:
     b = bench(ERACE())
     b.begin([0, 1])
     new, mem = b.batch([0, 0, 1], 1), b.batch([0, 1], 2)
@@ -49,7 +51,7 @@ def test_absent_seen_classes_get_no_gradient_from_the_new_batch(bench: Make) -> 
     assert (slope[:, [2, 4, 5]] != 0).all()
 
 
-def test_a_class_that_comes_unannounced_takes_part(bench: Make) -> None:
+def test_an_unannounced_class_is_in_the_softmax(bench: Make) -> None:
     b = bench(ERACE())
     b.begin([0, 1], [2, 3])
     new = b.batch([0, 2, 5], 3)
@@ -57,7 +59,7 @@ def test_a_class_that_comes_unannounced_takes_part(bench: Make) -> None:
     assert b.method.loss(new, [], identity).item() == pytest.approx(want, abs=1e-6)
 
 
-def test_leaves_the_class_sets_alone(bench: Make) -> None:
+def test_does_not_change_the_class_sets(bench: Make) -> None:
     b = bench(ERACE())
     b.begin([0, 1], [2, 3])
     before = b.sets.seen.clone()

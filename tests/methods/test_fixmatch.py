@@ -1,4 +1,4 @@
-"""FixMatch against NumPy: threshold, views, weights; and labels that nobody may see."""
+"""FixMatch against NumPy: threshold, views, weights; hidden labels have no effect."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def softmax(z: Floats) -> Floats:
 
 
 def ce(z: Floats, y: Ints) -> Floats:
-    """Of each sample."""
+    """Return the cross-entropy of each sample."""
     return np.asarray(-np.log(softmax(z)[np.arange(len(y)), y]))
 
 
 def mean(values: Floats) -> float:
-    """0 for no values."""
+    """Return the mean, or 0 without values."""
     return float(values.sum() / max(len(values), 1))
 
 
 def oracle(
     z: Floats, strong: Floats, y: Ints, raw: Floats, *, threshold: float = 0.95, weight: float = 1.0
 ) -> float:
-    """What FixMatch adds for new samples; `z`, `strong` as trained on, `raw` gives the guesses."""
+    """Return the FixMatch term of new samples; `z`, `strong`: logits of the loss, `raw`: of ŷ."""
     known = y >= 0
     p = softmax(raw)
     guess, sure = p.argmax(1), p.max(1) >= threshold
@@ -80,7 +80,10 @@ def make_batch(rng: np.random.Generator, n: int, start: int = 0, scale: float = 
 def problem(
     method: Method, seed: int = 0, n: int = 8, known: Sequence[bool] | None = None
 ) -> tuple[Batch, list[Batch], Batch]:
-    """A new batch with its strong view, memory draws and an outer draw; about half is sure."""
+    """Return a new batch with its strong view, memory draws and an outer batch.
+
+    About half of the predictions are confident.
+    """
     rng = np.random.default_rng(seed)
     new = make_batch(rng, n, scale=4)
     mask = rng.random(n) < 0.4 if known is None else np.array(known)
@@ -133,7 +136,7 @@ def test_batches_without_unlabelled_or_without_labelled(
 ) -> None:
     method = FixMatch(base())
     new, _, _ = problem(method, 3, 6, known)
-    new.z[0, 2] = 30.0  # surely one of those without a label takes part
+    new.z[0, 2] = 30.0  # at least one unlabelled sample is confident
     z, strong, y = arrays(new)
     want = ce(z, y).mean() if known[0] else oracle(z, strong, y, z)
     assert want > 0
@@ -159,7 +162,7 @@ def test_the_strong_view_is_adapted_and_the_guess_is_the_raw_networks(base: type
     adapted = z + r[new.rows]
     want = oracle(adapted, strong + r[new.views["strong"].rows], y, z, threshold=0.6)
     wrong = oracle(adapted, strong + r[new.views["strong"].rows], y, adapted, threshold=0.6)
-    assert abs(want - wrong) > 0.1  # so that the two can be told apart
+    assert abs(want - wrong) > 0.1  # the two differ clearly
     if base is ER:
         want += mean(ce(mem[0].z.numpy() + r[mem[0].rows], mem[0].y.numpy()))
     else:
@@ -171,7 +174,7 @@ def test_the_strong_view_is_adapted_and_the_guess_is_the_raw_networks(base: type
 
 
 def test_no_gradient_flows_through_the_guess() -> None:
-    """∂L/∂z: (p − y)/n_labelled on labelled rows, nothing on the others' weak view."""
+    """∂L/∂z is (p − y)/n_labelled on labelled rows, and 0 on the weak view of the others."""
     method = FixMatch(ER(), threshold=0.6)
     new, _, _ = problem(method, 7, 10)
     z, strong, y = arrays(new)
@@ -220,7 +223,7 @@ def test_closed_form_is_the_autograd_one(
 
 
 def test_the_strong_view_moves_the_adaptor() -> None:
-    """All samples without a label and no memory: only the strong view is left."""
+    """Without labels and memory, only the strong view has a loss."""
     method = FixMatch(ER(), threshold=0.0)
     new, _, outer = problem(method, 2, 6, [False] * 6)
     new.views["strong"].rows = slice(6, 12)
@@ -258,7 +261,7 @@ def cropped(x: NDArray[np.uint8], place: Ints, pad: int) -> NDArray[np.uint8]:
 
 
 def test_the_strong_view_in_numpy() -> None:
-    """Crop, flip, solarize (a map that is easy to write down), cutout, normalisation."""
+    """Crop, flip, solarize (a simple map), cutout, normalisation."""
     mean_, std = [0.4, 0.5, 0.6], [0.2, 0.3, 0.4]
     strong = FixMatch(ER()).make_views(Transform(mean_, std, pad=2, flip=True))["strong"]
     assert isinstance(strong, RandAugmentTransform)
@@ -350,7 +353,7 @@ def test_views_of_a_step_differ_and_come_from_the_same_samples(
 
 @pytest.mark.parametrize("base", [ER, DERpp])
 @pytest.mark.parametrize("labels", ["none", "all"])
-def test_whole_streams_of_one_sort(
+def test_streams_with_only_labelled_or_only_unlabelled_samples(
     base: type[Method], labels: str, make_learner: Make, make_batches: Any
 ) -> None:
     learner = make_learner(FixMatch(base()), adaptor="dual-cba")
@@ -362,7 +365,9 @@ def test_whole_streams_of_one_sort(
     assert all(bool(p.isfinite().all()) for p in learner.network.parameters())
 
 
-def test_averages_of_the_method_move(make_learner: Make, teach: Callable[..., Learner]) -> None:
+def test_averages_of_the_method_are_updated(
+    make_learner: Make, teach: Callable[..., Learner]
+) -> None:
     method = CLSER()
     learner = make_learner(FixMatch(method))
     before = method.plastic.head.weight.clone()
@@ -370,7 +375,7 @@ def test_averages_of_the_method_move(make_learner: Make, teach: Callable[..., Le
     assert not torch.equal(method.plastic.head.weight, before)
 
 
-def test_of_a_step_that_is_repeated_labelled_samples_enter_the_memory_once(
+def test_in_a_repeated_step_labelled_samples_enter_the_memory_once(
     make_learner: Make, images: Dataset
 ) -> None:
     learner = make_learner(FixMatch(RAR(repeats=3)))
@@ -461,7 +466,7 @@ def finish(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def poison(data: Dataset, hidden: NDArray[np.bool_], *, within_task: bool) -> Dataset:
-    """Other valid labels for the hidden samples: of the same task (so that it stays), or any."""
+    """Replace the hidden labels: by others of the same task, or by any."""
     y = data.train_y.clone()
     rows = torch.from_numpy(np.flatnonzero(hidden))
     shift = torch.from_numpy(np.random.default_rng(5).integers(1, 10, len(rows)))
@@ -471,10 +476,10 @@ def poison(data: Dataset, hidden: NDArray[np.bool_], *, within_task: bool) -> Da
 
 
 @pytest.mark.parametrize("method", ["er", "derpp-dual-cba"])
-def test_poisoned_labels_change_nothing_from_the_data_on(
+def test_hidden_labels_of_the_data_have_no_effect(
     method: str, digits: Dataset, differ: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole run is built from poisoned data; which samples are labelled is held fixed."""
+    """The run is built from data with changed hidden labels; the labelled samples are the same."""
     clean = Run(semi_spec(method), digits, CPU)
     known = clean.known
     assert known is not None
@@ -486,10 +491,10 @@ def test_poisoned_labels_change_nothing_from_the_data_on(
 
 
 @pytest.mark.parametrize("method", ["er-dual-cba", "derpp"])
-def test_any_poison_changes_nothing_once_the_stream_is_planned(
+def test_hidden_labels_of_a_scheduled_stream_have_no_effect(
     method: str, digits: Dataset, differ: Any
 ) -> None:
-    """Which task a sample arrives in does follow from its class; nothing else may."""
+    """The class of a sample may determine its task, and nothing else."""
     clean, poisoned = (Run(semi_spec(method), digits, CPU) for _ in range(2))
     assert poisoned.known is not None
     poisoned.data = poison(digits, ~poisoned.known, within_task=False)
@@ -498,8 +503,8 @@ def test_any_poison_changes_nothing_once_the_stream_is_planned(
     assert one == two
 
 
-def test_the_poison_would_be_seen(digits: Dataset, differ: Any) -> None:
-    """One poisoned label among the labelled: the tests above can fail."""
+def test_a_changed_visible_label_has_an_effect(digits: Dataset, differ: Any) -> None:
+    """A change of a visible label is detected, so the tests above can fail."""
     clean, poisoned = (Run(semi_spec("er"), digits, CPU) for _ in range(2))
     assert poisoned.known is not None
     first = np.zeros_like(poisoned.known)
@@ -509,7 +514,7 @@ def test_the_poison_would_be_seen(digits: Dataset, differ: Any) -> None:
     assert differ(finish(clean)[0], finish(poisoned)[0]) != []
 
 
-def test_a_run_labels_the_ratio_and_remembers_only_those(digits: Dataset) -> None:
+def test_a_run_labels_the_ratio_and_stores_only_labelled_samples(digits: Dataset) -> None:
     run = Run(semi_spec("er"), digits, CPU)
     list(run.steps())
     known = run.known
@@ -521,7 +526,7 @@ def test_a_run_labels_the_ratio_and_remembers_only_those(digits: Dataset) -> Non
     assert all(memory.x[i].numpy().tobytes() in labelled for i in range(memory.filled))
 
 
-def test_cycled_batches_repeat_the_labelled_and_remember_each_once(digits: Dataset) -> None:
+def test_cycled_batches_repeat_labelled_samples_and_store_each_once(digits: Dataset) -> None:
     run = Run(semi_spec("er", labelled_batches="cycled"), digits, CPU)
     list(run.steps())
     assert run.known is not None
@@ -532,7 +537,7 @@ def test_cycled_batches_repeat_the_labelled_and_remember_each_once(digits: Datas
         assert not run.known[rest].any()
         assert len(set(rest.ravel())) == rest.size == (~run.known[task.train]).sum() // 16 * 16
         counts = np.unique(some, return_counts=True)[1]
-        assert counts.max() - counts.min() <= 1  # round and round
+        assert counts.max() - counts.min() <= 1  # all equally often
         assert one.kept is not None
         fresh |= set(one.rows[one.kept])
         assert one.kept.sum() == len(set(some.ravel()))
@@ -551,7 +556,7 @@ def test_cycled_batches_hide_labels_as_well(digits: Dataset, differ: Any) -> Non
 @pytest.mark.parametrize("base", [ER, DERpp])
 def test_labelled_samples_that_lead_a_batch_need_no_strong_view(base: type[Method]) -> None:
     new, mem, _ = problem(FixMatch(base()), 4, 9, [True] * 4 + [False] * 5)
-    new.z[5:7, 2] = 30.0  # two are sure
+    new.z[5:7, 2] = 30.0  # two are confident
     want = FixMatch(base()).loss(new, mem, identity)
     strong = new.views["strong"]
     new.views = {"strong": replace(strong, y=strong.y[4:], z=strong.z[4:], h=strong.h[4:])}
@@ -587,8 +592,8 @@ def test_a_method_that_is_not_semi_supervised_is_refused(method: str) -> None:
 
 
 @pytest.mark.parametrize("n", [3, 4])
-def test_a_batch_of_no_more_than_the_labelled_ones_is_told_so(n: int) -> None:
-    """Without anything unlabelled the strong view would be empty, and batch statistics NaN."""
+def test_a_batch_without_unlabelled_samples_is_an_error(n: int) -> None:
+    """Without unlabelled samples the strong view is empty, and its batch statistics are NaN."""
     layers = (torch.nn.Flatten(), torch.nn.Linear(192, 8), torch.nn.BatchNorm1d(8))
     network = torch.nn.Sequential(*layers, torch.nn.Linear(8, 4))
     learner = Learner(network, (3, 8, 8), 4, method=FixMatch(ER(), labelled=4), device="cpu")

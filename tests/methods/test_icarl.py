@@ -27,11 +27,11 @@ def unit(h: Floats) -> Floats:
 
 
 def by_hand(z: Floats, y: list[int], teacher: Floats, old: list[int], seen: list[int]) -> float:
-    """Sample by sample, class by class."""
+    """Compute the loss sample by sample and class by class."""
     total = 0.0
-    for row, label, told in zip(z, y, teacher, strict=True):
+    for row, label, output in zip(z, y, teacher, strict=True):
         for c in seen:
-            t = sigmoid(told[c]) if c in old else float(c == label)
+            t = sigmoid(output[c]) if c in old else float(c == label)
             total -= t * np.log(sigmoid(row[c])) + (1 - t) * np.log(1 - sigmoid(row[c]))
     return total / len(y)
 
@@ -46,7 +46,7 @@ def test_loss(bench: Make) -> None:
     assert b.method.loss(new, [mem], identity).item() == pytest.approx(want, abs=1e-6)
 
 
-def test_a_class_that_comes_unannounced_takes_part(bench: Make) -> None:
+def test_an_unannounced_class_is_in_the_loss(bench: Make) -> None:
     b = bench(ICaRL())
     b.begin([0, 1], [2, 3])
     new = b.batch([2, 5], 1)
@@ -63,8 +63,8 @@ def test_first_task_has_labels_only(bench: Make) -> None:
     assert b.method.loss(new, [], identity).item() == pytest.approx(want, abs=1e-6)
 
 
-def test_a_class_first_met_in_this_task_is_no_old_one(bench: Make) -> None:
-    """The teacher did not know it, whatever the class sets say by now."""
+def test_a_class_first_seen_in_this_task_is_not_old(bench: Make) -> None:
+    """The teacher does not know the class, although the class sets contain it now."""
     b = bench(ICaRL())
     b.begin([0, 1], [2, 3])
     b.sets.appear(torch.tensor([5]))
@@ -79,7 +79,7 @@ def test_logits_decide_before_any_class_has_a_mean(bench: Make) -> None:
     assert torch.equal(b.method.scores(x), b.network(x)[0])
 
 
-def test_running_means_stand_in_for_exemplars(bench: Make) -> None:
+def test_running_means_replace_missing_exemplars(bench: Make) -> None:
     b = bench(ICaRL(decay=0.5))
     b.begin([0, 1])
     batches = [b.batch([0, 1, 1], 1), b.batch([1, 1, 0], 2)]
@@ -117,7 +117,7 @@ def test_exemplars_are_chosen_by_directions(bench: Make, monkeypatch: Any) -> No
     assert torch.allclose(given[0].norm(dim=1), torch.ones(10).double())
 
 
-def test_what_a_sample_is_embedded_as_does_not_depend_on_its_company(
+def test_the_embedding_does_not_depend_on_other_samples(
     make_learner: Callable[..., Learner], teach: Any, images: Any
 ) -> None:
     learner = teach(make_learner("icarl"))
@@ -126,14 +126,14 @@ def test_what_a_sample_is_embedded_as_does_not_depend_on_its_company(
     assert learner.network.module.training
 
 
-def test_exemplars_decide_once_there_are_some(bench: Make) -> None:
+def test_exemplars_replace_running_means(bench: Make) -> None:
     b = bench(ICaRL(), size=6)
     b.begin([0, 1])
     data = b.batch([0, 1] * 10, 1)
     b.method.loss(data, [], identity)
     b.method.end_task(data.x, data.y)
     assert b.memory.y[: b.memory.filled].tolist() == [0, 0, 0, 1, 1, 1]
-    b.shake(3)  # means are of the network as it is
+    b.shake(3)  # means use the current network
     b.method.before_scores()
     h = unit(b.network(b.memory.x[:6])[1].detach().numpy())
     want = unit(np.stack([h[:3].mean(0), h[3:].mean(0)]))

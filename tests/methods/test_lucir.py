@@ -1,4 +1,4 @@
-"""LUCIR against NumPy: cosines, margin ranking, imprinting, tuning."""
+"""LUCIR against NumPy: cosines, margin ranking, imprinting, training of the head."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def weights(b: Any) -> Floats:
 
 
 def ranking(h: Floats, y: list[int], w: Floats, old: list[int], new: list[int]) -> float:
-    """Pair by pair."""
+    """Compute the ranking loss pair by pair."""
     values = []
     for row, label in zip(unit(h), y, strict=True):
         if label in old:
@@ -79,14 +79,14 @@ def test_margin_ranking_of_one_new_class_has_a_finite_gradient(bench: Make) -> N
         assert slope.isfinite().all()
 
 
-def test_a_class_is_imprinted_by_the_batch_that_first_brings_it(bench: Make) -> None:
+def test_a_class_is_imprinted_by_its_first_batch(bench: Make) -> None:
     b = bench(LUCIR())
     b.begin([0, 1])
     b.method.loss(b.batch([0, 1]), [], identity)
     first = weights(b).copy()
     with torch.no_grad():
         b.method.after_step(None)
-    assert np.array_equal(weights(b), first)  # the first task learns from the initial weights
+    assert np.array_equal(weights(b), first)  # nothing is imprinted in the first task
 
     b.begin([2, 3])
     new = b.batch([2, 2, 0, 2], 1)
@@ -100,7 +100,7 @@ def test_a_class_is_imprinted_by_the_batch_that_first_brings_it(bench: Make) -> 
     others = [0, 1, 3, 4, 5]
     assert np.array_equal(weights(b)[others], before[others])
 
-    b.method.loss(b.batch([2, 3], 2), [], identity)  # 2 comes again, 3 for the first time
+    b.method.loss(b.batch([2, 3], 2), [], identity)  # 2 again, 3 for the first time
     with torch.no_grad():
         b.method.after_step(None)
     assert np.allclose(weights(b)[2], want, atol=1e-6)

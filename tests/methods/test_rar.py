@@ -1,4 +1,4 @@
-"""RAR: DER++ with RandAugment, and steps made several times."""
+"""RAR: DER++ with RandAugment and repeated steps."""
 
 from __future__ import annotations
 
@@ -134,7 +134,9 @@ def test_prediction_is_not_augmented(make_learner: Callable[..., Learner], teach
 @pytest.mark.parametrize(
     ("shape", "dtype"), [((6,), torch.float32), ((3, 8, 8), torch.float32), ((6,), torch.uint8)]
 )
-def test_other_samples_than_images_are_refused(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_samples_that_are_not_images_are_refused(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     with pytest.raises(ValueError, match=r"expected torch\.uint8 of shape"):
         Learner(MLP(shape, 4), shape, 4, method="rar", dtype=dtype)
 

@@ -1,4 +1,4 @@
-"""Methods from outside: by registration and by entry points."""
+"""Registration of methods, directly and by entry points."""
 
 import importlib.metadata
 import sys
@@ -8,17 +8,16 @@ import warnings
 import pytest
 from typer.testing import CliRunner
 
-from dualcba import methods
 from dualcba.cli.app import app
 from dualcba.experiments import Spec
-from dualcba.methods import METHODS, Method, method_names, parse_method, register
+from dualcba.methods import METHODS, Method, method_names, parse_method, register, registry
 from dualcba.methods.er import ER
 
 
 @pytest.fixture(autouse=True)
 def _no_trace(monkeypatch):
     before = dict(METHODS)
-    monkeypatch.setattr(methods, "_entry_points_loaded", True)
+    monkeypatch.setattr(registry, "_entry_points_loaded", True)
     yield
     METHODS.clear()
     METHODS.update(before)
@@ -49,14 +48,14 @@ def test_register_is_a_decorator():
     assert parse_method("decorated") == (Decorated, None)
 
 
-def test_what_cannot_be_adapted_has_no_suffixes():
+def test_a_method_that_is_not_adaptable_has_no_suffixes():
     register("stiff", Unadaptable)
     assert "stiff" in method_names()
     assert "stiff-cba" not in method_names()
 
 
-def test_a_name_that_is_taken_is_an_error_but_the_same_class_may_come_again():
-    with pytest.raises(ValueError, match=r"a method 'er' is there already: dualcba.methods.er.ER"):
+def test_a_taken_name_is_an_error_unless_the_class_is_the_same():
+    with pytest.raises(ValueError, match=r"the method name 'er' is taken by dualcba.methods.er.ER"):
         register("er", Mine)
     register("mine", Mine)
     register("mine", Mine)
@@ -70,14 +69,14 @@ def test_a_name_that_is_taken_is_an_error_but_the_same_class_may_come_again():
     [
         ("mine-cba", Mine, "without the suffix"),
         ("mine-dual-cba", Mine, "without the suffix"),
-        ("a,b", Mine, "letters, digits and dashes"),
-        ("", Mine, "letters, digits and dashes"),
-        ("../x", Mine, "letters, digits and dashes"),
+        ("a,b", Mine, "letters, digits, dots"),
+        ("", Mine, "letters, digits, dots"),
+        ("../x", Mine, "letters, digits, dots"),
         ("mine", Mine(), "a subclass of Method"),
         ("mine", dict, "a subclass of Method"),
     ],
 )
-def test_what_cannot_be_a_method_is_named(name, method, message):
+def test_invalid_registrations(name, method, message):
     with pytest.raises(ValueError, match=message):
         register(name, method)
     assert name not in METHODS
@@ -87,13 +86,13 @@ def test_what_cannot_be_a_method_is_named(name, method, message):
 
 
 def offer(monkeypatch, **points):
-    """As if installed packages had these entry points: name → class, or an error on import."""
+    """Simulate entry points of installed packages: name → class, or None for an import error."""
     module = types.ModuleType("an_installed_package")
     found = []
     for i, (name, method) in enumerate(points.items()):
         setattr(module, f"M{i}", method)
         value = f"an_installed_package:{'Nothing' if method is None else f'M{i}'}"
-        found.append(importlib.metadata.EntryPoint(name, value, methods.ENTRY_POINTS))
+        found.append(importlib.metadata.EntryPoint(name, value, registry.ENTRY_POINTS))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     asked = []
 
@@ -101,12 +100,12 @@ def offer(monkeypatch, **points):
         asked.append(group)
         return found
 
-    monkeypatch.setattr(methods, "entry_points", entry_points)
-    monkeypatch.setattr(methods, "_entry_points_loaded", False)
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(registry, "_entry_points_loaded", False)
     return asked
 
 
-def test_entry_points_are_read_when_names_are_asked_for_and_only_once(monkeypatch):
+def test_entry_points_are_loaded_once_with_the_names(monkeypatch):
     asked = offer(monkeypatch, outside=Mine)
     assert "outside" not in METHODS
     assert parse_method("outside-cba") == (Mine, "cba")
@@ -133,7 +132,7 @@ def test_a_broken_entry_point_is_one_line_of_warning(monkeypatch):
 def test_an_entry_point_whose_name_is_taken_is_an_error_every_time(monkeypatch):
     offer(monkeypatch, er=Mine)
     for _ in range(2):
-        with pytest.raises(ValueError, match="a method 'er' is there already"):
+        with pytest.raises(ValueError, match="the method name 'er' is taken by"):
             method_names()
     assert METHODS["er"] is ER
 
@@ -144,7 +143,7 @@ def test_a_module_that_registers_itself_may_also_be_an_entry_point(monkeypatch):
     assert parse_method("outside") == (Mine, None)
 
 
-def test_loading_may_ask_for_the_names(monkeypatch):
+def test_a_loaded_module_may_call_method_names(monkeypatch):
     class Asks(types.ModuleType):
         @property
         def method(self):
@@ -152,7 +151,7 @@ def test_loading_may_ask_for_the_names(monkeypatch):
             return Mine
 
     monkeypatch.setitem(sys.modules, "asks", Asks("asks"))
-    point = importlib.metadata.EntryPoint("asking", "asks:method", methods.ENTRY_POINTS)
-    monkeypatch.setattr(methods, "entry_points", lambda *, group: [point])
-    monkeypatch.setattr(methods, "_entry_points_loaded", False)
+    point = importlib.metadata.EntryPoint("asking", "asks:method", registry.ENTRY_POINTS)
+    monkeypatch.setattr(registry, "entry_points", lambda *, group: [point])
+    monkeypatch.setattr(registry, "_entry_points_loaded", False)
     assert issubclass(parse_method("asking")[0], Method)

@@ -1,4 +1,4 @@
-"""What every method with logits to adapt has in common."""
+"""Tests of all methods with adaptable logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = [
 ]
 
 
-def test_these_are_all_of_them() -> None:
+def test_all_adaptable_methods_are_listed() -> None:
     bases = [name for name, method in METHODS.items() if method.adaptable]
     known = {f"{base}-{suffix}" for base in bases for suffix in SUFFIXES}.union(bases)
     assert set(NAMES) == known

@@ -1,4 +1,4 @@
-"""SS-IL against NumPy: separated softmaxes, and distillation task by task."""
+"""SS-IL against NumPy: separated softmax, and distillation of each task."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def separated(z: Floats, y: list[int], new: list[int], old: list[int]) -> float:
 
 
 def task_wise(z: Floats, target: Floats, tasks: list[list[int]], logp: Any) -> float:
-    """Σ over tasks of KL at temperature 2, sample by sample in a loop, then the mean."""
+    """Return the mean over samples of the sum over tasks of KL at temperature 2."""
     values = []
     for row, old in zip(z, target, strict=True):
         kl = 0.0
@@ -61,7 +61,7 @@ def test_first_task_has_nothing_to_distil(bench: Make) -> None:
     assert b.method.loss(new, [mem], identity).item() == pytest.approx(want, abs=1e-6)
 
 
-def test_a_class_that_comes_unannounced_has_a_finite_loss(bench: Make) -> None:
+def test_an_unannounced_class_has_a_finite_loss(bench: Make) -> None:
     b = bench(SSIL())
     b.begin([0, 1])
     loss = b.method.loss(b.batch([0, 5], 1), [], identity)

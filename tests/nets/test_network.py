@@ -1,4 +1,4 @@
-"""Any module with a linear head, and how the head is found."""
+"""The wrapper of networks: features, logits and the search for the head."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dualcba.engine.torch_private import has_forward_hooks
 from dualcba.nets import NETWORKS, Network, make_network
 
 
 class Unordered(nn.Module):
-    """Its last layer is not the one that was made last."""
+    """The last layer is not the last one created."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,8 +60,8 @@ def test_a_head_can_be_named() -> None:
     assert Network(Unordered(), (4,), 3, head="out").head_name == "out"
 
 
-def test_a_head_that_was_not_made_last_is_found_or_asked_for() -> None:
-    """Found by itself, or else the error says which layer is meant to be named."""
+def test_a_head_that_was_not_created_last_is_found_or_an_error() -> None:
+    """The head is found, or the error names the layer to specify."""
     try:
         net = Network(Unordered(), (4,), 3)
     except ValueError as error:
@@ -69,7 +70,7 @@ def test_a_head_that_was_not_made_last_is_found_or_asked_for() -> None:
         assert net.head_name == "out"
 
 
-def test_probing_leaves_no_trace() -> None:
+def test_the_check_of_the_network_does_not_change_it() -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).train()
     before = copy.deepcopy(module.state_dict())
     Network(module, (4,), 3)
@@ -104,8 +105,8 @@ def test_a_head_can_be_replaced() -> None:
             ["Sequential", "no linear layer", "expected"],
         ),
         (nn.Sequential(nn.Conv1d(2, 3, 2), nn.Flatten()), None, ["no linear layer"]),
-        (nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), None, ["'0'", "straight", "(n, 3)"]),
-        (nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3)), "0", ["'0'", "straight"]),
+        (nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), None, ["'0'", "not the out", "(n, 3)"]),
+        (nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3)), "0", ["'0'", "not the out"]),
         (nn.Sequential(nn.Linear(4, 7)), None, ["'0'", "7", "expected 3"]),
         (nn.Sequential(nn.Linear(9, 3)), None, ["inputs of shape (4,)"]),
         (nn.Sequential(nn.Linear(4, 3)), "fc", ["linear layer", "'fc'", "0"]),
@@ -117,10 +118,10 @@ def test_networks_that_do_not_fit(module: nn.Module, head: str | None, words: li
         Network(module, (4,), 3, head=head)
     assert all(word in str(caught.value) for word in words), caught.value
     assert "\n" not in str(caught.value)
-    assert not any(m._forward_pre_hooks or m._forward_hooks for m in module.modules())
+    assert not any(has_forward_hooks(m) for m in module.modules())
 
 
-def test_nothing_is_left_on_the_module() -> None:
+def test_no_hooks_remain_on_the_module() -> None:
     module = nn.Sequential(nn.Linear(4, 3))
     first, second = Network(module, (4,), 3), Network(module, (4,), 3)
     for net in (first, second):
@@ -129,17 +130,17 @@ def test_nothing_is_left_on_the_module() -> None:
         assert torch.equal(z, module(h))
     with pytest.raises(RuntimeError):
         first(torch.ones(2, 5))
-    assert not any(m._forward_pre_hooks or m._forward_hooks for m in module.modules())
+    assert not any(has_forward_hooks(m) for m in module.modules())
     assert b"dualcba" not in pickle.dumps(module)
 
 
-def test_a_hook_of_the_callers_is_heard() -> None:
+def test_hooks_of_the_caller_are_called() -> None:
     module = nn.Sequential(nn.Linear(4, 3))
     module[0].register_forward_pre_hook(lambda _, args: (2 * args[0],))
     assert torch.equal(Network(module, (4,), 3)(torch.ones(2, 4))[1], torch.full((2, 4), 2.0))
 
 
-def test_a_copy_sees_features_of_its_own() -> None:
+def test_a_copy_returns_its_own_features() -> None:
     net = Network(nn.Sequential(nn.Linear(4, 3)), (4,), 3)
     twin = copy.deepcopy(net)
     del net

@@ -10,7 +10,7 @@ from dualcba.nets import MLP, ResNet18, make_network
 
 
 def parameters(channels: int, classes: int, width: int) -> int:
-    """Counted by the paper's description: 3×3 stem, four stages of two blocks, a linear layer."""
+    """Count parameters by the paper: 3×3 stem, four stages of two blocks, a linear layer."""
     total = 9 * channels * width + 2 * width
     before = width
     for stage in range(4):

@@ -1,4 +1,4 @@
-"""The layers against torch's functional ones and a NumPy oracle; conversion; IBN on top."""
+"""The layers against torch's functions and NumPy; conversion of networks; IBN."""
 
 import copy
 import pickle
@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from dualcba.engine.torch_private import BatchNormBase
 from dualcba.learner import Learner
 from dualcba.nets import MLP, ResNet18
 from dualcba.normalization.layers import (
@@ -18,11 +19,17 @@ from dualcba.normalization.layers import (
     AdaB2N,
     BatchNorm,
     ContinualNorm,
+    collect_penalties,
     convert_normalization,
-    penalties,
-    told,
+    sample_tasks,
 )
-from dualcba.normalization.statistics import batch_norms, modes, share, untracked, weighed
+from dualcba.normalization.statistics import (
+    batch_norms,
+    evaluation_mode,
+    ibn_momentum,
+    temporary_momentum,
+    without_tracking,
+)
 
 KINDS = list(NORMALIZATIONS)
 SHAPES = [(8, 16), (8, 16, 5), (8, 16, 3, 3)]
@@ -69,7 +76,7 @@ def test_cn_is_group_norm_then_batch_norm(shape, groups):
 
 @given(st.integers(1, 200), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_cn_groups_divide_the_channels_and_leave_vectors_alive(channels, vectors):
+def test_cn_groups_divide_the_channels_and_do_not_zero_vectors(channels, vectors):
     x = batch((4, channels) if vectors else (4, channels, 4, 4), channels)
     layer = ContinualNorm(channels)
     groups = layer.groups(x)
@@ -84,7 +91,7 @@ def test_cn_groups_divide_the_channels_and_leave_vectors_alive(channels, vectors
 
 
 def oracle(x, tasks, psi, gamma, beta, state, *, eta=0.1, kappa, lam, eps=1e-5):
-    """The formulas of the docstring, sample by sample and task by task, in float64."""
+    """Compute the formulas of the docstring sample by sample and task by task, in float64."""
     n, C = x.shape[:2]
     tasks = np.clip(tasks, 0, len(psi) - 1)
     counts = {t: int((tasks == t).sum()) for t in set(tasks.tolist())}
@@ -119,8 +126,8 @@ def test_adab2n_equals_the_oracle(shape, kappa):
     gamma, beta, psi = (p.detach().numpy() for p in (layer.weight, layer.bias, layer.psi))
     for seed in range(5):
         x = batch(shape, seed, torch.float64)
-        tasks = rng.integers(0, 3 + seed, shape[0])  # later ones share the last ψ
-        with told([layer], torch.from_numpy(tasks)):
+        tasks = rng.integers(0, 3 + seed, shape[0])  # later tasks share the last ψ
+        with sample_tasks([layer], torch.from_numpy(tasks)):
             out = layer(x)
         wanted, penalty, state = oracle(
             x.numpy(), tasks, psi, gamma, beta, state, kappa=kappa, lam=lam
@@ -158,19 +165,19 @@ def test_adab2n_gives_exact_gradients_to_everything_it_learns():
     tasks = torch.tensor([0, 0, 0, 1, 2, 2])
 
     def value(x, psi, weight, bias):
-        with told([layer], tasks):
+        with sample_tasks([layer], tasks):
             learnt = {"psi": psi, "weight": weight, "bias": bias}
             return torch.func.functional_call(layer, learnt, (x,)), layer.penalty()
 
     x = batch((6, 3, 2, 2), 0, torch.float64).requires_grad_()
     psi, weight, bias = (batch((3,), s, torch.float64).requires_grad_() for s in (1, 2, 3))
     assert torch.autograd.gradcheck(lambda *a: value(*a)[0], (x, psi, weight, bias))
-    # to the penalty the running statistics are constants, though they depend on x
+    # the running statistics are constants in the penalty, though they depend on x
     grads = torch.autograd.grad(value(x, psi, weight, bias)[1], (x, psi))
     assert all(bool((g != 0).any()) for g in grads)
 
 
-def test_adab2n_weighs_a_rare_task_up():
+def test_adab2n_increases_the_weight_of_a_rare_task():
     layer = AdaB2N(1, tasks=2)
     layer.tasks = torch.tensor([0] * 7 + [1])
     weights = layer.contributions(8)
@@ -179,22 +186,22 @@ def test_adab2n_weighs_a_rare_task_up():
     assert weights[0].item() == pytest.approx(8 / 10 / 7)
 
 
-def test_the_penalty_is_the_mean_over_forwards_and_is_given_once():
+def test_the_penalty_is_the_mean_over_forward_passes_and_is_returned_once():
     layer = AdaB2N(4, lam=1.0)
     values = []
     for seed in (0, 1):
         alone = copy.deepcopy(layer)
         for s in range(seed + 1):
             alone._pending = []
-            with told([alone], torch.zeros(8, dtype=torch.long)):
+            with sample_tasks([alone], torch.zeros(8, dtype=torch.long)):
                 alone(batch((8, 4), s))
         values.append(alone.penalty().item())
-    with told([layer], torch.zeros(8, dtype=torch.long)):
+    with sample_tasks([layer], torch.zeros(8, dtype=torch.long)):
         for seed in (0, 1):
             layer(batch((8, 4), seed))
-    assert penalties([layer, nn.ReLU()]).item() == pytest.approx(np.mean(values), rel=1e-5)
-    assert penalties([layer]).item() == 0.0
-    assert penalties([BatchNorm(4), nn.ReLU()]) is None
+    assert collect_penalties([layer, nn.ReLU()]).item() == pytest.approx(np.mean(values), rel=1e-5)
+    assert collect_penalties([layer]).item() == 0.0
+    assert collect_penalties([BatchNorm(4), nn.ReLU()]) is None
 
 
 def adab2n_learner(lam=0.1):
@@ -245,7 +252,7 @@ def test_samples_without_a_label_are_of_the_newest_task():
 
 def test_a_copy_has_no_graph_pending():
     layer = AdaB2N(4)
-    with told([layer], torch.zeros(8, dtype=torch.long)):
+    with sample_tasks([layer], torch.zeros(8, dtype=torch.long)):
         layer(batch((8, 4)))
         twin = copy.deepcopy(layer)
         again = pickle.loads(pickle.dumps(layer))
@@ -291,12 +298,12 @@ def test_inputs_that_cannot_be_normalised_are_named(name):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_untracked_uses_batch_statistics_and_leaves_the_running_ones(name, shape):
+def test_without_tracking_uses_batch_statistics_and_keeps_the_running_ones(name, shape):
     layer = with_affine(NORMALIZATIONS[name](16))
     layer(batch(shape, 1))
     before = copy.deepcopy(layer.state_dict())
     x = batch(shape, 2)
-    with untracked([layer]), torch.no_grad():
+    with without_tracking([layer]), torch.no_grad():
         out = layer(x)
     for key, value in layer.state_dict().items():
         assert torch.equal(value, before[key]), key
@@ -305,7 +312,7 @@ def test_untracked_uses_batch_statistics_and_leaves_the_running_ones(name, shape
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("average", ["cumulative", "ema"])
-def test_weighed_is_a_running_average_with_exactly_that_momentum(name, average):
+def test_temporary_momentum_gives_a_running_average_with_that_momentum(name, average):
     net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16))
     convert_normalization(net, name)
     layer = net[1]
@@ -315,14 +322,14 @@ def test_weighed_is_a_running_average_with_exactly_that_momentum(name, average):
     mean, var = statistics(layer)
     layers = batch_norms(net)
     assert layers == [layer]
-    with modes(net, layers), weighed(layers) as weigh, torch.no_grad():
+    with evaluation_mode(net, layers), temporary_momentum(layers) as set_momentum, torch.no_grad():
         for k in range(1, 5):
             x = batch((8, 3, 6, 6), k)
-            weigh(share(k, average))
+            set_momentum(ibn_momentum(k, average))
             net(x)
             inner = net[0](x)
             inner = F.group_norm(inner, 16) if name == "cn" else inner
-            F.batch_norm(inner, mean, var, None, None, True, share(k, average))
+            F.batch_norm(inner, mean, var, None, None, True, ibn_momentum(k, average))
     torch.testing.assert_close(statistics(layer), [mean, var])
     assert layer.momentum == momentum
     if rate is not None:
@@ -330,7 +337,7 @@ def test_weighed_is_a_running_average_with_exactly_that_momentum(name, average):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_learner_scores_under_ibn_and_training_never_notices(name):
+def test_a_learner_is_evaluated_with_ibn_and_training_is_unchanged(name):
     ends = []
     for look in (False, True):
         torch.manual_seed(0)
@@ -358,7 +365,7 @@ def test_a_learner_scores_under_ibn_and_training_never_notices(name):
 
 
 class Shared(nn.Module):
-    """A user's network: one norm used twice, one without statistics, one without parameters."""
+    """A network with a shared norm, one without statistics and one without parameters."""
 
     def __init__(self):
         super().__init__()
@@ -391,7 +398,7 @@ def test_conversion_replaces_every_layer_and_keeps_what_it_learnt(net, name):
     before = copy.deepcopy(network.state_dict())
     parameters = {k: id(p) for k, p in network.named_parameters()}
     assert convert_normalization(network, name) is network
-    layers = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    layers = [m for m in network.modules() if isinstance(m, BatchNormBase)]
     assert len(layers) == count
     assert {type(m) for m in layers} == {NORMALIZATIONS[name]}
     assert not any(m.training for m in layers)
@@ -447,13 +454,13 @@ def test_a_conversion_of_the_layer_itself_is_returned(name):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_nothing_in_a_step_is_read_on_the_host(name):
-    layer = NORMALIZATIONS[name](16, device="meta")  # tensors without values: reading one raises
+    layer = NORMALIZATIONS[name](16, device="meta")  # tensors without values: reading raises
     x = torch.empty(8, 16, 3, 3, device="meta")
-    with told([layer], torch.empty(8, dtype=torch.long, device="meta")):
+    with sample_tasks([layer], torch.empty(8, dtype=torch.long, device="meta")):
         loss = layer(x).sum()
-    extra = penalties([layer])
+    extra = collect_penalties([layer])
     (loss if extra is None else loss + extra).backward()
-    with untracked([layer]):
+    with without_tracking([layer]):
         layer(x)
 
 

@@ -1,4 +1,4 @@
-"""IBN against a direct computation; what evaluation puts back."""
+"""IBN against a direct computation; what evaluation restores."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dualcba.data import disjoint
 from dualcba.evaluation import Evaluator
 from dualcba.methods.er import ER
 from dualcba.normalization.statistics import (
-    Statistics,
+    RunningStatistics,
     batch_norms,
-    modes,
-    share,
-    untracked,
-    weighed,
+    evaluation_mode,
+    ibn_momentum,
+    temporary_momentum,
+    without_tracking,
 )
 
 Make = Callable[..., Learner]
@@ -39,7 +39,7 @@ def running(learner: Learner) -> list[Tensor]:
 
 
 def under_ibn(learner: Learner) -> tuple[list[Tensor], list[Tensor]]:
-    """The statistics that IBN tests with, and the batches it took them from."""
+    """Return the statistics of IBN, and the batches they were estimated from."""
     views: list[Tensor] = []
     hook = learner.network.register_forward_pre_hook(lambda _, a: views.append(a[0].clone()))
     with learner.evaluating("ibn"):
@@ -49,7 +49,7 @@ def under_ibn(learner: Learner) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def moments(views: list[Tensor], network: nn.Module) -> list[list[Tensor]]:
-    """Mean and unbiased variance at each normalisation, batch by batch, in training mode."""
+    """Return mean and unbiased variance at each normalisation, batch by batch, in training mode."""
     network = copy.deepcopy(network).train()
     layers = batch_norms(network)
     out: list[list[Tensor]] = []
@@ -118,7 +118,7 @@ def test_the_ema_weighs_later_batches_more_and_is_bias_corrected(
 
 
 def test_the_ema_of_a_small_memory_has_several_batches(make_learner: Make, teach: Teach) -> None:
-    """The protocol's 0.52 for M = 200 is 1 − 0.9⁷, seven batches of 32; of one there is no EMA."""
+    """The protocol's 0.52 for M = 200 is 1 − 0.9⁷: seven batches of 32."""
     learner = teach(make_learner(buffer=200, ibn_average="ema"), tasks=3, steps=9)
     assert learner.memory.filled == 200
     _, views = under_ibn(learner)
@@ -126,10 +126,10 @@ def test_the_ema_of_a_small_memory_has_several_batches(make_learner: Make, teach
 
 
 @pytest.mark.parametrize("average", ["cumulative", "ema"])
-def test_shares_make_the_average(average: str) -> None:
+def test_ibn_momentum_gives_the_average(average: str) -> None:
     weights = np.zeros(7)
     for k in range(1, 8):
-        s = share(k, average)
+        s = ibn_momentum(k, average)
         weights *= 1 - s
         weights[k - 1] += s
     assert weights.sum() == pytest.approx(1.0)
@@ -141,9 +141,9 @@ def test_shares_make_the_average(average: str) -> None:
 def test_one_pass_over_the_memory_with_or_without_the_training_augmentation(
     augment: bool, make_learner: Make, teach: Teach, images: Dataset
 ) -> None:
-    """Every memory once; augmented, each view is one of the crops and flips of its image."""
+    """Every stored sample is used once; each augmented view is a crop and flip of its image."""
     learner = teach(make_learner(buffer=30, ibn_augment=augment))
-    raw = images.train_x[:30]  # no two alike
+    raw = images.train_x[:30]  # all different
     learner.memory.x[:30] = raw
     _, (view,) = under_ibn(learner)
     assert len(view) == 30
@@ -163,7 +163,7 @@ def test_one_pass_over_the_memory_with_or_without_the_training_augmentation(
 
 
 def test_a_first_normalisation_by_hand(make_learner: Make, teach: Teach) -> None:
-    """NumPy, one batch: the plain mean and variance of the first layer over the memory."""
+    """In NumPy, with one batch: mean and variance of the first layer over the memory."""
     learner = teach(make_learner(buffer=30, ibn_augment=False))
     stats, _ = under_ibn(learner)
     conv = learner.network.module[0]
@@ -189,7 +189,7 @@ def test_statistics_are_estimated_once_per_step(
     assert len(calls) == once
 
 
-def test_each_step_has_a_pass_in_an_order_of_its_own(make_learner: Make, teach: Teach) -> None:
+def test_each_step_has_its_own_order(make_learner: Make, teach: Teach) -> None:
     learner = teach(make_learner(buffer=30))
     _, (one,) = under_ibn(learner)
     learner.step += 1
@@ -202,15 +202,13 @@ def test_ibn_is_the_default_with_dual_cba_only(make_learner: Make) -> None:
     assert make_learner("er", ibn=True).ibn
 
 
-def test_bn_and_ibn_give_different_answers(
-    make_learner: Make, teach: Teach, images: Dataset
-) -> None:
+def test_bn_and_ibn_predict_differently(make_learner: Make, teach: Teach, images: Dataset) -> None:
     bn, ibn = (teach(make_learner(ibn=i)).predict_proba(images.test_x) for i in (False, True))
     assert not torch.allclose(bn, ibn)
 
 
 @pytest.mark.parametrize("average", ["cumulative", "ema"])
-def test_running_statistics_are_put_back(
+def test_running_statistics_are_restored(
     average: str, make_learner: Make, teach: Teach, images: Dataset
 ) -> None:
     learner = teach(make_learner(ibn_average=average))
@@ -224,7 +222,7 @@ def test_running_statistics_are_put_back(
 
 
 class Fails(nn.Module):
-    """Raises when told to."""
+    """Raises if `broken`."""
 
     broken = False
 
@@ -235,7 +233,7 @@ class Fails(nn.Module):
 
 
 @pytest.mark.parametrize("where", ["answering", "estimating"])
-def test_running_statistics_are_put_back_when_something_fails(
+def test_running_statistics_are_restored_after_an_error(
     where: str, make_learner: Make, make_net: Any, teach: Teach, images: Dataset
 ) -> None:
     switch = Fails()
@@ -245,7 +243,7 @@ def test_running_statistics_are_put_back_when_something_fails(
     before = {k: v.clone() for k, v in learner.network.state_dict().items()}
     modes_before = [m.training for m in learner.network.modules()]
     if where == "answering":
-        learner.predict(images.test_x)  # the estimate is there already
+        learner.predict(images.test_x)  # the estimate already exists
     switch.broken = True
     with pytest.raises(RuntimeError, match="broken"):
         learner.predict(images.test_x)
@@ -266,7 +264,7 @@ def test_a_network_without_batch_norm(
     assert torch.equal(evaluator.counts["bn"][0], evaluator.counts["ibn"][0])
 
 
-def test_a_memory_of_one_or_none_is_too_little_to_estimate_from(
+def test_without_two_stored_samples_there_is_no_estimate(
     make_learner: Make, teach: Teach, images: Dataset
 ) -> None:
     learner = make_learner(ibn=True, buffer=1)
@@ -303,7 +301,7 @@ class Moves(ER):
             p.data.mul_(1.5)
 
 
-def test_statistics_are_estimated_anew_after_the_end_of_a_task(
+def test_statistics_are_estimated_again_after_the_end_of_a_task(
     make_learner: Make, teach: Teach, images: Dataset
 ) -> None:
     learner = teach(make_learner(Moves(), ibn=True))
@@ -339,21 +337,21 @@ def test_layers_without_running_statistics_are_left_out() -> None:
     assert batch_norms(nn.Linear(2, 2)) == []
 
 
-def test_a_layer_that_tracks_nothing_goes_on_so() -> None:
+def test_a_layer_without_tracking_keeps_its_setting() -> None:
     layer = nn.BatchNorm1d(3)
-    layer.track_running_stats = False  # by hand: the statistics are there, and stay
-    with untracked([layer]):
+    layer.track_running_stats = False  # the running statistics still exist
+    with without_tracking([layer]):
         pass
     assert not layer.track_running_stats
 
 
-def test_untracked_uses_batch_statistics_and_leaves_the_running_ones() -> None:
+def test_without_tracking_uses_batch_statistics_and_keeps_the_running_ones() -> None:
     network = net()
     network[2].eval()
     x = torch.randn(16, 3)
     want = copy.deepcopy(network)(x)
     before = {k: v.clone() for k, v in network.state_dict().items()}
-    with untracked(batch_norms(network)):
+    with without_tracking(batch_norms(network)):
         got = network(x)
     assert torch.equal(got, want)
     assert all(torch.equal(v, before[k]) for k, v in network.state_dict().items())
@@ -361,45 +359,48 @@ def test_untracked_uses_batch_statistics_and_leaves_the_running_ones() -> None:
     assert int(network[1].num_batches_tracked) == 1  # type: ignore[arg-type]
 
 
-def test_modes_are_put_back_one_by_one() -> None:
+def test_modes_are_restored() -> None:
     network = net()
     network[1].eval()
     before = [m.training for m in network.modules()]
-    with suppress(KeyError), modes(network, [network[3]]):
+    with suppress(KeyError), evaluation_mode(network, [network[3]]):
         assert [m.training for m in network] == [False, False, False, True]
         raise KeyError
     assert [m.training for m in network.modules()] == before
 
 
-def test_weighing_puts_the_momenta_back() -> None:
+def test_momenta_are_restored() -> None:
     layers = [nn.BatchNorm1d(2, momentum=0.3), nn.BatchNorm1d(2, momentum=None)]
-    with suppress(KeyError), weighed(layers) as weigh:
-        weigh(0.5)
+    with suppress(KeyError), temporary_momentum(layers) as set_momentum:
+        set_momentum(0.5)
         assert [n.momentum for n in layers] == [0.5, 0.5]
         raise KeyError
     assert [n.momentum for n in layers] == [0.3, None]
 
 
-def test_statistics_are_kept_and_restored_in_place() -> None:
+def test_statistics_are_saved_and_restored_in_place() -> None:
     network = net()
     layers = batch_norms(network)
     addresses = [n.running_mean.data_ptr() for n in layers]  # type: ignore[union-attr]
-    kept = Statistics(layers)
+    kept = RunningStatistics(layers)
     network(torch.randn(8, 3))
     changed = [n.running_mean.clone() for n in layers]  # type: ignore[union-attr]
     kept.restore()
     assert all(bool((n.running_mean == 0).all()) for n in layers)  # type: ignore[union-attr]
     assert all(int(n.num_batches_tracked) == 0 for n in layers)  # type: ignore[arg-type]
     network(torch.randn(8, 3))
-    kept.keep()
+    kept.save()
     network(torch.randn(8, 3))
     kept.restore()
     assert all(int(n.num_batches_tracked) == 1 for n in layers)  # type: ignore[arg-type]
     assert not torch.equal(layers[0].running_mean, changed[0])  # type: ignore[arg-type]
     assert [n.running_mean.data_ptr() for n in layers] == addresses  # type: ignore[union-attr]
-    Statistics([]).restore()
+    RunningStatistics([]).restore()
 
 
 def test_statistics_are_copied_by_lists_of_one_dtype() -> None:
-    stats = Statistics([nn.BatchNorm2d(3), nn.BatchNorm1d(2)])
-    assert [len({t.dtype for t in part}) for part in stats.live] == [1, 1]  # else one by one
+    stats = RunningStatistics([nn.BatchNorm2d(3), nn.BatchNorm1d(2)])
+    assert [len({t.dtype for t in part}) for part in stats.live] == [
+        1,
+        1,
+    ]  # otherwise copied one by one

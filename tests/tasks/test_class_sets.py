@@ -37,7 +37,7 @@ def test_a_class_may_come_back_as_new() -> None:
 
 
 def test_what_appears_out_of_turn_counts_as_old() -> None:
-    """In a blurry stream: new classes are the task's own, old ones all others seen."""
+    """In a blurry stream, new classes are those of the task, old ones all others seen."""
     sets = ClassSets(5)
     sets.new_task([0, 1])
     sets.appear(torch.tensor([0, 3, 3]))

@@ -277,7 +277,7 @@ def test_state_round_trip_at_every_step() -> None:
 
 
 def test_a_state_of_another_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="number of counts is 4, expected 5 of them"):
+    with pytest.raises(ValueError, match="number of counts is 4, expected 5, one per class"):
         Boundaries(5).load_state_dict(Boundaries(4).state_dict())
 
 

@@ -1,9 +1,9 @@
-"""g_φ: the bias adaptors of Section III-C, posterior and class sets in, correction out.
+"""The bias adaptors g_φ of Section III-C: posterior and class sets → correction of the logits.
 
-Symbols as in the paper: p = softmax(z) the posterior, ω the class-specific parameters, ν the
-class-agnostic ones, φ = {ω, ν}. In logit space (the default) an adaptor gives r and the adapted
-logits are z + r; in probability space it gives a distribution g and the adapted posterior is
-(g + p)/Z. Either way θ sees the adaptor's output as a constant: p is detached on its way in.
+Symbols as in the paper: p = softmax(z) is the posterior, ω the class-specific parameters, ν the
+class-agnostic ones, φ = {ω, ν}. In logit space (the default) an adaptor returns r, and the adapted
+logits are z + r. In probability space it returns a distribution g, and the adapted posterior is
+(g + p)/Z. In both, the output is a constant for θ, because p is detached.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ WIDTH = 256
 
 
 class _MLP(nn.Module):
-    """Two layers, ReLU between; Xavier-normal weights and zero biases."""
+    """Two linear layers with a ReLU; Xavier-normal weights and zero biases."""
 
     def __init__(self, inputs: int, outputs: int, width: int, generator: torch.Generator) -> None:
         super().__init__()
-        with torch.random.fork_rng(devices=[]):  # torch's default weights, which are not kept
+        with torch.random.fork_rng(devices=[]):  # the default initial weights are discarded
             self.hidden = nn.Linear(inputs, width)
             self.output = nn.Linear(width, outputs)
         self.reset(generator)
 
     def reset(self, generator: torch.Generator) -> None:
-        """Initialise in place, drawing on the CPU so that every device starts alike."""
+        """Initialise in place; weights are drawn on the CPU, so all devices start equal."""
         for layer in (self.hidden, self.output):
             weight = torch.empty(layer.weight.shape, dtype=torch.float32)
             nn.init.xavier_normal_(weight, generator=generator)
@@ -39,7 +39,7 @@ class _MLP(nn.Module):
                 layer.bias.zero_()
 
     def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Weight and bias of the hidden layer, and of the output."""
+        """Return weight and bias of the hidden layer, then of the output layer."""
         return (self.hidden.weight, self.hidden.bias, self.output.weight, self.output.bias)
 
     def forward(self, p: Tensor) -> Tensor:
@@ -48,10 +48,10 @@ class _MLP(nn.Module):
 
 
 class ClassSpecific(nn.Module):
-    """ω: maps the posterior to one correction per class.
+    """ω: maps the posterior to a correction per class.
 
-    `single` is one MLP over all classes; `individual` is one for the new classes and one for the
-    old, each seeing and correcting only its own side.
+    By default it is one MLP over all classes. If `individual`, one MLP reads and corrects the new
+    classes and another one the old classes.
     """
 
     def __init__(
@@ -64,22 +64,22 @@ class ClassSpecific(nn.Module):
         self.nets = nn.ModuleList(_MLP(C, C, width, generator) for _ in range(sides))
 
     def forward(self, p: Tensor, masks: Tensor) -> Tensor:
-        """(n, C) posterior, (3, C) masks of old, new and seen classes → (n, C) outputs."""
+        """Return outputs (n, C) of a posterior (n, C); masks (3, C): old, new and seen classes."""
         old, new, seen = masks
         if not self.individual:
             return self.nets[0](p) * seen  # type: ignore[no-any-return]
         return torch.addcmul(self.nets[1](p * old) * old, self.nets[0](p * new), new)
 
     def reset(self, generator: torch.Generator) -> None:
-        """Initialise anew, in place."""
+        """Re-initialise in place."""
         for net in self.nets:
             net.reset(generator)  # type: ignore[operator]
 
 
 class ClassAgnostic(nn.Module):
-    """ν: maps (p_old, p_new), the mass on either side, to one correction per side.
+    """ν: maps (p_old, p_new), the total probability of old and new classes, to two corrections.
 
-    It knows nothing of single classes, which is why it transfers across tasks and datasets.
+    It does not depend on single classes, so it transfers across tasks and datasets.
     """
 
     def __init__(self, width: int, generator: torch.Generator) -> None:
@@ -87,7 +87,7 @@ class ClassAgnostic(nn.Module):
         self.net = _MLP(2, 2, width, generator)
 
     def forward(self, p: Tensor, sides: Tensor) -> Tensor:
-        """(n, C) posterior, (2, C) masks of old and new classes → (n, 2) outputs, one per side."""
+        """Return outputs (n, 2) of a posterior (n, C); sides (2, C): old and new classes."""
         return self.net(p @ sides.T)  # type: ignore[no-any-return]
 
 
@@ -97,24 +97,24 @@ class Adaptor(nn.Module):
     Parameters
     ----------
     sets
-        The class sets, shared with the learner.
+        The class sets of the learner.
     specific
         The class-specific part: `"single"`, `"individual"` or `"none"`.
     agnostic
-        Whether there is a class-agnostic part, or a part that is there already. With both parts, r
-        is their mean.
+        Whether to add a class-agnostic part, or an existing part to use. With both parts, r is
+        their mean.
     continual
-        Plain CBA: applied from the first task on, over all classes, never re-initialised.
-        Otherwise r is zero in the first task and on unseen classes, and ω is re-initialised at
-        each new task.
+        Plain CBA: corrects all classes from the first task on, and is never re-initialised.
+        Otherwise r is zero in the first task and for unseen classes, and ω is re-initialised when a
+        task begins.
     space
-        `"logit"` (z + r) or `"probability"`, the paper's literal reading.
+        `"logit"` (z + r) or `"probability"` ((g + p)/Z, as the paper writes it).
     divide
-        Divide the class-agnostic outputs by the number of classes of their side.
+        Whether to divide the class-agnostic outputs by the number of old or new classes.
     width
-        Hidden units of each MLP.
+        The number of hidden units of each MLP.
     generator
-        Where initial weights are drawn from.
+        The random generator of the initial weights.
 
     >>> sets = ClassSets(4); sets.new_task([0, 1])
     >>> dual = Adaptor(sets, generator=torch.Generator().manual_seed(0))
@@ -136,7 +136,7 @@ class Adaptor(nn.Module):
     ) -> None:
         super().__init__()
         _check(specific, agnostic is not False, continual, space, width)
-        self._shared = (sets,)  # the learner's, not a part of the adaptor's own state
+        self._shared = (sets,)  # in a tuple: not a submodule, so not in the adaptor's state_dict
         self.continual = continual
         self.space = space
         self.divide = divide
@@ -150,62 +150,62 @@ class Adaptor(nn.Module):
 
     @property
     def sets(self) -> ClassSets:
-        """Which classes are old and new."""
+        """The class sets of the learner."""
         return self._shared[0]
 
     def forward(self, z: Tensor) -> Tensor:
-        """Logits (n, C) → the correction r, or in probability space the distribution g."""
+        """Return the correction r (n, C) of logits (n, C), or the distribution g."""
         z = z.detach()
         if self._fused(z):
             omega, nu = self._weights()
             masked = not self.continual
             return kernels.correction(z, omega, nu, self.sets, masked=masked, divide=self.divide)
-        return self._of(z.softmax(1))
+        return self._from_posterior(z.softmax(1))
 
     def _fused(self, z: Tensor) -> bool:
-        """Whether the kernels do it."""
+        """Whether the fused kernels can compute the correction."""
         if not z.is_cuda or self.space != "logit":
             return False
         individual = self.specific is not None and self.specific.individual
         return not individual and kernels.applies(z, *self.parameters())
 
     def _weights(self) -> tuple[kernels.Weights | None, kernels.Weights | None]:
-        """Those of ω and of ν."""
+        """Return the weights of ω and of ν."""
         omega = None if self.specific is None else self.specific.nets[0].weights()  # type: ignore[operator]
         return omega, None if self.agnostic is None else self.agnostic.net.weights()
 
-    def _of(self, p: Tensor) -> Tensor:
+    def _from_posterior(self, p: Tensor) -> Tensor:
         if self.continual:
-            return self._over_all(p)
+            return self._plain_cba(p)
         masks = self._masks().to(p.dtype)
         if self.agnostic is None:
-            return self._by_class(p, masks)
-        sides, members = self._by_side(p, masks[:2])
+            return self._class_specific(p, masks)
+        sides, members = self._class_agnostic(p, masks[:2])
         if self.specific is None:
             return sides @ members
         # the mean of both parts
-        return torch.addmm(self._by_class(p, masks), sides, members, beta=0.5, alpha=0.5)
+        return torch.addmm(self._class_specific(p, masks), sides, members, beta=0.5, alpha=0.5)
 
     def _masks(self) -> Tensor:
-        """(3, C): old, new and seen classes; all zero in the first task."""
+        """Return masks (3, C) of old, new and seen classes; all zero in the first task."""
         sets = self.sets
         return torch.stack([sets.old, sets.new, sets.seen]) * sets.later
 
-    def _over_all(self, p: Tensor) -> Tensor:
-        """Plain CBA: every class from the first task on."""
+    def _plain_cba(self, p: Tensor) -> Tensor:
+        """Return the output of ω for all classes."""
         assert self.specific is not None
         r: Tensor = self.specific.nets[0](p)
         return r if self.space == "logit" else r.softmax(1)
 
-    def _by_class(self, p: Tensor, masks: Tensor) -> Tensor:
+    def _class_specific(self, p: Tensor, masks: Tensor) -> Tensor:
         assert self.specific is not None
         r: Tensor = self.specific(p, masks)
         if self.space == "logit":
             return r
         return r.masked_fill(~self.sets.seen, -torch.inf).softmax(1)
 
-    def _by_side(self, p: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
-        """An output for each side (n, 2), and what of it each class takes (2, C)."""
+    def _class_agnostic(self, p: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs (n, 2) for old and new classes, and the factor of each class (2, C)."""
         assert self.agnostic is not None
         sides: Tensor = self.agnostic(p, members)
         if self.space == "probability":
@@ -215,14 +215,17 @@ class Adaptor(nn.Module):
         return sides, members
 
     def adapt(self, z: Tensor, r: Tensor) -> Tensor:
-        """The adapted logits z̃; r is what `forward` gave for these rows."""
+        """Return the adapted logits z̃; r is the output of `forward` for these rows."""
         if self.space == "logit":
             return z + r
         mixed = ((r + z.softmax(1)) / 2).clamp(min=1e-12).log()
         return mixed if self.continual else torch.where(self.sets.later > 0, mixed, z)
 
     def reset_for_task(self, generator: torch.Generator) -> list[Tensor]:
-        """Re-initialise ω (never in plain CBA); returns what lost its optimiser state."""
+        """Re-initialise ω, except in plain CBA, and return its parameters.
+
+        The caller resets their optimiser state.
+        """
         if self.continual or self.specific is None:
             return []
         self.specific.reset(generator)
@@ -235,22 +238,21 @@ def _check(specific: str, agnostic: bool, continual: bool, space: str, width: in
     if space not in ("logit", "probability"):
         raise ValueError(expected("space", space, "'logit' or 'probability'"))
     if specific == "none" and not agnostic:
-        raise ValueError(
-            "an adaptor without a class-specific and a class-agnostic part corrects nothing"
-        )
+        raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
     if continual and (specific != "single" or agnostic):
-        raise ValueError("continual is True, expected False beside anything but one single part")
+        wanted = "False unless specific is 'single' and agnostic is False"
+        raise ValueError(expected("continual", continual, wanted))
     at_least(1, width=width)
 
 
 def class_specific(sets: ClassSets, generator: torch.Generator, **options: object) -> Adaptor:
-    """The adaptor of `<base>-cba`: class-specific, single, never re-initialised."""
+    """Return the adaptor of `<base>-cba`: one class-specific MLP that is never re-initialised."""
     settings = {"specific": "single", "agnostic": False, "continual": True} | options
     return Adaptor(sets, generator=generator, **settings)  # type: ignore[arg-type]
 
 
 def dual(sets: ClassSets, generator: torch.Generator, **options: object) -> Adaptor:
-    """The adaptor of `<base>-dual-cba`: class-specific and class-agnostic."""
+    """Return the adaptor of `<base>-dual-cba`: class-specific and class-agnostic."""
     return Adaptor(sets, generator=generator, **options)  # type: ignore[arg-type]
 
 

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualcba.adaptors.adaptor import Adaptor
-from dualcba.losses import Batch, Term, inner_batches, merged, stacked, total
+from dualcba.losses import Batch, Term, inner_batches, merge_terms, stack_rows, total
 from dualcba.methods import Method
 
 Grads = tuple[Tensor | None, ...]
@@ -65,7 +65,7 @@ def _closed_form(
         r = adaptor(Z)
     with torch.no_grad():
         adapted = Z + r
-        terms = merged(method.terms(new, mem))
+        terms = merge_terms(method.terms(new, mem))
         rows = [t.batch.rows for t in terms]
         at = [(adapted if t.adapted else Z)[k] for t, k in zip(terms, rows, strict=True)]
         G = _spread(Z, [(k, t.gradient(z)) for t, k, z in zip(terms, rows, at, strict=True)])
@@ -123,7 +123,7 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 
 def _stack(new: Batch, mem: Sequence[Batch]) -> tuple[Tensor, Tensor]:
     batches = inner_batches(new, mem)
-    return stacked([b.z for b in batches]), stacked([b.h for b in batches])
+    return stack_rows([b.z for b in batches]), stack_rows([b.h for b in batches])
 
 
 def _spread(Z: Tensor, parts: Sequence[tuple[slice, Tensor]]) -> Tensor:

@@ -17,7 +17,7 @@ from dualcba.adaptors.hypergradient import (
 )
 from dualcba.adaptors.pretrained import load_agnostic
 from dualcba.engine.optimizers import Adam
-from dualcba.losses import Adapt, Batch, identity, inner_batches, stacked
+from dualcba.losses import Adapt, Batch, identity, inner_batches, stack_rows
 from dualcba.methods import Context, Method
 from dualcba.options import TrainingOptions
 from dualcba.tasks.class_sets import ClassSets
@@ -102,7 +102,7 @@ class OuterLevel:
             return identity
         adaptor = self.adaptor
         with torch.no_grad():
-            r = adaptor(stacked([b.z for b in inner_batches(new, mem)]))
+            r = adaptor(stack_rows([b.z for b in inner_batches(new, mem)]))
         return lambda b: adaptor.adapt(b.z, r[b.rows])
 
 

@@ -22,7 +22,7 @@ from dualcba.bench.table import table
 from dualcba.bench.timing import Name, side_by_side
 from dualcba.engine import resolve_device
 from dualcba.errors import at_least, unknown
-from dualcba.io import whole
+from dualcba.io import atomic_write
 from dualcba.nets import NETWORKS
 
 
@@ -52,7 +52,7 @@ def bench(
     if show:
         Console().print(table(rows, title(setup), cuda=setup.cuda))
     if json_file is not None:
-        with whole(json_file) as draft:
+        with atomic_write(json_file) as draft:
             draft.write_text(json.dumps(entry, indent=1) + "\n")
     return entry
 

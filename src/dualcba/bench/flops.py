@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
-from dualcba.normalization.statistics import modes
+from dualcba.engine.torch_private import ConvBase
+from dualcba.normalization.statistics import evaluation_mode
 
 
 def layer_flops(network: nn.Module, input_shape: Sequence[int]) -> list[int]:
@@ -22,7 +22,7 @@ def layer_flops(network: nn.Module, input_shape: Sequence[int]) -> list[int]:
     """
     counts = []
     for layer, shape in _outputs(network, input_shape):
-        places = math.prod(shape[1:] if isinstance(layer, _ConvNd) else shape[:-1])
+        places = math.prod(shape[1:] if isinstance(layer, ConvBase) else shape[:-1])
         counts.append(2 * places * layer.get_parameter("weight").numel())
     return counts
 
@@ -45,11 +45,11 @@ def _outputs(
     def note(layer: nn.Module, _: tuple[Tensor, ...], out: Tensor) -> None:
         found.append((layer, tuple(out.shape[1:])))
 
-    layers = [m for m in network.modules() if isinstance(m, _ConvNd | nn.Linear)]
+    layers = [m for m in network.modules() if isinstance(m, ConvBase | nn.Linear)]
     handles = [m.register_forward_hook(note) for m in layers]
     device = next(network.parameters()).device
     try:
-        with torch.no_grad(), modes(network):
+        with torch.no_grad(), evaluation_mode(network):
             network(torch.zeros(1, *input_shape, device=device))
     finally:
         for handle in handles:

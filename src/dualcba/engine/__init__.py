@@ -1,4 +1,4 @@
-"""Engines: how a step is run. Eagerly anywhere, or captured as a CUDA graph and replayed."""
+"""Engines that run a training step: eager on any device, or captured as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ DEVICES = "'auto', 'cpu', 'cuda' or 'cuda:N'"
 
 
 def resolve_device(name: str | torch.device) -> torch.device:
-    """`auto` is CUDA where there is one; CUDA where there is none is an error."""
+    """Return the device of that name; `"auto"` is CUDA if available, else the CPU.
+
+    Raises a ValueError for a CUDA device that does not exist.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -27,12 +30,13 @@ def resolve_device(name: str | torch.device) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
-            raise ValueError(expected("device", str(name), f"one of the {count} CUDA devices here"))
+            wanted = f"one of the {count} CUDA devices of this machine"
+            raise ValueError(expected("device", str(name), wanted))
     return device
 
 
 def make_engine(name: str, device: torch.device) -> Engine:
-    """`auto` captures on CUDA and is eager elsewhere."""
+    """Return the engine of that name; `"auto"` is captured on CUDA and eager on a CPU."""
     if name not in ENGINES:
         raise ValueError(expected("engine", name, " or ".join(map(repr, ENGINES))))
     if name == "captured" and device.type != "cuda":

@@ -1,4 +1,4 @@
-"""The eager engine: every call runs as it is written."""
+"""The engine interface, and the eager engine, which calls functions directly."""
 
 from __future__ import annotations
 
@@ -17,73 +17,77 @@ Input = Tensor | NDArray[np.int64]
 """A tensor on the device, or a small array on the host."""
 
 
+def on_device(inputs: Iterable[Input], device: torch.device) -> tuple[Tensor, ...]:
+    """Return the inputs as tensors, the arrays among them copied to the device."""
+    return tuple(
+        t if isinstance(t, Tensor) else to_device(torch.from_numpy(t), device) for t in inputs
+    )
+
+
 class Engine(Protocol):
-    """Runs functions that change device state in place and return nothing."""
+    """Runs functions that update tensors on the device in place and return None."""
 
     device: torch.device
 
     def run(self, key: Hashable, fn: Callable[..., None], *inputs: Input) -> None:
-        """Run `fn` on the inputs, all of them as tensors on the device, without waiting for it.
+        """Call `fn` with the inputs as tensors on the device, without waiting for the result.
 
-        Calls with equal keys do the same work on inputs of equal shapes.
+        Calls with equal keys must do the same work on inputs of equal shapes.
         """
 
     def receive(self, tensor: Tensor) -> Tensor:
-        """A caller's tensor on the device, ready for this engine's work and safe until then."""
+        """Return a caller's tensor on the device, safe to use in work queued on this engine."""
 
-    def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Tensors that the caller made and may drop while work on them is still queued."""
+    def keep_alive(self, tensors: Iterable[Tensor]) -> None:
+        """Keep the memory of the caller's tensors until the work queued so far is done."""
 
-    def aside(self) -> AbstractContextManager[object]:
-        """Inside `run`: work that may go on beside what follows, until `join`."""
+    def branch(self) -> AbstractContextManager[object]:
+        """Return a context inside `run` whose work may run in parallel until `join_branch`."""
 
-    def join(self) -> None:
-        """Wait, on the device, for the work put aside."""
+    def join_branch(self) -> None:
+        """Let the device wait for the work of `branch`."""
 
     def scope(self) -> AbstractContextManager[object]:
-        """Where the learner's device work outside `run` belongs."""
+        """Return the context for device work outside `run`."""
 
     def finish(self) -> None:
-        """Wait until all work so far is done, so that anyone may read its results."""
+        """Wait until all work so far is done, so that any stream can read the results."""
 
     def reset(self) -> None:
-        """Forget whatever was prepared: tensors may have moved."""
+        """Discard captured graphs; call it when tensors have been replaced."""
 
 
 class Eager:
-    """Runs each function directly."""
+    """Calls each function directly."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def run(self, key: Hashable, fn: Callable[..., None], *inputs: Input) -> None:
-        """Call it."""
+        """Call `fn` with the inputs on the device."""
         with self.scope():
-            fn(*(t if isinstance(t, Tensor) else self._upload(t) for t in inputs))
-
-    def _upload(self, array: NDArray[np.int64]) -> Tensor:
-        return to_device(torch.from_numpy(array), self.device)
+            fn(*on_device(inputs, self.device))
 
     def receive(self, tensor: Tensor) -> Tensor:
-        """On the device."""
+        """Return the tensor on the device."""
         return tensor.to(self.device)
 
-    def hold(self, tensors: Iterable[Tensor]) -> None:
-        """Everything runs on the caller's own stream, as does what comes after it."""
+    def keep_alive(self, tensors: Iterable[Tensor]) -> None:
+        """Do nothing: all work runs on the caller's stream."""
 
-    def aside(self) -> AbstractContextManager[object]:
-        """At once, like everything."""
+    def branch(self) -> AbstractContextManager[object]:
+        """Return an empty context: nothing runs in parallel."""
         return nullcontext()
 
-    def join(self) -> None:
-        """Nothing is under way."""
+    def join_branch(self) -> None:
+        """Do nothing: nothing runs in parallel."""
 
     def scope(self) -> AbstractContextManager[object]:
-        """The current stream; of several GPUs its own, where our kernels are to be launched."""
+        """Return the context of the engine's GPU, on which Triton kernels are launched."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def finish(self) -> None:
-        """Everything runs on the caller's own stream: nothing to wait for."""
+        """Do nothing: all work runs on the caller's stream."""
 
     def reset(self) -> None:
-        """Nothing was prepared."""
+        """Do nothing: there are no graphs."""

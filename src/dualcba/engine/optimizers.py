@@ -1,58 +1,55 @@
-"""SGD and Adam as torch has them, without what surrounds them there.
+"""SGD and Adam of torch, without the wrappers around their methods.
 
-torch wraps the methods of its optimisers so that `torch.compile` leaves them alone, and the first
-call of any of them imports all of that compiler: seconds of a start, for a learner that compiles
-nothing. Here the same methods are called as they are inside; of another torch, whose wrappers
-cannot be looked through, they are the wrapped ones. Marks for a profiler, which a small step on a
-CPU would notice, are left out unless somebody has hooked on to the steps.
+torch wraps the methods of its optimisers so that `torch.compile` skips them. The first call of a
+wrapped method imports the whole compiler, which takes seconds, and this package compiles nothing.
+The classes here call the methods inside the wrappers. If a torch version has wrappers that cannot
+be removed, the wrapped methods are called. The profiler marks of each step, which cost time in a
+small step on a CPU, are left out unless hooks are registered for the step.
 """
 
 from __future__ import annotations
 
-from inspect import unwrap
 from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer
 
-_sgd_step: Any = unwrap(torch.optim.SGD.step)
-_adam_step: Any = unwrap(torch.optim.Adam.step)
+from dualcba.engine import torch_private
+from dualcba.engine.torch_private import adam_step, has_step_hooks, mark_hooked, sgd_step
 
 
 class _Unwrapped(Optimizer):
-    """What every optimiser does."""
+    """The methods that all optimisers share, without wrappers."""
 
-    add_param_group = unwrap(Optimizer.add_param_group)
+    add_param_group = torch_private.add_param_group
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients; they are never kept as zeros."""
+        """Set all gradients to None, whatever `set_to_none` is."""
         for group in self.param_groups:
             for p in group["params"]:
                 p.grad = None
 
-    def _move(self, step: Any, closure: Any) -> Any:
-        if self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks:
-            step = Optimizer.profile_hook_step(step)  # which calls them
+    def _call_step(self, step: Any, closure: Any) -> Any:
+        if has_step_hooks(self):
+            step = torch_private.with_step_hooks(step)
         return step(self, closure)
 
 
 class SGD(_Unwrapped, torch.optim.SGD):
-    """`torch.optim.SGD`."""
+    """`torch.optim.SGD` without wrappers."""
 
+    @mark_hooked
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Move the parameters by their gradients."""
-        return self._move(_sgd_step, closure)
-
-    step.hooked = True  # type: ignore[attr-defined]  # else torch wraps it for its profiler
+        """Update the parameters from their gradients."""
+        return self._call_step(sgd_step, closure)
 
 
 class Adam(_Unwrapped, torch.optim.Adam):
-    """`torch.optim.Adam`."""
+    """`torch.optim.Adam` without wrappers."""
 
+    @mark_hooked
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Move the parameters by their gradients."""
-        return self._move(_adam_step, closure)
-
-    step.hooked = True  # type: ignore[attr-defined]
+        """Update the parameters from their gradients."""
+        return self._call_step(adam_step, closure)

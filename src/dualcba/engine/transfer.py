@@ -1,4 +1,4 @@
-"""From the host to a device, without waiting for it."""
+"""Copies from the host to a device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from torch import Tensor
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on a device; on a CPU itself, on CUDA queued through pinned memory.
+    """Return a host tensor on a device, without waiting for the copy.
+
+    On a CPU it is the tensor itself; to CUDA it is copied asynchronously from pinned memory.
 
     >>> to_device(torch.arange(3), torch.device("cpu")).tolist()
     [0, 1, 2]

@@ -24,10 +24,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dualcba.data import Dataset, Task, Transform
+from dualcba.engine.torch_private import suppress_capturable_warning
 from dualcba.evaluation.recorders import Recorder
 from dualcba.learner import Learner
 from dualcba.losses import Adapt, Batch, identity, total
-from dualcba.normalization.statistics import modes, untracked
+from dualcba.normalization.statistics import evaluation_mode, without_tracking
 from dualcba.randomness import generator
 from dualcba.training.forward import Forwards
 
@@ -119,7 +120,7 @@ class Alignment(Recorder):
         level.adaptor, level.optimizer = copy.deepcopy((level.adaptor, level.optimizer))
         if level.phi:
             assert level.optimizer is not None
-            level.optimizer._warned_capturable_if_run_uncaptured = True  # else a copy warns anew
+            suppress_capturable_warning(level.optimizer)
             level.step(new, mem, outer if level.takes_a_draw else None)
         return level.adapt(new, mem)
 
@@ -135,7 +136,7 @@ class Alignment(Recorder):
             draw |= self._augment(f"{name}.augment", learner.transform, count, rng)
         for name, view in learner.views.items():
             draw |= self._augment(f"view.{name}", view, len(x) - learner.method.labelled, rng)
-        with torch.enable_grad(), untracked(learner.norms):
+        with torch.enable_grad(), without_tracking(learner.norms):
             new, *mem = self.forwards.inner(x, y, draw)
         rows = self._rows(rng)
         augment = self._augment("outer", learner.transform, len(rows), rng)
@@ -159,8 +160,13 @@ class Alignment(Recorder):
     def _outputs(self, x: Tensor, y: Tensor, theta: Parameters | None = None) -> Any:
         """Logits and features at θ, batch statistics used and running ones untouched."""
         learner = self.learner
-        mode = modes(learner.network) if len(x) == 1 else nullcontext()
-        with torch.enable_grad(), mode, untracked(learner.norms), learner.forwards.tell_tasks(y):
+        mode = evaluation_mode(learner.network) if len(x) == 1 else nullcontext()
+        with (
+            torch.enable_grad(),
+            mode,
+            without_tracking(learner.norms),
+            learner.forwards.tell_tasks(y),
+        ):
             return functional_call(learner.network, dict(theta or {}), (x,))
 
     def buffer_loss(self, theta: Parameters, outer: Batch) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dualcba.data import Dataset, Task
 from dualcba.learner import Learner
-from dualcba.normalization.statistics import modes
+from dualcba.normalization.statistics import evaluation_mode
 from dualcba.prediction import NORMS
 from dualcba.randomness import generator
 
@@ -151,7 +151,7 @@ class Transitions(Recorder):
     def _posterior(self, x: Tensor) -> Tensor:
         """The mean posterior over samples, (C,)."""
         learner = self.learner
-        with modes(learner.network), learner.method.context.autocast():
+        with evaluation_mode(learner.network), learner.method.context.autocast():
             z, _ = learner.network(learner.transform(x))
         return z.softmax(1).mean(0)  # type: ignore[no-any-return]
 

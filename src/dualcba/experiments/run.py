@@ -132,7 +132,7 @@ class Run:
                 for x, y in prefetch_batches(train_x, train_y, rows)
             )
         train_x, train_y = train_x.to(device), train_y.to(device)
-        engine.hold([train_x, train_y])
+        engine.keep_alive([train_x, train_y])
 
         def arrive(rows: Indices) -> Arrivals:
             index = engine.receive(torch.from_numpy(rows))  # the engine's: it may lag behind

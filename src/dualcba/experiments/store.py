@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dualcba.experiments.spec import Spec
-from dualcba.io import one_at_a_time, whole
+from dualcba.io import atomic_write, folder_lock
 
 RESULT = "result.json"
 PLAN = "plan.json"
@@ -49,7 +49,7 @@ def write_result(
     path = result_path(out, spec)
     for name, save in (files or {}).items():
         save(path.with_name(name))
-    with whole(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
     return path
 
@@ -77,10 +77,10 @@ def _read_result(path: Path) -> dict[str, Any]:
 def write_plan(out: Path, specs: Iterable[Spec]) -> Path:
     """Write down what is going to be run, beside what earlier calls were going to run there."""
     path = out / PLAN
-    with one_at_a_time(out):
+    with folder_lock(out):
         before = read_plan(out) if path.exists() else []
         planned = {spec.name: spec.to_dict() for spec in (*before, *specs)}
-        with whole(path) as draft:
+        with atomic_write(path) as draft:
             draft.write_text(json.dumps({"specs": list(planned.values())}, indent=1) + "\n")
     return path
 

@@ -1,1 +1,1 @@
-"""Fused operations: Triton kernels on a GPU, ordinary torch elsewhere."""
+"""Fused operations: Triton kernels on a GPU, plain torch on other devices."""

@@ -1,15 +1,15 @@
-"""Triton kernels of the outer level: the adaptor there and back, derivatives of cross-entropies.
+"""Triton kernels of the outer step: adaptor forward and backward, cross-entropy derivatives.
 
-In a captured step each kernel on the critical path costs about as much as any other, however
-little it does, so these do as much as they can at once. A program takes 16 rows and recomputes
-their posterior, which is cheaper than reading it. The hidden units of ω are a kernel of their own:
-then both of its layers have programs enough to fill a GPU, which one kernel by rows would not.
-Nothing is atomic, so the same input gives the same bits. The number of rows is not specialised on,
-so that a batch of another size compiles nothing anew.
+In a captured step every kernel on the critical path costs about the same, however little it
+computes, so there are few kernels. A program processes 16 rows and recomputes their posterior,
+which is cheaper than reading it. The hidden units of ω have a separate kernel, so that both layers
+have enough programs to fill a GPU. There are no atomic operations, so results are reproducible bit
+for bit. The kernels are not specialised on the number of rows, so another batch size needs no
+compilation.
 
-Symbols as in `adaptors`: z (n, C) logits, p their posterior, ω of inputs C and S hidden units, ν of
-inputs 2 and A hidden units. Masks of classes come as the class sets have them: `new` and `seen` of
-(C,) bytes, and `later`, 0 in the first task and 1 from then on.
+Symbols as in `adaptors`: z (n, C) are logits, p their posterior; ω has C inputs and S hidden units,
+ν has 2 inputs and A hidden units. The class masks are those of `ClassSets`: `new` and `seen` are
+(C,) bytes, `later` is 0 in the first task and 1 afterwards.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS, CLASSES, UNITS = 16, 16, 16
-"""What a program takes of each; the least that `tl.dot` does."""
+"""The block sizes of a program; 16 is the minimum for `tl.dot`."""
 
 STRIDE = 64
-"""Hidden units at a time where a program goes over all of them."""
+"""The block size of programs that loop over all hidden units."""
 
 PRECISION: tl.constexpr = tl.constexpr("ieee")
-"""Of products: float32 as it is."""
+"""The precision of products: full float32."""
 
 
 @triton.jit
 def _posterior(z, n, C, rows, c):
-    """softmax(z) of some rows; zero in columns beyond C."""
+    """Return softmax(z) of some rows; zero in columns beyond C."""
     v = tl.load(
         z + rows[:, None] * C + c[None, :], mask=(rows < n)[:, None] & (c < C)[None, :], other=0.0
     )
@@ -41,8 +41,8 @@ def _posterior(z, n, C, rows, c):
 
 
 @triton.jit
-def _sides(new, seen, later, C, c):
-    """Masks of old and new classes; none in the first task."""
+def _old_and_new(new, seen, later, C, c):
+    """Return the masks of old and new classes; zero in the first task."""
     on = tl.load(later)
     fresh = tl.load(new + c, mask=c < C, other=0) != 0
     known = tl.load(seen + c, mask=c < C, other=0) != 0
@@ -50,8 +50,8 @@ def _sides(new, seen, later, C, c):
 
 
 @triton.jit
-def _seen(seen, later, C, c, MASKED: tl.constexpr):
-    """The mask of the classes that ω corrects: all of them in plain CBA."""
+def _corrected(seen, later, C, c, MASKED: tl.constexpr):
+    """Return the mask of the classes that ω corrects; in plain CBA all classes."""
     mask = tl.where(c < C, 1.0, 0.0)
     if MASKED:
         known = tl.load(seen + c, mask=c < C, other=0) != 0
@@ -60,9 +60,9 @@ def _seen(seen, later, C, c, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _column(matrix, k, units, at):
-    """A column of a (units, 2) matrix."""
-    return tl.load(matrix + 2 * k + at, mask=k < units, other=0.0)
+def _column(matrix, k, units, index):
+    """Return a column of a (units, 2) matrix."""
+    return tl.load(matrix + 2 * k + index, mask=k < units, other=0.0)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -70,17 +70,17 @@ def hidden_kernel(
     z, w1, b1, hidden, n, C, S,
     BN: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """ω's hidden units: relu(p W₁ᵀ + b₁)."""
+    """Compute the hidden units of ω: relu(p W₁ᵀ + b₁)."""
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     k = tl.program_id(1) * BK + tl.arange(0, BK)
     c = tl.arange(0, BC)
     p = _posterior(z, n, C, rows, c)
-    there = (c < C)[:, None] & (k < S)[None, :]
-    w = tl.load(w1 + k[None, :] * C + c[:, None], mask=there, other=0.0)
+    mask = (c < C)[:, None] & (k < S)[None, :]
+    w = tl.load(w1 + k[None, :] * C + c[:, None], mask=mask, other=0.0)
     h = tl.dot(p, w, input_precision=PRECISION)
     h = tl.maximum(h + tl.load(b1 + k, mask=k < S, other=0.0)[None, :], 0.0)
-    there = (rows < n)[:, None] & (k < S)[None, :]
-    tl.store(hidden + rows[:, None] * S + k[None, :], h, mask=there)
+    mask = (rows < n)[:, None] & (k < S)[None, :]
+    tl.store(hidden + rows[:, None] * S + k[None, :], h, mask=mask)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -89,26 +89,27 @@ def correction_kernel(
     BN: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr,
     SPECIFIC: tl.constexpr, AGNOSTIC: tl.constexpr, MASKED: tl.constexpr, DIVIDE: tl.constexpr,
 ):  # fmt: skip
-    """r of some rows and classes; (u₁, a₁, u₂, a₂) are ν's weights and biases."""
+    """Compute r of some rows and classes; (u₁, a₁, u₂, a₂) are the weights and biases of ν."""
     rows = tl.program_id(0) * BN + tl.arange(0, BN)
     o = tl.program_id(1) * BO + tl.arange(0, BO)
     out = tl.zeros([BN, BO], tl.float32)
     if SPECIFIC:
         for start in range(0, S, BK):
             k = start + tl.arange(0, BK)
-            there = (rows < n)[:, None] & (k < S)[None, :]
-            h = tl.load(hidden + rows[:, None] * S + k[None, :], mask=there, other=0.0)
-            there = (k < S)[:, None] & (o < C)[None, :]
-            w = tl.load(w2 + o[None, :] * S + k[:, None], mask=there, other=0.0)
+            mask = (rows < n)[:, None] & (k < S)[None, :]
+            h = tl.load(hidden + rows[:, None] * S + k[None, :], mask=mask, other=0.0)
+            mask = (k < S)[:, None] & (o < C)[None, :]
+            w = tl.load(w2 + o[None, :] * S + k[:, None], mask=mask, other=0.0)
             out += tl.dot(h, w, input_precision=PRECISION)
         out += tl.load(b2 + o, mask=o < C, other=0.0)[None, :]
-        out *= _seen(seen, later, C, o, MASKED)[None, :]
+        out *= _corrected(seen, later, C, o, MASKED)[None, :]
     if AGNOSTIC:
         c = tl.arange(0, BC)
         p = _posterior(z, n, C, rows, c)
-        is_old, is_new = _sides(new, seen, later, C, c)
+        is_old, is_new = _old_and_new(new, seen, later, C, c)
         p_old, p_new = tl.sum(p * is_old[None, :], 1), tl.sum(p * is_new[None, :], 1)
-        sum_old = tl.zeros([BN, BK], tl.float32)  # over units only at the end: sums wait for warps
+        # summed over units once, at the end: each sum synchronises the warps
+        sum_old = tl.zeros([BN, BK], tl.float32)
         sum_new = tl.zeros([BN, BK], tl.float32)
         for start in range(0, A, BK):
             k = start + tl.arange(0, BK)
@@ -121,7 +122,7 @@ def correction_kernel(
         if DIVIDE:
             to_old /= tl.maximum(tl.sum(is_old), 1.0)
             to_new /= tl.maximum(tl.sum(is_new), 1.0)
-        o_old, o_new = _sides(new, seen, later, C, o)
+        o_old, o_new = _old_and_new(new, seen, later, C, o)
         out += to_old[:, None] * o_old[None, :] + to_new[:, None] * o_new[None, :]
     if SPECIFIC and AGNOSTIC:
         out *= 0.5
@@ -130,50 +131,50 @@ def correction_kernel(
 
 @triton.jit(do_not_specialize=["n"])
 def omega_kernel(
-    z, hidden, w2, seen, later, v, dw1, db1, dw2, db2, n, C, S, share,
+    z, hidden, w2, seen, later, v, dw1, db1, dw2, db2, n, C, S, factor,
     BN: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of ω's weights and biases at some hidden units, from share · v, v = ∂/∂r."""
+    """Compute the gradients of ω for some hidden units, from factor · v with v = ∂/∂r."""
     k = tl.program_id(0) * BK + tl.arange(0, BK)
     c = tl.arange(0, BC)
-    corrected = _seen(seen, later, C, c, MASKED) * share
-    there2 = (c < C)[:, None] & (k < S)[None, :]
-    w2_k = tl.load(w2 + c[:, None] * S + k[None, :], mask=there2, other=0.0)
+    corrected = _corrected(seen, later, C, c, MASKED) * factor
+    mask2 = (c < C)[:, None] & (k < S)[None, :]
+    w2_k = tl.load(w2 + c[:, None] * S + k[None, :], mask=mask2, other=0.0)
     g_w1, g_b1 = tl.zeros([BK, BC], tl.float32), tl.zeros([BN, BK], tl.float32)
     g_w2, g_b2 = tl.zeros([BC, BK], tl.float32), tl.zeros([BN, BC], tl.float32)
     for start in range(0, n, BN):
         rows = start + tl.arange(0, BN)
         p = _posterior(z, n, C, rows, c)
-        there = (rows < n)[:, None] & (c < C)[None, :]
-        d = tl.load(v + rows[:, None] * C + c[None, :], mask=there, other=0.0)
+        mask = (rows < n)[:, None] & (c < C)[None, :]
+        d = tl.load(v + rows[:, None] * C + c[None, :], mask=mask, other=0.0)
         d *= corrected[None, :]
-        there = (rows < n)[:, None] & (k < S)[None, :]
-        h = tl.load(hidden + rows[:, None] * S + k[None, :], mask=there, other=0.0)
+        mask = (rows < n)[:, None] & (k < S)[None, :]
+        h = tl.load(hidden + rows[:, None] * S + k[None, :], mask=mask, other=0.0)
         g_b2 += d
         g_w2 += tl.dot(tl.trans(d), h, input_precision=PRECISION)
         dh = tl.where(h > 0.0, tl.dot(d, w2_k, input_precision=PRECISION), 0.0)
         g_b1 += dh
         g_w1 += tl.dot(tl.trans(dh), p, input_precision=PRECISION)
-    tl.store(dw2 + c[:, None] * S + k[None, :], g_w2, mask=there2)
-    there1 = (k < S)[:, None] & (c < C)[None, :]
-    tl.store(dw1 + k[:, None] * C + c[None, :], g_w1, mask=there1)
+    tl.store(dw2 + c[:, None] * S + k[None, :], g_w2, mask=mask2)
+    mask1 = (k < S)[:, None] & (c < C)[None, :]
+    tl.store(dw1 + k[:, None] * C + c[None, :], g_w1, mask=mask1)
     tl.store(db1 + k, tl.sum(g_b1, 0), mask=k < S)
     tl.store(db2 + c, tl.sum(g_b2, 0), mask=(c < C) & (tl.program_id(0) == 0))
 
 
 @triton.jit(do_not_specialize=["n"])
 def nu_kernel(
-    z, u1, a1, u2, new, seen, later, v, du1, da1, du2, da2, n, C, A, share,
+    z, u1, a1, u2, new, seen, later, v, du1, da1, du2, da2, n, C, A, factor,
     BN: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr, DIVIDE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of ν's weights and biases at some hidden units, from share · v."""
+    """Compute the gradients of ν for some hidden units, from factor · v with v = ∂/∂r."""
     k = tl.program_id(0) * BK + tl.arange(0, BK)
     c = tl.arange(0, BC)
-    is_old, is_new = _sides(new, seen, later, C, c)
-    share_old, share_new = share, share
+    is_old, is_new = _old_and_new(new, seen, later, C, c)
+    factor_old, factor_new = factor, factor
     if DIVIDE:
-        share_old = share / tl.maximum(tl.sum(is_old, 0), 1.0)
-        share_new = share / tl.maximum(tl.sum(is_new, 0), 1.0)
+        factor_old = factor / tl.maximum(tl.sum(is_old, 0), 1.0)
+        factor_new = factor / tl.maximum(tl.sum(is_new, 0), 1.0)
     u1_old, u1_new = _column(u1, k, A, 0), _column(u1, k, A, 1)
     a1_k = tl.load(a1 + k, mask=k < A, other=0.0)
     u2_old = tl.load(u2 + k, mask=k < A, other=0.0)
@@ -185,11 +186,11 @@ def nu_kernel(
     for start in range(0, n, BN):
         rows = start + tl.arange(0, BN)
         p = _posterior(z, n, C, rows, c)
-        there = (rows < n)[:, None] & (c < C)[None, :]
-        V = tl.load(v + rows[:, None] * C + c[None, :], mask=there, other=0.0)
+        mask = (rows < n)[:, None] & (c < C)[None, :]
+        V = tl.load(v + rows[:, None] * C + c[None, :], mask=mask, other=0.0)
         p_old, p_new = tl.sum(p * is_old[None, :], 1), tl.sum(p * is_new[None, :], 1)
-        d_old = tl.sum(V * is_old[None, :], 1) * share_old
-        d_new = tl.sum(V * is_new[None, :], 1) * share_new
+        d_old = tl.sum(V * is_old[None, :], 1) * factor_old
+        d_new = tl.sum(V * is_new[None, :], 1) * factor_new
         h = p_old[:, None] * u1_old[None, :] + p_new[:, None] * u1_new[None, :]
         h = tl.maximum(h + a1_k[None, :], 0.0)
         g_a2_old += d_old
@@ -216,7 +217,7 @@ def entropy_kernel(
     z, y, s, each, out, C, scale,
     BC: tl.constexpr, CURVATURE: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
-    """A row's gradient of cross-entropy, q − y, or curvature applied to s, q ⊙ (s − ⟨q, s⟩)."""
+    """Compute the cross-entropy gradient q − onehot(y) of a row, or q ⊙ (s − ⟨q, s⟩)."""
     row, c = tl.program_id(0), tl.arange(0, BC)
     v = tl.load(z + row * C + c, mask=c < C, other=float("-inf"))
     q = tl.exp(v - tl.max(v, 0))
@@ -232,19 +233,19 @@ def entropy_kernel(
 
 
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Of an MLP: hidden weight and bias, output weight and bias."""
+"""The weights of an MLP: hidden weight and bias, output weight and bias."""
 
 
 def correction(
     z: Tensor, omega: Weights | None, nu: Weights | None, sets: tuple[Tensor, Tensor, Tensor],
     *, masked: bool, divide: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The correction r (n, C), and ω's hidden units (n, S) for the way back."""
+    """Return the correction r (n, C), and the hidden units of ω (n, S) for the backward pass."""
     n, C = z.shape
     S, A = _units(omega), _units(nu)
     rows, BC = triton.cdiv(n, ROWS), _padded(C)
     hidden, r = z.new_empty(n, S), torch.empty_like(z)
-    w1, b1, w2, b2 = omega or (z,) * 4  # a pointer must point somewhere
+    w1, b1, w2, b2 = omega or (z,) * 4  # unused pointers must be valid
     if omega is not None:
         hidden_kernel[(rows, triton.cdiv(S, UNITS))](
             z, w1, b1, hidden, n, C, S, BN=ROWS, BC=BC, BK=UNITS, num_warps=_warps(BC)
@@ -262,20 +263,20 @@ def backward(
     z: Tensor, hidden: Tensor, omega: Weights | None, nu: Weights | None,
     sets: tuple[Tensor, Tensor, Tensor], v: Tensor, *, masked: bool, divide: bool,
 ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
-    """The gradients of ω and of ν where they are given, from that of r."""
+    """Return the gradients of ω and of ν from the gradient v of r; empty for a missing part."""
     n, C = z.shape
     S, A = _units(omega), _units(nu)
     BC = _padded(C)
-    share = 0.5 if omega and nu else 1.0
+    factor = 0.5 if omega and nu else 1.0
     of_omega, of_nu = ([torch.empty_like(t) for t in part or ()] for part in (omega, nu))
     if omega is not None:
         omega_kernel[(triton.cdiv(S, UNITS),)](
-            z, hidden, omega[2], *sets[1:], v, *of_omega, n, C, S, share,
+            z, hidden, omega[2], *sets[1:], v, *of_omega, n, C, S, factor,
             BN=ROWS, BC=BC, BK=UNITS, MASKED=masked, num_warps=_warps(BC), num_stages=1,
         )  # fmt: skip
     if nu is not None:
         nu_kernel[(triton.cdiv(A, UNITS),)](
-            z, *nu[:3], *sets, v, *of_nu, n, C, A, share,
+            z, *nu[:3], *sets, v, *of_nu, n, C, A, factor,
             BN=ROWS, BC=BC, BK=UNITS, DIVIDE=divide, num_warps=_warps(BC),
         )  # fmt: skip
     return of_omega, of_nu
@@ -286,19 +287,19 @@ def _units(part: Weights | None) -> int:
 
 
 def _padded(C: int) -> int:
-    """A power of two that `tl.dot` takes."""
+    """Return the block size for C classes: a power of two of at least 16."""
     return max(16, int(triton.next_power_of_2(C)))
 
 
 def _warps(padded: int) -> int:
-    """Loops are unrolled by what a thread has to do: more threads make less code to compile."""
+    """Return the number of warps; more threads have shorter unrolled loops, so compile faster."""
     return 4 if padded <= 32 else 8
 
 
 def entropy(
     z: Tensor, y: Tensor, scale: float, each: Tensor | None = None, s: Tensor | None = None
 ) -> Tensor:
-    """scale · each · (q − y), or with s the curvature applied to it."""
+    """Return scale · each · (q − onehot(y)), or with s: scale · each · q ⊙ (s − ⟨q, s⟩)."""
     n, C = z.shape
     out = torch.empty_like(z)
     entropy_kernel[(n,)](

@@ -1,15 +1,16 @@
-"""Triton kernels: batch normalisation by groups with its shortcut and ReLU, two passes each way.
+"""Triton kernels: batch normalisation by groups with residual and ReLU, two passes each way.
 
-An activation in channels-last order is a matrix of rows (sample, y, x) by channels. Its rows fall
-into G groups of R, one group per forward that the batch stands for (`normalization.grouped`), and
-each group is normalised by its own statistics. A first kernel leaves S partial sums per group and
-channel, a second adds them up and finishes; nothing is atomic, so the same input gives the same
-bits. Sums run in float32, shifted by the group's first row so that a large mean costs no digits.
+An activation in channels-last order is a matrix of rows (sample, y, x) by channels. Its rows form
+G groups of R rows, one group per batch of a joint forward pass (`grouped_statistics`), and each
+group is normalised with its own statistics. A first kernel writes S partial sums per group and
+channel, a second kernel adds them and finishes. There are no atomic operations, so results are
+reproducible bit for bit. Sums are in float32 and shifted by the first row of the group, so a large
+mean costs no precision.
 
-A kernel takes a third of a second or more to compile, and Triton compiles it anew for each constant
-and for each size that becomes 1 or a multiple of 16. So what varies from layer to layer is told at
-run time, where a load or store that is not wanted is masked off, and sizes are not specialised on:
-all but C, without which loads would not be wide.
+A kernel takes a third of a second or more to compile. Triton compiles it again for each constant
+and for each size that is 1 or a multiple of 16. Options that vary between layers are therefore
+run-time arguments that mask loads and stores, and sizes are not specialised on, except C, which
+allows wide loads.
 """
 
 from __future__ import annotations
@@ -20,55 +21,69 @@ import triton.language as tl
 from torch import Tensor
 
 SPLITS = 64
-"""At most so many partial sums per group and channel."""
+"""The maximum number of partial sums per group and channel."""
 
 PROGRAMS = 512
-"""About so many programs keep a large GPU busy."""
+"""The approximate number of programs that keeps a large GPU busy."""
 
 WAVE = 256
-"""About so many programs of those that sum, each with many registers, run on it at once."""
+"""The approximate number of summing programs, with many registers each, that run at once."""
 
 FOLDED = 1024
-"""So many weights of a channel are folded at a time."""
+"""The block size when folding the weights of a channel."""
 
 ROWS, CHANNELS, WARPS = 128, 64, 4
-"""What a program takes at a time; constant, so that few variants must be compiled."""
+"""The block sizes and warps of a program; constant, so that few variants are compiled."""
 
 
 @triton.jit
 def _add_up(part, g, c, C, S, G, SB: tl.constexpr):
-    """The two sums of a group's channels, from their S parts; `part` is (2, G, S, C)."""
+    """Return both sums of a group's channels from S partial sums; `part` is (2, G, S, C)."""
     s = tl.arange(0, SB)
     at = (g * S + s)[:, None] * C + c[None, :]
-    there = (s < S)[:, None] & (c < C)[None, :]
-    first = tl.sum(tl.load(part + at, mask=there, other=0.0), 0)
-    second = tl.sum(tl.load(part + G * S * C + at, mask=there, other=0.0), 0)
+    mask = (s < S)[:, None] & (c < C)[None, :]
+    first = tl.sum(tl.load(part + at, mask=mask, other=0.0), 0)
+    second = tl.sum(tl.load(part + G * S * C + at, mask=mask, other=0.0), 0)
     return first, second
 
 
 @triton.jit
 def _moments(x, part, g, c, R, C, S, G, SB: tl.constexpr):
-    """Mean and biased variance of a group's channels, from shifted sums."""
+    """Return mean and biased variance of a group's channels, from shifted sums."""
     shift = tl.load(x + g * R * C + c, mask=c < C, other=0.0).to(tl.float32)
     first, second = _add_up(part, g, c, C, S, G, SB)
     off = first / R
     return shift + off, tl.maximum(second / R - off * off, 0.0)
 
 
+@triton.jit
+def _tile(start, s, span, g, c, R, C, BR: tl.constexpr):
+    """Return the offsets and the mask of BR rows, beginning at `start` in the s-th span."""
+    r = s * span + start + tl.arange(0, BR)
+    mask = ((r < R) & (r < (s + 1) * span))[:, None] & (c < C)[None, :]
+    return (g * R + r)[:, None] * C + c[None, :], mask
+
+
+@triton.jit
+def _before_relu(dy, y, at, mask, relu):
+    """Return the gradient before the ReLU, of which y is the output."""
+    d = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
+    return tl.where(tl.load(y + at, mask=mask & (relu != 0), other=1.0) > 0.0, d, 0.0)
+
+
 @triton.jit(do_not_specialize=["R", "S", "G", "span"])
 def sums_kernel(
     x, part, R, C, S, G, span, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums of x and x², both shifted."""
+    """Compute partial sums of x and x², both shifted."""
     s, c, g = tl.program_id(0), tl.program_id(1) * BC + tl.arange(0, BC), tl.program_id(2)
     shift = tl.load(x + g * R * C + c, mask=c < C, other=0.0).to(tl.float32)
     first = tl.zeros([BR, BC], tl.float32)
     second = tl.zeros([BR, BC], tl.float32)
     for start in range(0, span, BR):
-        r = s * span + start + tl.arange(0, BR)
-        there = ((r < R) & (r < (s + 1) * span))[:, None] & (c < C)[None, :]
-        v = tl.load(x + (g * R + r)[:, None] * C + c[None, :], mask=there, other=0.0)
-        v = tl.where(there, v.to(tl.float32) - shift[None, :], 0.0)
+        at, mask = _tile(start, s, span, g, c, R, C, BR)
+        v = tl.load(x + at, mask=mask, other=0.0)
+        v = tl.where(mask, v.to(tl.float32) - shift[None, :], 0.0)
         first += v
         second += v * v
     at = (g * S + s) * C + c
@@ -76,13 +91,13 @@ def sums_kernel(
     tl.store(part + G * S * C + at, tl.sum(second, 0), mask=c < C)
 
 
-@triton.jit(do_not_specialize=["R", "S", "G", "span", "shortcut", "relu", "track"])
+@triton.jit(do_not_specialize=["R", "S", "G", "span", "has_residual", "relu", "track"])
 def normalise_kernel(
     x, residual, y, part, weight, bias, running_mean, running_var, tracked, stats,
-    R, C, S, G, span, eps, momentum, decay, shortcut, relu, track,
+    R, C, S, G, span, eps, momentum, decay, has_residual, relu, track,
     SB: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Normalise, scale, add the shortcut, ReLU; leave (mean, 1/σ) and move running statistics."""
+    """Compute relu(BN(x) + residual); write (mean, 1/σ) and update the running statistics."""
     s, cb, g = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     c = cb * BC + tl.arange(0, BC)
     mean, var = _moments(x, part, g, c, R, C, S, G, SB)
@@ -93,11 +108,11 @@ def normalise_kernel(
         if track != 0 and g == 0:
             m = tl.load(running_mean + c, mask=c < C, other=0.0)
             v = tl.load(running_var + c, mask=c < C, other=0.0)
-            for k in range(G):  # one after the other, as separate forwards would
-                share = momentum / (1.0 + k * decay)
+            for k in range(G):  # one after the other, as in separate forward passes
+                rate = momentum / (1.0 + k * decay)
                 mean_k, var_k = _moments(x, part, k, c, R, C, S, G, SB)
-                m += share * (mean_k - m)
-                v += share * (var_k * (R / (R - 1.0)) - v)
+                m += rate * (mean_k - m)
+                v += rate * (var_k * (R / (R - 1.0)) - v)
             tl.store(running_mean + c, m, mask=c < C)
             tl.store(running_var + c, v, mask=c < C)
             if cb == 0:
@@ -105,33 +120,28 @@ def normalise_kernel(
     scale = tl.load(weight + c, mask=c < C, other=0.0) * inverse
     shift = tl.load(bias + c, mask=c < C, other=0.0) - mean * scale
     for start in range(0, span, BR):
-        r = s * span + start + tl.arange(0, BR)
-        there = ((r < R) & (r < (s + 1) * span))[:, None] & (c < C)[None, :]
-        at = (g * R + r)[:, None] * C + c[None, :]
-        v = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+        at, mask = _tile(start, s, span, g, c, R, C, BR)
+        v = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
         v = v * scale[None, :] + shift[None, :]
-        v += tl.load(residual + at, mask=there & (shortcut != 0), other=0.0).to(tl.float32)
+        v += tl.load(residual + at, mask=mask & (has_residual != 0), other=0.0).to(tl.float32)
         v = tl.where(relu != 0, tl.maximum(v, 0.0), v)
-        tl.store(y + at, v.to(y.dtype.element_ty), mask=there)
+        tl.store(y + at, v.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["R", "S", "G", "span", "relu"])
 def back_sums_kernel(
     dy, y, x, stats, part, R, C, S, G, span, relu, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Partial sums of the gradient before the ReLU, and of it times the normalised x."""
+    """Compute partial sums of the gradient before the ReLU, and of it times normalised x."""
     s, c, g = tl.program_id(0), tl.program_id(1) * BC + tl.arange(0, BC), tl.program_id(2)
     mean = tl.load(stats + g * C + c, mask=c < C, other=0.0)
     inverse = tl.load(stats + (G + g) * C + c, mask=c < C, other=0.0)
     first = tl.zeros([BR, BC], tl.float32)
     second = tl.zeros([BR, BC], tl.float32)
     for start in range(0, span, BR):
-        r = s * span + start + tl.arange(0, BR)
-        there = ((r < R) & (r < (s + 1) * span))[:, None] & (c < C)[None, :]
-        at = (g * R + r)[:, None] * C + c[None, :]
-        d = tl.load(dy + at, mask=there, other=0.0).to(tl.float32)
-        d = tl.where(tl.load(y + at, mask=there & (relu != 0), other=1.0) > 0.0, d, 0.0)
-        v = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+        at, mask = _tile(start, s, span, g, c, R, C, BR)
+        d = _before_relu(dy, y, at, mask, relu)
+        v = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
         first += d
         second += d * (v - mean[None, :]) * inverse[None, :]
     at = (g * S + s) * C + c
@@ -139,12 +149,12 @@ def back_sums_kernel(
     tl.store(part + G * S * C + at, tl.sum(second, 0), mask=c < C)
 
 
-@triton.jit(do_not_specialize=["R", "S", "G", "span", "shortcut", "relu"])
+@triton.jit(do_not_specialize=["R", "S", "G", "span", "has_residual", "relu"])
 def back_kernel(
     dy, y, x, stats, part, weight, dx, dresidual, dweight, dbias,
-    R, C, S, G, span, shortcut, relu, SB: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+    R, C, S, G, span, has_residual, relu, SB: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of x, of the shortcut, of weight and of bias."""
+    """Compute the gradients of x, residual, weight and bias."""
     s, cb, g = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     c = cb * BC + tl.arange(0, BC)
     first, second = _add_up(part, g, c, C, S, G, SB)
@@ -161,69 +171,66 @@ def back_kernel(
     scale = tl.load(weight + c, mask=c < C, other=0.0) * inverse
     first, second = first / R, second / R
     for start in range(0, span, BR):
-        r = s * span + start + tl.arange(0, BR)
-        there = ((r < R) & (r < (s + 1) * span))[:, None] & (c < C)[None, :]
-        at = (g * R + r)[:, None] * C + c[None, :]
-        d = tl.load(dy + at, mask=there, other=0.0).to(tl.float32)
-        d = tl.where(tl.load(y + at, mask=there & (relu != 0), other=1.0) > 0.0, d, 0.0)
-        wanted = there & (shortcut != 0)
-        tl.store(dresidual + at, d.to(dresidual.dtype.element_ty), mask=wanted)
-        v = tl.load(x + at, mask=there, other=0.0).to(tl.float32)
+        at, mask = _tile(start, s, span, g, c, R, C, BR)
+        d = _before_relu(dy, y, at, mask, relu)
+        stored = mask & (has_residual != 0)
+        tl.store(dresidual + at, d.to(dresidual.dtype.element_ty), mask=stored)
+        v = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
         v = (v - mean[None, :]) * inverse[None, :]
         v = scale[None, :] * (d - first[None, :] - v * second[None, :])
-        tl.store(dx + at, v.to(dx.dtype.element_ty), mask=there)
+        tl.store(dx + at, v.to(dx.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["R", "shortcut", "relu"])
+@triton.jit(do_not_specialize=["R", "has_residual", "relu"])
 def affine_kernel(
-    x, residual, weight, bias, running_mean, running_var, R, C, eps, shortcut, relu,
+    x, residual, weight, bias, running_mean, running_var, R, C, eps, has_residual, relu,
     BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Normalise by running statistics, in place, with shortcut and ReLU."""
+    """Compute relu(BN(x) + residual) with running statistics, in place."""
     r = tl.program_id(0) * BR + tl.arange(0, BR)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     var = tl.load(running_var + c, mask=c < C, other=1.0)
     scale = tl.load(weight + c, mask=c < C, other=0.0) / tl.sqrt(var + eps)
     mean = tl.load(running_mean + c, mask=c < C, other=0.0)
     shift = tl.load(bias + c, mask=c < C, other=0.0) - mean * scale
-    there = (r < R)[:, None] & (c < C)[None, :]
+    mask = (r < R)[:, None] & (c < C)[None, :]
     at = r[:, None].to(tl.int64) * C + c[None, :]
-    v = tl.load(x + at, mask=there, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
-    v += tl.load(residual + at, mask=there & (shortcut != 0), other=0.0).to(tl.float32)
+    v = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+    v += tl.load(residual + at, mask=mask & (has_residual != 0), other=0.0).to(tl.float32)
     v = tl.where(relu != 0, tl.maximum(v, 0.0), v)
-    tl.store(x + at, v.to(x.dtype.element_ty), mask=there)
+    tl.store(x + at, v.to(x.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def fold_kernel(
     weight, gamma, beta, running_mean, running_var, folded, shift, K, eps, BK: tl.constexpr,
 ):  # fmt: skip
-    """The weights of one output channel times γ/σ, and β − γμ/σ."""
+    """Compute the weights of one output channel times γ/σ, and the bias β − γμ/σ."""
     o, block = tl.program_id(0), tl.program_id(1)
     scale = tl.load(gamma + o) / tl.sqrt(tl.load(running_var + o) + eps)
     k = block * BK + tl.arange(0, BK)
     w = tl.load(weight + o * K + k, mask=k < K, other=0.0).to(tl.float32) * scale
     tl.store(folded + o * K + k, w.to(folded.dtype.element_ty), mask=k < K)
     if block == 0:
-        moved = tl.load(beta + o) - tl.load(running_mean + o) * scale
-        tl.store(shift + o, moved.to(shift.dtype.element_ty))
+        bias = tl.load(beta + o) - tl.load(running_mean + o) * scale
+        tl.store(shift + o, bias.to(shift.dtype.element_ty))
 
 
-class Plan:
-    """How the rows and channels of one activation are cut into programs."""
+class Grid:
+    """The division of an activation's rows and channels among programs."""
 
     def __init__(self, x: Tensor, groups: int) -> None:
         self.C = x.shape[1]
         self.R = x.numel() // (self.C * groups)
         self.blocks = triton.cdiv(self.C, CHANNELS)
         columns = groups * self.blocks
-        self.S, self.span = self._cut(min(SPLITS, max(1, WAVE // columns)))
-        self.finish, self.finish_span = self._cut(max(1, PROGRAMS // columns))
+        self.S, self.span = self._divide(min(SPLITS, max(1, WAVE // columns)))
+        self.finish, self.finish_span = self._divide(max(1, PROGRAMS // columns))
         self.part = (2, groups, self.S, self.C)
         self.sizes = (self.R, self.C, self.S, groups)
 
-    def _cut(self, wanted: int) -> tuple[int, int]:
-        """How many programs share a group's rows, and how many rows each has."""
+    def _divide(self, wanted: int) -> tuple[int, int]:
+        """Return the number of programs for a group's rows, and the number of rows of each."""
         span = triton.cdiv(triton.cdiv(self.R, wanted), ROWS) * ROWS
         return triton.cdiv(self.R, span), span
 
@@ -233,11 +240,11 @@ def normalise(
     running: tuple[Tensor, Tensor, Tensor], groups: int, eps: float, momentum: float,
     *, relu: bool, track: bool, cumulative: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """relu(BN(x) + residual) by each group's own statistics; and those, (2, G, C).
+    """Return relu(BN(x) + residual) with the statistics of each group, and these, (2, G, C).
 
-    `running` (mean, variance, count) moves if `track`.
+    `running` (mean, variance, count) is updated if `track`.
     """
-    p = Plan(x, groups)
+    p = Grid(x, groups)
     y, part = torch.empty_like(x), x.new_empty(p.part, dtype=torch.float32)
     stats = x.new_empty(2, groups, p.C, dtype=torch.float32)
     sums_kernel[(p.S, p.blocks, groups)](
@@ -256,8 +263,8 @@ def backward(
     dy: Tensor, y: Tensor, x: Tensor, stats: Tensor, weight: Tensor, groups: int,
     *, relu: bool, residual: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:  # fmt: skip
-    """The gradients of x, of the shortcut (where there is one), of weight and of bias."""
-    p = Plan(x, groups)
+    """Return the gradients of x, residual (or None), weight and bias."""
+    p = Grid(x, groups)
     dx, part = torch.empty_like(x), x.new_empty(p.part, dtype=torch.float32)
     dresidual = torch.empty_like(x) if residual else None
     dweight, dbias = torch.empty_like(weight), torch.empty_like(weight)
@@ -277,7 +284,7 @@ def affine(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor,
     running_mean: Tensor, running_var: Tensor, eps: float, *, relu: bool,
 ) -> Tensor:  # fmt: skip
-    """relu(BN(x) + residual) by running statistics, written over x."""
+    """Return relu(BN(x) + residual) with running statistics, in place of x."""
     C = x.shape[1]
     R = x.numel() // C
     affine_kernel[(triton.cdiv(R, ROWS), triton.cdiv(C, CHANNELS))](
@@ -292,20 +299,11 @@ def fold(
     weight: Tensor, gamma: Tensor, beta: Tensor,
     running_mean: Tensor, running_var: Tensor, eps: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """A convolution's weights with its normalisation by running statistics in them, and a bias."""
+    """Fold normalisation with running statistics into a convolution: its weights and its bias."""
     folded, shift = torch.empty_like(weight), weight.new_empty(len(weight))
     K = weight.numel() // len(weight)
     fold_kernel[(len(weight), triton.cdiv(K, FOLDED))](
-        weight,
-        gamma,
-        beta,
-        running_mean,
-        running_var,
-        folded,
-        shift,
-        K,
-        eps,
-        BK=FOLDED,
-        num_warps=4,
-    )
+        weight, gamma, beta, running_mean, running_var, folded, shift, K, eps,
+        BK=FOLDED, num_warps=WARPS,
+    )  # fmt: skip
     return folded, shift

@@ -1,4 +1,4 @@
-"""A class-balanced memory."""
+"""The class-balanced memory."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from torch import Tensor
 from dualcba.memory.base import Indices, Memory
 
 KEY_BITS, LABEL_BITS = 40, 20
-EMPTY = 2**62  # the key of a row that holds nothing yet
+EMPTY = 2**62  # the key of an empty row
 
 
 class Balanced(Memory):
-    """Classes share the rows evenly, and within a class every sample so far has the same chance.
+    """Class-balanced sampling: classes share the rows evenly, each by a uniform sample of its data.
 
-    Each sample of the stream gets a random key, drawn ahead. Within its class a sample's *rank* is
-    its place by key, and the memory keeps the `size` lowest by (rank, label): so no class holds
-    more than one sample more than another that has had more to give. What is dropped could never
-    have come back, so what a class holds is a uniform draw of all its samples, whatever their
-    order. Labels stay on the device: all is decided in `write`, by one sort; there a key equal to
-    `size` means that the sample is not wanted.
+    Each sample of the stream has a random key, drawn before the step. The *rank* of a sample is its
+    position by key within its class. The memory keeps the `size` samples with the lowest (rank,
+    label). So the number of rows of two classes differs by at most one, unless one of them has had
+    too few samples. A dropped sample could not have returned later, so the stored samples of a
+    class are a uniform sample of all its samples, in any order of the stream. Labels stay on the
+    device: `write` selects the samples by one sort. A key equal to `size` means that a sample must
+    not be stored.
 
     >>> memory = Balanced(4, (1,))
     >>> rng = np.random.default_rng(0)
@@ -41,32 +42,32 @@ class Balanced(Memory):
         self.register_buffer("keys", torch.full((self.size + 1,), EMPTY))
 
     def slots(self, n: int, rng: np.random.Generator) -> Indices:
-        """Random keys above `size`: who goes where is for `write` to say."""
+        """Draw random keys above `size`; `write` chooses the rows."""
         self.seen += n
         return rng.integers(self.size + 1, 1 << KEY_BITS, n)
 
     def write(self, slots: Tensor, x: Tensor, y: Tensor, columns: Mapping[str, Tensor]) -> None:
-        """Put each sample that is kept into a free row or that of one dropped for it."""
+        """Store each kept sample in an empty row or in the row of a dropped sample."""
         rows = self._rows(slots, y)
         super().write(rows, x, y, columns)
         self.keys.index_copy_(0, rows, slots)
 
     def _rows(self, keys: Tensor, y: Tensor) -> Tensor:
-        """Where n samples go, given what is there; `size` means nowhere."""
+        """Return the row of each of n new samples; `size` means not stored."""
         size, n = self.size, len(y)
-        keys = torch.cat([self.keys[:size], keys])  # (size + n,) all that could be kept
+        keys = torch.cat([self.keys[:size], keys])  # (size + n,) stored and new samples
         labels = torch.cat([self.y[:size], y])
-        place = torch.arange(size + n, device=y.device)
-        empty, unwanted = keys == EMPTY, keys == size
-        void = empty | unwanted
+        index = torch.arange(size + n, device=y.device)
+        empty, excluded = keys == EMPTY, keys == size
+        void = empty | excluded
 
         order = torch.where(void, EMPTY, (labels << KEY_BITS) + keys).argsort()
         ordered = torch.where(void, 1 << LABEL_BITS, labels)[order]
-        first = torch.searchsorted(ordered, ordered)  # where each one's class begins
-        rank = torch.empty_like(order).index_copy_(0, order, place - first)
-        score = torch.where(empty, EMPTY - place, (rank << LABEL_BITS) + labels)
-        score = torch.where(unwanted, EMPTY + place, score)
+        first = torch.searchsorted(ordered, ordered)  # the start of each sample's class
+        rank = torch.empty_like(order).index_copy_(0, order, index - first)
+        score = torch.where(empty, EMPTY - index, (rank << LABEL_BITS) + labels)
+        score = torch.where(excluded, EMPTY + index, score)
 
-        dropped = score.topk(n).indices.sort().values  # first rows, ascending; then new samples
+        dropped = score.topk(n).indices.sort().values  # ascending: stored rows, then new samples
         kept = torch.ones_like(empty).index_fill_(0, dropped, False)[size:]
         return torch.where(kept, dropped[kept.cumsum(0) - 1], size)

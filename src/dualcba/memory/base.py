@@ -1,8 +1,8 @@
-"""The rehearsal memory: preallocated tensors on the device, vectorised writes.
+"""The rehearsal memory: preallocated tensors on the device with vectorised reads and writes.
 
-Slots and draws depend on how many samples have passed, not on what they were, so they are drawn
-on the host ahead of the step (`slots`, `draw`); the step only gathers (`read`) and scatters
-(`write`) at given indices.
+Slots and draws depend on the number of samples so far, not on their values. They are therefore
+drawn on the host before the step (`slots`, `draw`). The step itself only gathers (`read`) and
+scatters (`write`) at given indices.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Indices = NDArray[np.int64]
 
 
 class Memory(nn.Module):
-    """Storage for `size` samples, with one spare row that takes what is not kept.
+    """Storage for `size` samples, and a spare row for samples that are not kept.
 
     Parameters
     ----------
     size
-        How many samples it holds.
+        The number of samples that it can hold.
     input_shape, dtype
-        Of one sample as it is stored: raw, before augmentation.
+        The shape and dtype of a stored sample: raw, before augmentation.
     columns
-        What else is stored with each sample: name → shape, in float32.
+        Further tensors stored with each sample, in float32: name → shape.
     """
 
     x: Tensor
@@ -53,47 +53,48 @@ class Memory(nn.Module):
         self.columns = tuple(columns or {})
         for name, shape in (columns or {}).items():
             self.register_buffer(f"column_{name}", torch.zeros(size + 1, *shape))
+        self.register_state_dict_post_hook(_clear_spare_row)  # type: ignore[no-untyped-call]
 
     @property
     def filled(self) -> int:
-        """How many samples it holds now."""
+        """The number of samples that it holds now."""
         return min(self.seen, self.size)
 
     def slots(self, n: int, rng: np.random.Generator) -> Indices:
-        """Where the next n samples of the stream go; `size` means nowhere."""
+        """Draw the rows for the next n samples of the stream; `size` means not stored."""
         raise NotImplementedError
 
     def draw(self, n: int, rng: np.random.Generator) -> Indices:
-        """Rows of min(n, filled) samples, without replacement."""
+        """Draw the rows of min(n, filled) samples, without replacement."""
         return rng.choice(self.filled, min(n, self.filled), replace=False)
 
     def read(self, rows: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Samples, labels and stored columns at these rows."""
+        """Return the samples, labels and columns of these rows."""
         columns = {name: self.column(name).index_select(0, rows) for name in self.columns}
         return self.x.index_select(0, rows), self.y.index_select(0, rows), columns
 
     def write(self, slots: Tensor, x: Tensor, y: Tensor, columns: Mapping[str, Tensor]) -> None:
-        """Put samples into slots; those sent to the spare row are forgotten."""
+        """Store samples in the rows that `slots` drew; the spare row discards them."""
         self.x.index_copy_(0, slots, x)
         self.y.index_copy_(0, slots, y)
         for name in self.columns:
             self.column(name).index_copy_(0, slots, columns[name].float())
 
     def column(self, name: str) -> Tensor:
-        """One stored column, the spare row included."""
+        """Return a stored column, including the spare row."""
         return getattr(self, f"column_{name}")  # type: ignore[no-any-return]
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name in self._buffers:  # what the spare row holds means nothing
-            kept = destination[prefix + name].clone()
-            kept[-1] = 0
-            destination[prefix + name] = kept
-
     def get_extra_state(self) -> Tensor:
-        """The memory's age, for `state_dict`."""
+        """Return the number of samples seen, for `state_dict`."""
         return torch.tensor(self.seen)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take the age from a `state_dict`."""
+        """Load the number of samples seen from a `state_dict`."""
         self.seen = int(state)
+
+
+def _clear_spare_row(memory: nn.Module, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Set the spare row to zero in a `state_dict`, so that equal memories have equal states."""
+    for name, _buffer in memory.named_buffers(recurse=False):
+        state[prefix + name] = state[prefix + name].clone()
+        state[prefix + name][-1] = 0

@@ -1,4 +1,4 @@
-"""Reservoir sampling."""
+"""The reservoir memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dualcba.memory.base import Indices, Memory
 
 
 class Reservoir(Memory):
-    """Every sample of the stream so far is kept with the same probability, size / seen.
+    """Reservoir sampling: every sample so far is stored with the same probability, size / seen.
 
     >>> memory = Reservoir(2, (1,))
     >>> memory.slots(2, np.random.default_rng(0)).tolist(), memory.filled
@@ -16,7 +16,7 @@ class Reservoir(Memory):
     """
 
     def slots(self, n: int, rng: np.random.Generator) -> Indices:
-        """Vitter's algorithm R for n samples at once."""
+        """Draw rows by Vitter's algorithm R, for n samples at once."""
         age = self.seen + np.arange(n)
         chosen = (rng.random(n) * (age + 1)).astype(np.int64)
         slots = np.where(age < self.size, age, np.minimum(chosen, self.size))
@@ -25,7 +25,7 @@ class Reservoir(Memory):
 
 
 def last_wins(slots: Indices, spare: int) -> Indices:
-    """Send all but the last sample for a slot to the spare row, as adding one by one would.
+    """Send all but the last sample of each slot to the spare row, as sequential writes would.
 
     >>> last_wins(np.array([3, 1, 3]), spare=9).tolist()
     [9, 1, 3]

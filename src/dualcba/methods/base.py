@@ -1,7 +1,7 @@
-"""What a rehearsal method is: a loss over logits, and what it draws and stores.
+"""The base class of rehearsal methods: a loss over logits, with the memory draws it needs.
 
-A method does not know that bias adaptors exist. It names its terms; the learner takes them at
-raw or at adapted logits, and gives every method CBA, Dual-CBA, IBN and the fast engines.
+A method is independent of bias adaptors. It defines the terms of its loss; the learner evaluates
+them at raw or adapted logits. So every method works with CBA, Dual-CBA, IBN and all engines.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dualcba.nets import Network
 from dualcba.tasks.class_sets import ClassSets
 
 
-def directly(key: Hashable, fn: Callable[..., None], *inputs: Tensor) -> None:
-    """Call it."""
+def call_directly(key: Hashable, fn: Callable[..., None], *inputs: Tensor) -> None:
+    """Call `fn`; the default of `Context.run`."""
     fn(*inputs)
 
 
 @dataclass
 class Context:
-    """What a method may use of the learner it works in."""
+    """The parts of the learner that a method may use."""
 
     network: Network
     sets: ClassSets
@@ -38,106 +38,110 @@ class Context:
     lr: Tensor  # () the inner learning rate α
     batch_size: int
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Enter it around forwards of the method's own, inside the step."""
+    """The context for forward passes that the method itself makes in a step."""
 
-    run: Callable[..., None] = directly
-    """`run(key, fn, *inputs)`: work outside the step that is done often, such as an epoch at a
-    task's end. Calls with equal keys do the same on inputs of equal shapes, in place and without
-    waiting for the device; on a GPU they become one launch."""
+    run: Callable[..., None] = call_directly
+    """`run(key, fn, *inputs)` calls a function outside the step that is called often, such as an
+    epoch at the end of a task. Calls with equal keys must do the same work on inputs of equal
+    shapes, in place and without waiting for the device. On a GPU they become one launch."""
 
 
 class Method(nn.Module):
-    """A rehearsal method. Submodules and buffers that it registers are part of the state.
+    """The base class of rehearsal methods.
 
-    Subclasses give `terms` (or, for losses that are no sum of such terms, `loss`), and whatever
-    of the rest they need.
+    A subclass implements `terms`, or `loss` if its loss is not a sum of such terms, and overrides
+    other methods and attributes as needed. Its parameters, buffers and submodules are part of the
+    learner's state.
     """
 
     title: str = ""
-    """What tables call it, as its paper does; its name where nothing is said."""
+    """The name in tables; by default the registered name."""
 
     draws: int = 1
-    """How many independent memory draws a step makes."""
+    """The number of independent memory draws per step."""
 
     columns: tuple[str, ...] = ()
-    """Stored with each sample: `"logits"` (adapted, as trained on) and `"raw_logits"`."""
+    """What is stored with each sample: `"logits"` (adapted, as in the loss), `"raw_logits"`."""
 
     adaptable: bool = True
-    """Whether its classifier has logits that a bias adaptor can correct."""
+    """Whether a bias adaptor can correct the logits of its classifier."""
 
     rereads_task: bool = False
-    """Whether it needs the current task's samples again when the task ends."""
+    """Whether `end_task` needs the samples of the task."""
 
     semi_supervised: bool = False
-    """Whether FixMatch can be put around it."""
+    """Whether FixMatch can wrap the method."""
 
     unlabelled: bool = False
-    """Whether it learns from samples without a label, which is −1."""
+    """Whether it accepts samples without a label (label −1)."""
 
     labelled: int = 0
-    """So many samples lead each batch and have a label, the others not; 0: any may have one."""
+    """The number of labelled samples at the start of each batch, the others being unlabelled.
+
+    0 means that any sample may be labelled.
+    """
 
     one_per_class: bool = False
-    """Whether its memory must hold at least one sample of every class."""
+    """Whether the memory must hold at least one sample of every class."""
 
     single_pass: bool = False
-    """Whether it only makes sense where every sample of a task comes once."""
+    """Whether every sample of a task must be observed only once."""
 
     repeats: int = 1
-    """How often each step is made, every time with fresh draws and augmentation."""
+    """The number of updates per observed batch, each with new draws and augmentation."""
 
     context: Context
 
     def bind(self, context: Context) -> None:
-        """Called once, before the first step: make copies of the network, buffers and the like."""
+        """Called once before the first step, to create copies of the network or buffers."""
         self.context = context
 
     def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Memory:
-        """The memory it rehearses from: a reservoir."""
+        """Return the memory for samples of this shape and dtype and C classes: a reservoir."""
         return Reservoir(size, shape, dtype, dict.fromkeys(self.columns, (C,)))
 
     def make_transform(self, transform: Transform) -> Transform:
-        """The augmentation it trains with: the dataset's."""
+        """Return the augmentation for training: that of the dataset."""
         return transform
 
     def make_views(self, transform: Transform) -> dict[str, Transform]:
-        """Other views of the new samples that its loss takes, beside the usual one."""
+        """Return the transforms of further views of the new samples, by name."""
         return {}
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
-        """What is minimised; `mem` is empty as long as the memory is."""
+        """Return the terms of the inner loss; `mem` is empty while the memory is empty."""
         raise NotImplementedError
 
     def loss(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
-        """The inner loss, a scalar: the sum of the terms."""
+        """Return the inner loss, a scalar: the sum of the terms."""
         return total(self.terms(new, mem), adapt)
 
     def outer_terms(self, outer: Batch) -> list[Term]:
-        """What the adaptor is learnt by: the raw network's loss on a fresh memory draw."""
+        """Return the terms of the outer loss, at the raw logits of a new memory draw."""
         return [CrossEntropy(outer)]
 
     def noise(self, rng: np.random.Generator, step: int) -> NDArray[np.float64] | None:
-        """Random numbers of its own for one step, drawn ahead on the host."""
+        """Return random numbers for one step, drawn on the host before the step."""
         return None
 
     def after_step(self, noise: Tensor | None) -> None:
-        """Called inside the step after θ has moved; `noise` as drawn, on the device."""
+        """Called in the step after the update of θ, with the result of `noise` on the device."""
 
     def begin_task(self) -> None:
-        """Called when a task begins, after the class sets have changed."""
+        """Called when a task begins, after the update of the class sets."""
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Called when a task ends, with its raw samples if `rereads_task`, else with none."""
 
     def before_scores(self) -> None:
-        """Called before each round of `scores`, in evaluation mode: class means and the like."""
+        """Called in evaluation mode before `scores`, to compute class means for example."""
 
     def scores(self, x: Tensor) -> Tensor:
-        """Normalised inputs → (n, C) scores whose argmax is the prediction."""
+        """Return scores (n, C) of normalised inputs; the argmax is the prediction."""
         z, _ = self.context.network(x)
         return z  # type: ignore[no-any-return]
 
     @property
     def closed_form(self) -> bool:
-        """Whether the loss is the sum of its terms, so that the outer step needs no autograd."""
+        """Whether the loss is the sum of its terms, so the outer step has a closed form."""
         return type(self).loss is Method.loss

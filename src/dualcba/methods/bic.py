@@ -1,4 +1,4 @@
-"""Bias correction."""
+"""BiC: bias correction."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from dualcba.methods.teacher import distillation, join, sum_of_means
 
 
 class BiC(ExemplarMethod):
-    """Distil, then learn from held-out samples by how much the newest classes are favoured.
+    """Distillation, and a linear correction of the new logits, fitted to held-out samples.
 
-    L = (1 − λ)·CE + λ·T²·KL_T(teacher ‖ network; over the classes the teacher knew)
+    L = (1 − λ)·CE + λ·T²·KL_T(teacher ‖ network; over the classes that the teacher knows)
 
-    the mean over the new batch plus that over the memory draw, with λ = old / (old + new) classes,
-    T = 2 and the network of the task's start as teacher. From the second task on, every tenth
-    exemplar and as many of the task's samples (one in eight, until there are enough) take no part
-    in L. When the task ends, α and β of its classes are fitted to them, q = α·z + β, by Adam at
-    1e-3 for 250 epochs, each class weighing the same; they are 1 and 0 until then. Every
-    logit, the teacher's too, is taken with the corrections of all tasks so far. The current
-    task's samples are read again at its end, for this and to choose exemplars by herding.
+    L is the mean over the new batch plus the mean over the memory draw, with T = 2 and λ = old /
+    (old + new) classes. The teacher is the network at the beginning of the task.
+
+    From the second task on, some samples are held out from L: every tenth exemplar, and the same
+    number of samples of the task (one in eight, until there are enough). When the task ends, the
+    correction q = α·z + β of its classes is fitted to the held-out samples by Adam with a learning
+    rate of 1e-3 for 250 epochs; all classes have the same weight. Before, α = 1 and β = 0. All
+    logits, including the teacher's, are corrected for all tasks so far. The samples of a task are
+    read again when it ends, for this and to select exemplars by herding.
 
     References
     ----------
@@ -36,8 +38,8 @@ class BiC(ExemplarMethod):
     """
 
     title = "BiC"
-    single_pass = True  # a second epoch would train on what the first held out
-    held_out, one_in = 10, 8
+    single_pass = True  # a second epoch would train on held-out samples
+    held_out, one_in = 10, 8  # one in ten exemplars, one in eight new samples
     temperature, epochs, fitting_lr = 2.0, 250, 1e-3
     alpha: Tensor
     beta: Tensor
@@ -45,19 +47,19 @@ class BiC(ExemplarMethod):
     arrived: Tensor
 
     def bind(self, context: Context) -> None:
-        """Copy the network; correct nothing yet."""
+        """Create the teacher, and α = 1, β = 0."""
         super().bind(context)
         weight = cast(Tensor, context.network.head.weight).detach()
         self.register_buffer("alpha", weight.new_ones(len(weight)))
         self.register_buffer("beta", weight.new_zeros(len(weight)))
         for name in ("quota", "arrived"):
             self.register_buffer(name, weight.new_zeros((), dtype=torch.long))
-        self.free = weight.new_zeros(2, dtype=torch.float64)  # α and β, while they are fitted
+        self.fitted = weight.new_zeros(2, dtype=torch.float64)  # α and β during the fit
         cuda = weight.is_cuda
-        self.adam = Adam([self.free], self.fitting_lr, fused=True, capturable=cuda)
+        self.adam = Adam([self.fitted], self.fitting_lr, fused=True, capturable=cuda)
 
     def begin_task(self) -> None:
-        """Hold out as many new samples as exemplars."""
+        """Copy the network into the teacher, and set the number of samples to hold out."""
         super().begin_task()
         self.quota.fill_(self._quota())
         self.arrived.zero_()
@@ -66,34 +68,34 @@ class BiC(ExemplarMethod):
         return len(self.memory.y[self.memory.validation])
 
     def correct(self, z: Tensor) -> Tensor:
-        """α·z + β, of each class its own."""
+        """Return α·z + β, with α and β of each class."""
         return self.alpha * z + self.beta
 
-    def is_held_out(self, place: Tensor) -> Tensor:
-        """Whether the samples at these places in the task are for validation."""
-        return (place % self.one_in == 0) & (place // self.one_in < self.quota)
+    def is_held_out(self, index: Tensor) -> Tensor:
+        """Return whether the samples at these positions in the task are held out."""
+        return (index % self.one_in == 0) & (index // self.one_in < self.quota)
 
     def loss(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
-        """Cross-entropy and distillation, of what is not held out."""
+        """Return cross-entropy and distillation of the samples that are not held out."""
         all_ = join(new, mem)
         z, target = self.correct(all_.z), self.correct(self.teacher(all_.x)[0])
         known, T = self.teacher.known, self.temperature
-        share = known.sum() / (known | self.context.sets.new).sum()
+        ratio = known.sum() / (known | self.context.sets.new).sum()  # λ
         kd = T**2 * distillation(z, target, known, known, T)
-        each = (1 - share) * F.cross_entropy(z, all_.y, reduction="none") + share * kd
-        return sum_of_means(each * self._takes_part(new, len(each)), new, mem)
+        each = (1 - ratio) * F.cross_entropy(z, all_.y, reduction="none") + ratio * kd
+        return sum_of_means(each * self._weights(new, len(each)), new, mem)
 
-    def _takes_part(self, new: Batch, n: int) -> Tensor:
-        """Weights of n samples, the new ones first: 0 for those held out, on average 1."""
-        place = torch.arange(len(new.y), device=new.y.device)
-        apart = self.is_held_out(self.arrived + place)
-        self.arrived += len(place)
-        weight = ~apart * (len(place) / (~apart).sum().clamp(min=1))
-        return F.pad(weight, (0, n - len(place)), value=1.0)
+    def _weights(self, new: Batch, n: int) -> Tensor:
+        """Return weights of n samples, the new ones first: 0 if held out, with mean 1."""
+        index = torch.arange(len(new.y), device=new.y.device)
+        used = ~self.is_held_out(self.arrived + index)
+        self.arrived += len(index)
+        weight = used * (len(index) / used.sum().clamp(min=1))
+        return F.pad(weight, (0, n - len(index)), value=1.0)
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
-        """Fit the correction of the newest classes, then choose exemplars."""
-        held = slice(0, self._quota() * self.one_in, self.one_in)  # as `is_held_out` says
+        """Fit the correction of the new classes, then select exemplars."""
+        held = slice(0, self._quota() * self.one_in, self.one_in)  # the samples of `is_held_out`
         rows = self.memory.validation
         if len(y[held]):
             val_x = torch.cat([self.memory.x[rows], x[held]])
@@ -102,34 +104,38 @@ class BiC(ExemplarMethod):
         super().end_task(x, y)
 
     def scores(self, x: Tensor) -> Tensor:
-        """Corrected logits."""
+        """Return corrected logits."""
         return self.correct(self.context.network(x)[0])
 
     @torch.no_grad()
     def fit(self, z: Tensor, y: Tensor) -> None:
-        """α, β by which logits z are right about y: q is α·z + β for the newest classes alone."""
+        """Fit α and β of the new classes to logits z and labels y; other classes are unchanged."""
         new, n = self.context.sets.new, len(y)
         parts = math.ceil(n / self.context.batch_size)
         rows = torch.arange(math.ceil(n / parts) * parts, device=y.device).view(-1, parts).T
-        there, rows = rows < n, rows.clamp(max=n - 1)  # old and new in each of the parts
-        of = F.one_hot(y, len(new)).double()
-        weight = (of / of.sum(0).clamp(min=1)).sum(1)[rows] * there  # every class weighs the same
+        valid, rows = rows < n, rows.clamp(max=n - 1)  # each part has old and new classes
+        onehot = F.one_hot(y, len(new)).double()
+        balanced = (onehot / onehot.sum(0).clamp(min=1)).sum(1)  # equal weight of all classes
+        weight = balanced[rows] * valid
         weight = (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
         rest = self.correct(z).masked_fill(new, 0.0).double()[rows]
-        slopes = torch.stack([z * new, new.expand_as(z)]).double()  # of q, by α and by β
-        inputs = slopes[:, rows].transpose(0, 1).flatten(2), rest, of[rows], weight
+        slopes = torch.stack([z * new, new.expand_as(z)]).double()  # ∂q/∂α and ∂q/∂β
+        inputs = slopes[:, rows].transpose(0, 1).flatten(2), rest, onehot[rows], weight
 
-        for value in self.adam.state.get(self.free, {}).values():
+        for value in self.adam.state.get(self.fitted, {}).values():
             value.zero_()
-        self.free[0], self.free[1] = 1.0, 0.0
+        self.fitted[0], self.fitted[1] = 1.0, 0.0
         for _ in range(self.epochs):
-            self.context.run(("fit", n), self._fit, *inputs)
-        for live, value in zip((self.alpha, self.beta), self.free, strict=True):
+            self.context.run(("fit", n), self._fit_epoch, *inputs)
+        for live, value in zip((self.alpha, self.beta), self.fitted, strict=True):
             live.copy_(torch.where(new, value.to(live.dtype), live))
 
-    def _fit(self, slopes: Tensor, rest: Tensor, of: Tensor, weight: Tensor) -> None:
-        """One epoch, part by part: (2, n·C), (n, C), (n, C) and (n, 1) each."""
-        for slope, fixed, own, w in zip(slopes, rest, of, weight, strict=True):
-            q = fixed + (self.free @ slope).view_as(fixed)
-            self.free.grad = slope @ ((q.softmax(1) - own) * w).flatten()
+    def _fit_epoch(self, slopes: Tensor, rest: Tensor, onehot: Tensor, weight: Tensor) -> None:
+        """Fit for one epoch, part by part.
+
+        In each part: slopes (2, n·C), rest (n, C), onehot (n, C), weight (n, 1).
+        """
+        for slope, fixed, target, w in zip(slopes, rest, onehot, weight, strict=True):
+            q = fixed + (self.fitted @ slope).view_as(fixed)
+            self.fitted.grad = slope @ ((q.softmax(1) - target) * w).flatten()
             self.adam.step()

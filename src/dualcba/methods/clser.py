@@ -1,4 +1,4 @@
-"""Complementary learning systems: experience replay with a fast and a slow average of the net."""
+"""CLSER: experience replay with a fast and a slow moving average of the network."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualcba.engine.torch_private import foreach_add_, foreach_mul_, foreach_sub
 from dualcba.errors import expected
 from dualcba.losses import Batch, CrossEntropy, MeanSquaredError, Term
 from dualcba.methods.base import Context, Method
 from dualcba.nets import Network
-from dualcba.normalization.statistics import batch_norms, modes
+from dualcba.normalization.statistics import batch_norms, evaluation_mode
 
 
 class CLSER(Method):
-    """Experience replay that also keeps memories where two averages of the network have them.
+    """Experience replay with consistency to moving averages of the network.
 
     L = CE(new) + CE(mem) + w·MSE(z(mem), z_ema(mem))
 
-    z_ema is, for each sample, of the *stable* or of the *plastic* average: of the one that gives
-    the true class more probability (plastic if equal). After each step either average moves with
-    its probability, θ_ema ← a·θ_ema + (1 − a)·θ, at the rate a = min(1 − 1/(k + 1), limit), where k
-    counts the steps of the whole stream from 1. Averages are of the weights; normalisation is by
-    batch statistics. The consistency term is of raw logits, adaptor or not, and the network that
-    is trained is the one that predicts.
+    There are two averages, *stable* and *plastic*. For each sample, z_ema comes from the average
+    that assigns a higher probability to the true class (plastic if equal). After each step, each
+    average is updated with its own probability: θ_ema ← a·θ_ema + (1 − a)·θ with a = min(1 −
+    1/(k + 1), limit), where k is the number of the step in the stream, from 1. Only weights are
+    averaged; normalisation uses batch statistics. The consistency term uses raw logits, with or
+    without an adaptor. The trained network, not an average, makes the predictions.
 
     Parameters
     ----------
     weight
-        Of the consistency term, w.
+        The weight of the consistency term, w.
     stable, plastic
-        How likely either average moves after a step.
+        The probabilities that an average is updated after a step.
     limit
-        The highest rate.
+        The upper bound of the rate a.
     draws
-        2 gives the consistency term a draw of its own, which passes the network beside the others.
+        1 or 2; with 2, the consistency term uses a separate memory draw.
 
     References
     ----------
@@ -66,15 +67,15 @@ class CLSER(Method):
         self.weight = weight
         self.probabilities = (stable, plastic)
         self.limit = limit
-        self._kept: tuple[Tensor, Tensor] | None = None  # a memory view and its target
+        self._cached: tuple[Tensor, Tensor] | None = None  # the inputs and the target of a step
 
     def bind(self, context: Context) -> None:
-        """Both averages begin as the network itself."""
+        """Initialise both averages with the network."""
         super().bind(context)
         self.stable, self.plastic = (_frozen_copy(context.network) for _ in range(2))
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
-        """CE(new) + CE(mem) + w·MSE(z(mem), z_ema(mem))."""
+        """Return CE(new) + CE(mem) + w·MSE(z(mem), z_ema(mem))."""
         terms: list[Term] = [CrossEntropy(batch) for batch in (new, *mem[:1])]
         for batch in mem[-1:]:
             target = self.target(batch)
@@ -82,54 +83,54 @@ class CLSER(Method):
         return terms
 
     def target(self, batch: Batch) -> Tensor:
-        """z_ema (n, C); worked out once a step, though outer and inner loss ask for it."""
-        if self._kept is None or self._kept[0] is not batch.x:
+        """Return z_ema (n, C); computed once per step, for both the inner and the outer step."""
+        if self._cached is None or self._cached[0] is not batch.x:
             with torch.no_grad(), self.context.autocast():
                 z_stable, z_plastic = _logits(self.stable, batch.x), _logits(self.plastic, batch.x)
-            self._kept = batch.x, more_certain(z_stable, z_plastic, batch.y)
-        return self._kept[1]
+            self._cached = batch.x, select_confident(z_stable, z_plastic, batch.y)
+        return self._cached[1]
 
     def noise(self, rng: np.random.Generator, step: int) -> NDArray[np.float64]:
-        """The rates of the stable and of the plastic average; 1 where it does not move."""
+        """Return the rates a of the stable and the plastic average; 1 means no update."""
         k = step + 1
         rate = min(1 - 1 / (k + 1), self.limit)
         return np.where(rng.random(2) < self.probabilities, rate, 1.0)
 
     def after_step(self, noise: Tensor | None) -> None:
-        """Move the averages."""
+        """Update the averages."""
         assert noise is not None
-        self._kept = None
+        self._cached = None
         theta = list(self.context.network.parameters())
         for average, rate in zip((self.stable, self.plastic), noise.unbind(), strict=True):
-            follow(list(average.parameters()), theta, rate)
+            update_average(list(average.parameters()), theta, rate)
 
 
-def more_certain(z: Tensor, other: Tensor, y: Tensor) -> Tensor:
-    """For each sample the logits that give its class more probability; `other` if equal.
+def select_confident(z: Tensor, other: Tensor, y: Tensor) -> Tensor:
+    """Return for each sample the logits with the higher probability of its class, or `other`.
 
     >>> z, other = torch.tensor([[3.0, 0.0], [3.0, 0.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-    >>> more_certain(z, other, torch.tensor([0, 1])).tolist()
+    >>> select_confident(z, other, torch.tensor([0, 1])).tolist()
     [[3.0, 0.0], [1.0, 0.0]]
     """
     at = y.unsqueeze(1)
     return torch.where(z.softmax(1).gather(1, at) > other.softmax(1).gather(1, at), z, other)
 
 
-def follow(average: Sequence[Tensor], theta: Sequence[Tensor], rate: Tensor) -> None:
-    """average ← rate · average + (1 − rate) · θ, in place; the rate stays on the device."""
-    way = torch._foreach_sub(list(theta), list(average))
-    torch._foreach_mul_(way, (1 - rate).to(way[0].dtype))
-    torch._foreach_add_(list(average), way)
+def update_average(average: Sequence[Tensor], theta: Sequence[Tensor], rate: Tensor) -> None:
+    """Set average ← rate · average + (1 − rate) · θ, in place; the rate stays on the device."""
+    change = foreach_sub(list(theta), list(average))
+    foreach_mul_(change, (1 - rate).to(change[0].dtype))
+    foreach_add_(list(average), change)
 
 
 def _logits(average: Network, x: Tensor) -> Tensor:
-    """By batch statistics; a lone sample has none and takes those the copy was made with."""
-    with modes(average) if len(x) == 1 else nullcontext():
+    """Return logits with batch statistics; a single sample uses the statistics of the copy."""
+    with evaluation_mode(average) if len(x) == 1 else nullcontext():
         return average(x)[0]  # type: ignore[no-any-return]
 
 
 def _frozen_copy(network: Network) -> Network:
-    copy = deepcopy(network).requires_grad_(False)  # in training; frozen layers stay frozen
+    copy = deepcopy(network).requires_grad_(False)  # training mode; frozen layers stay frozen
     for layer in batch_norms(copy):
-        layer.track_running_stats = False  # batch statistics only; nobody asks for the others
+        layer.track_running_stats = False  # batch statistics only
     return copy

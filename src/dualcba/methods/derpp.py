@@ -1,4 +1,4 @@
-"""Dark experience replay ++."""
+"""DER++: dark experience replay."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dualcba.methods.base import Method
 
 
 class DERpp(Method):
-    """Rehearse logits as they were when a sample was stored, and labels, from two draws.
+    """Rehearse stored logits from one memory draw, and labels from another.
 
     L = CE(new) + α·MSE(z(mem₁), stored logits) + β·CE(mem₂)
 
-    With a bias adaptor z and the stored logits are adapted ones. The adaptor itself is learnt by
-    the raw network: CE + MSE to the stored raw logits.
+    The logits of a sample are stored when it enters the memory. With a bias adaptor, z and the
+    stored logits are adapted. The outer loss uses raw logits: CE + MSE to the stored raw logits.
 
     Parameters
     ----------
     alpha, beta
-        Weights of the stored logits and of the labels.
+        The weights of the stored logits and of the labels.
 
     References
     ----------
@@ -38,7 +38,7 @@ class DERpp(Method):
         self.beta = beta
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
-        """CE(new) + α·MSE(mem₁) + β·CE(mem₂)."""
+        """Return CE(new) + α·MSE(mem₁) + β·CE(mem₂)."""
         if not mem:
             return [CrossEntropy(new)]
         first, second = mem
@@ -49,5 +49,5 @@ class DERpp(Method):
         ]
 
     def outer_terms(self, outer: Batch) -> list[Term]:
-        """CE + MSE to the stored raw logits, weights 1 and 1."""
+        """Return CE + MSE to the stored raw logits, both with weight 1."""
         return [CrossEntropy(outer), MeanSquaredError(outer, outer.columns["raw_logits"])]

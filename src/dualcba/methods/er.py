@@ -1,4 +1,4 @@
-"""Experience replay."""
+"""ER: experience replay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dualcba.methods.base import Method
 
 
 class ER(Method):
-    """Train on the new batch and on one draw from the memory.
+    """Train on the new batch and one memory draw.
 
     L = CE(new) + CE(mem)
 
@@ -22,5 +22,5 @@ class ER(Method):
     semi_supervised = True
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
-        """CE(new) + CE(mem)."""
+        """Return CE(new) + CE(mem)."""
         return [CrossEntropy(batch) for batch in (new, *mem)]

@@ -1,4 +1,4 @@
-"""ER with an asymmetric cross-entropy."""
+"""ER-ACE: experience replay with asymmetric cross-entropy."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from dualcba.methods.base import Method
 
 
 class ERACE(Method):
-    """New samples compete with each other only, so they do not push the old classes away.
+    """Exclude old classes from the softmax of new samples, so that their logits are not reduced.
 
-    L = CE(new; over the classes in the batch and those not yet seen) + CE(mem), the second
-    from the second task on.
+    L = CE(new; over the classes in the batch and the unseen classes) + CE(mem)
+
+    The second term is used from the second task on.
 
     References
     ----------
@@ -24,7 +25,7 @@ class ERACE(Method):
     adaptable = False
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
-        """Masked CE(new) + CE(mem)."""
+        """Return masked CE(new) + CE(mem)."""
         sets = self.context.sets
         classes = (~sets.seen).index_fill_(0, new.y, True)
         old = [CrossEntropy(m, each=sets.later.expand(len(m.y))) for m in mem]

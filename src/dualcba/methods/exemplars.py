@@ -1,4 +1,4 @@
-"""What iCaRL, LUCIR and BiC share: a teacher, and exemplars chosen by herding at a task's end."""
+"""The base class of iCaRL, LUCIR and BiC: a teacher, and exemplars selected by herding."""
 
 from __future__ import annotations
 
@@ -9,61 +9,51 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualcba.memory import Herding
-from dualcba.methods.base import Context, Method
-from dualcba.methods.teacher import Teacher
-from dualcba.normalization.statistics import modes
+from dualcba.methods.teacher import DistillationMethod
+from dualcba.normalization.statistics import evaluation_mode
 
-CHUNK = 512
+CHUNK = 512  # samples per forward pass of `embed`
 
 
-class ExemplarMethod(Method):
-    """Distils the network of the task's start and keeps exemplars of each class.
+class ExemplarMethod(DistillationMethod):
+    """A method with a teacher and a memory of exemplars of each class.
 
-    The current task's samples are read again at its end, to choose its exemplars among all of
-    them; while a task runs the memory holds earlier ones only.
+    Exemplars are selected from all samples of a task when it ends. During a task the memory holds
+    exemplars of earlier tasks only.
 
     Parameters
     ----------
     rehearse
-        Whether each step joins a draw of exemplars to the new batch. Without it they only serve
-        at the ends of tasks (and as class means).
+        Whether each step uses a draw of exemplars with the new batch. If not, exemplars are used at
+        the end of a task only (and for class means).
     """
 
     adaptable = False
     rereads_task = True
-    held_out = 0  # every so-many-th exemplar is kept for validation
+    held_out = 0  # every `held_out`-th exemplar is for validation; 0: none
 
     def __init__(self, *, rehearse: bool = True) -> None:
         super().__init__()
         self.draws = int(rehearse)
 
     def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Herding:
-        """Exemplars, as many of each class."""
+        """Return a memory of exemplars with the same number for each class."""
         return Herding(size, shape, dtype, held_out=self.held_out)
 
-    def bind(self, context: Context) -> None:
-        """Copy the network."""
-        super().bind(context)
-        self.teacher = Teacher(context)
-
-    def begin_task(self) -> None:
-        """The teacher is the network as it is now."""
-        self.teacher.refresh()
-
     def end_task(self, x: Tensor, y: Tensor) -> None:
-        """Choose exemplars by their normalised features."""
+        """Select exemplars by herding on normalised features."""
         self.memory.fill(x, y, lambda raw: F.normalize(self.embed(raw)[1]))
 
     @property
     def memory(self) -> Herding:
-        """The exemplars."""
+        """The memory of exemplars."""
         return cast(Herding, self.context.memory)
 
     @torch.no_grad()
     def embed(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Raw samples → logits and features in evaluation mode, without augmentation."""
+        """Return logits and features of raw samples, in evaluation mode without augmentation."""
         context = self.context
-        with modes(context.network), context.autocast():
+        with evaluation_mode(context.network), context.autocast():
             parts = [context.network(context.transform(part)) for part in torch.split(x, CHUNK)]
         z, h = zip(*parts, strict=True)
         return torch.cat(z), torch.cat(h)

@@ -1,4 +1,4 @@
-"""FixMatch around a rehearsal method, for streams in which few samples have a label."""
+"""FixMatch around a rehearsal method, for streams with few labelled samples."""
 
 from __future__ import annotations
 
@@ -18,14 +18,25 @@ from dualcba.methods.base import Context, Method
 
 
 class FixMatch(Method):
-    """The method's own loss on labelled samples, plus FixMatch on those without a label (−1).
+    """The loss of a method on labelled samples, plus FixMatch on unlabelled samples (label −1).
 
     L = L_method(labelled, mem) + weight · mean over unlabelled of [max p ≥ threshold] CE(strong, ŷ)
 
-    p and ŷ come from the raw network on the usual (weak) view of the sample; the strong view adds
-    RandAugment(2, 10) and a cutout. Means are over the labelled and over the unlabelled samples
-    of the batch. Only labelled samples enter the memory. `labelled`: so many samples lead each
-    batch and have a label; they have batch statistics of their own and no strong view.
+    p and ŷ are the raw network's posterior and prediction on the usual (weak) view of the sample.
+    The strong view adds RandAugment(2, 10) and a cutout. The means are over the labelled and over
+    the unlabelled samples of the batch. Only labelled samples enter the memory.
+
+    Parameters
+    ----------
+    method
+        The method to wrap.
+    threshold
+        The confidence above which a prediction is used as a label.
+    weight
+        The weight of the unlabelled samples.
+    labelled
+        The number of labelled samples at the start of each batch. They have separate batch
+        statistics and no strong view. 0 means that any sample may be labelled.
 
     References
     ----------
@@ -47,61 +58,61 @@ class FixMatch(Method):
             setattr(self, name, getattr(method, name))
 
     def bind(self, context: Context) -> None:
-        """Hand the learner's parts on."""
+        """Bind the wrapped method too."""
         super().bind(context)
         self.method.bind(context)
 
     def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Memory:
-        """The method's memory, of images."""
+        """Return the memory of the wrapped method; raise unless the samples are images."""
         check_images(shape, dtype)
         return self.method.make_memory(size, shape, dtype, C)
 
     def make_transform(self, transform: Transform) -> Transform:
-        """The method's augmentation is the weak view."""
+        """Return the augmentation of the wrapped method, used for the weak view."""
         return self.method.make_transform(transform)
 
     def make_views(self, transform: Transform) -> dict[str, Transform]:
-        """The strong view."""
+        """Return the transform of the strong view."""
         strong = RandAugment(operations=2, magnitude=10, cutout=True)
         return {"strong": RandAugmentTransform(transform, strong)}
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
-        """The method's terms on what is labelled, and the strong view's on what is not."""
-        known = (new.y >= 0).to(new.z.dtype)
-        n = len(known)
-        share = known * (n / known.sum().clamp(min=1.0))
-        terms = self.method.terms(replace(new, y=new.y.clamp(min=0), each=share), mem)
-        rest = 1 - known[self.labelled :]  # what has a strong view, and no label
+        """Return the method's terms of labelled samples, and CE(strong, ŷ) of unlabelled ones."""
+        labelled = (new.y >= 0).to(new.z.dtype)
+        n = len(labelled)
+        weights = labelled * (n / labelled.sum().clamp(min=1.0))
+        terms = self.method.terms(replace(new, y=new.y.clamp(min=0), each=weights), mem)
+        unlabelled = 1 - labelled[self.labelled :]  # among the samples with a strong view
         confidence, guess = new.z[self.labelled :].detach().softmax(1).max(1)
-        sure = (confidence >= self.threshold).to(known.dtype) * rest
+        confident = (confidence >= self.threshold).to(labelled.dtype) * unlabelled
         strong = replace(new.views["strong"], y=guess)
-        each = sure * (len(rest) / rest.sum().clamp(min=1.0))
+        each = confident * (len(unlabelled) / unlabelled.sum().clamp(min=1.0))
         return [*terms, CrossEntropy(strong, self.weight, each=each)]
 
     def outer_terms(self, outer: Batch) -> list[Term]:
-        """The method's own."""
+        """Delegate to the wrapped method."""
         return self.method.outer_terms(outer)
 
     def noise(self, rng: np.random.Generator, step: int) -> NDArray[np.float64] | None:
-        """The method's own."""
+        """Delegate to the wrapped method."""
         return self.method.noise(rng, step)
 
     def after_step(self, noise: Tensor | None) -> None:
-        """The method's own."""
+        """Delegate to the wrapped method."""
         self.method.after_step(noise)
 
     def begin_task(self) -> None:
-        """The method's own."""
+        """Delegate to the wrapped method."""
         self.method.begin_task()
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
-        """The method's own."""
+        """Delegate to the wrapped method."""
         self.method.end_task(x, y)
 
     def before_scores(self) -> None:
-        """The method's own."""
+        """Delegate to the wrapped method."""
         self.method.before_scores()
 
     def scores(self, x: Tensor) -> Tensor:
-        """The method's own."""
+        """Delegate to the wrapped method."""
         return self.method.scores(x)

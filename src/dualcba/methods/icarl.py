@@ -1,4 +1,4 @@
-"""Incremental classifier and representation learning."""
+"""iCaRL: incremental classifier and representation learning."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from dualcba.methods.teacher import join
 
 
 class ICaRL(ExemplarMethod):
-    """Sigmoid outputs that distil the old classes, exemplars, and the nearest class mean.
+    """Sigmoid outputs with distillation, exemplars, and classification by the nearest class mean.
 
-    L = Σ_c BCE(z_c, target_c), the mean over the new batch and the memory draw joined, over the
-    classes seen so far; the target is the teacher's sigmoid for the classes that it knew (the
-    network of the task's start), else whether c is the sample's class.
+    L = Σ_c BCE(z_c, target_c)
 
-    A sample is of the class whose mean is nearest, features and means being normalised. The mean
-    is that of the class's exemplars; a class that has none yet has the running mean of its
-    features in training, in which a step counts `decay` times as much as the next one. Before
-    any class has a mean the logits decide. The current task's samples are read again at its end,
-    to choose the exemplars by herding.
+    The sum is over the classes seen so far. L is the mean over the new batch and the memory draw
+    together. The target is the teacher's sigmoid for the classes that the teacher knows, else 1 for
+    the sample's class and 0 for the others. The teacher is the network at the beginning of the
+    task.
+
+    The prediction is the class with the nearest mean of normalised features. The mean is that of
+    the class's exemplars. A class without exemplars has the running mean of its training features,
+    in which a step has `decay` times the weight of the next step. If no class has a mean, the
+    logits decide. The samples of a task are read again when it ends, to select exemplars by
+    herding.
 
     References
     ----------
@@ -45,7 +48,7 @@ class ICaRL(ExemplarMethod):
         self.decay = decay
 
     def bind(self, context: Context) -> None:
-        """Copy the network, make room for the means."""
+        """Create the teacher and buffers for the class means."""
         super().bind(context)
         weight = cast(Tensor, context.network.head.weight).detach()
         self.register_buffer("sums", torch.zeros_like(weight))  # (C, d)
@@ -54,14 +57,14 @@ class ICaRL(ExemplarMethod):
         self.register_buffer("has_mean", self.counts > 0, persistent=False)
 
     def begin_task(self) -> None:
-        """Running means start anew."""
+        """Reset the running means."""
         super().begin_task()
         self.sums.zero_()
         self.counts.zero_()
 
     def loss(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
-        """Binary cross-entropy to the labels and to the teacher."""
-        self._follow(new)
+        """Return the binary cross-entropy to the labels and to the teacher's outputs."""
+        self._update_running_means(new)
         all_ = join(new, mem)
         seen = self.context.sets.seen.index_fill(0, all_.y, True)
         target = self.targets(all_.x, all_.y)
@@ -69,35 +72,35 @@ class ICaRL(ExemplarMethod):
         return (bce * seen).sum(1).mean()
 
     def targets(self, x: Tensor, y: Tensor) -> Tensor:
-        """(n, C): the teacher's answer for the classes that it knew, the label for the rest."""
+        """Return targets (n, C): the teacher's sigmoid for the classes it knows, else the label."""
         old, _ = self.teacher(x)
         return torch.where(self.teacher.known, old.sigmoid(), self._onehot(y))
 
     @torch.no_grad()
-    def _follow(self, new: Batch) -> None:
-        of = self._onehot(new.y)
-        self.sums.mul_(self.decay).addmm_(of.T, F.normalize(new.h))
-        self.counts.mul_(self.decay).add_(of.sum(0))
+    def _update_running_means(self, new: Batch) -> None:
+        member = self._onehot(new.y)
+        self.sums.mul_(self.decay).addmm_(member.T, F.normalize(new.h))
+        self.counts.mul_(self.decay).add_(member.sum(0))
 
     def before_scores(self) -> None:
-        """Means of the exemplars by the network as it is now; running means for the rest."""
-        self.context.run(("means", self.memory.filled), self._average)
+        """Compute the class means: of the exemplars, or else the running means."""
+        self.context.run(("means", self.memory.filled), self._compute_means)
 
-    def _average(self) -> None:
+    def _compute_means(self) -> None:
         sums, has = self.sums, self.counts > 0
         if self.memory.filled:
             rows = slice(self.memory.filled)
             h = F.normalize(self.embed(self.memory.x[rows])[1])
-            of = self._onehot(self.memory.y[rows])
-            held = of.sum(0) > 0
+            member = self._onehot(self.memory.y[rows])
+            stored = member.sum(0) > 0
             with torch.autocast(h.device.type, enabled=False):
-                sums = torch.where(held.unsqueeze(1), of.T @ h, sums)
-            has = has | held
+                sums = torch.where(stored.unsqueeze(1), member.T @ h, sums)
+            has = has | stored
         self.means.copy_(F.normalize(sums))
         self.has_mean.copy_(has)
 
     def scores(self, x: Tensor) -> Tensor:
-        """Minus the squared distance to each class mean; −∞ where there is none."""
+        """Return minus the squared distance to each class mean; −∞ for classes without a mean."""
         z, h = self.context.network(x)
         with torch.autocast(h.device.type, enabled=False):
             near = 2 * (F.normalize(h) @ self.means.T) - 2

@@ -1,4 +1,4 @@
-"""Learning a unified classifier incrementally via rebalancing."""
+"""LUCIR: learning a unified classifier incrementally via rebalancing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dualcba.engine.torch_private import foreach_add_
 from dualcba.losses import Adapt, Batch
 from dualcba.methods.base import Context
 from dualcba.methods.exemplars import ExemplarMethod
@@ -17,7 +18,7 @@ from dualcba.methods.teacher import join, sum_of_means
 
 
 class CosineHead(nn.Module):
-    """Logits are a learnt scale times the cosine between features and class weights."""
+    """A classifier whose logits are a learnt scale times the cosine of features and weights."""
 
     samplewise = True
 
@@ -28,26 +29,30 @@ class CosineHead(nn.Module):
         self.scale = nn.Parameter(weight.new_tensor(scale))
 
     def cosine(self, h: Tensor) -> Tensor:
-        """Features (n, d) → cosines (n, C), not in bfloat16: they lie close to each other."""
+        """Return cosines (n, C) of features (n, d), in float32 because they differ little."""
         with torch.autocast(h.device.type, enabled=False):
             return F.linear(F.normalize(h.to(self.weight.dtype)), F.normalize(self.weight))
 
     def forward(self, h: Tensor) -> Tensor:
-        """Features (n, d) → logits (n, C)."""
+        """Return logits (n, C) of features (n, d)."""
         return self.scale * self.cosine(h)
 
 
 class LUCIR(ExemplarMethod):
-    """A cosine classifier, features that stay near the old ones, and room between old and new.
+    """A cosine classifier with feature distillation and a margin between old and new classes.
 
     L = CE + 5·√t · (1 − cos(h, teacher's h)) + ½ Σ_{k=1,2} max(0, ½ − cos(h, w_y) + cos(h, w_k))
 
-    with t the number of earlier tasks and the network of the task's start as teacher. The first
-    two terms are the mean over the new batch plus that over the memory draw, the last the mean over
-    samples of classes the teacher knew; w_k are the nearest two new classes. From the second task
-    on, a class's weight is imprinted (set to the mean normalised feature of the batch that first
-    brings it, at the mean length of the old weights) and at a task's end the head alone is tuned on
-    the exemplars' features, 20 epochs at lr 0.01. A task is read again at its end, to herd.
+    where t is the number of earlier tasks and the teacher is the network at the beginning of the
+    task. The first two terms are the mean over the new batch plus the mean over the memory draw.
+    The last term is the mean over samples of the classes that the teacher knows; w_k are the
+    weights of the two nearest new classes.
+
+    From the second task on, the weight of a class is imprinted with the first batch that contains
+    the class: it is set to the mean normalised feature, with the mean norm of the old weights. When
+    a task ends, the head alone is trained on the features of the exemplars for 20 epochs with a
+    learning rate of 0.01. The samples of a task are read again when it ends, to select exemplars by
+    herding.
 
     References
     ----------
@@ -66,7 +71,7 @@ class LUCIR(ExemplarMethod):
         self.distillation, self.scale = distillation, scale
 
     def bind(self, context: Context) -> None:
-        """Put the cosine classifier in place of the linear one."""
+        """Replace the linear classifier by a cosine classifier."""
         weight = cast(Tensor, context.network.head.weight)
         context.network.replace_head(CosineHead(weight, self.scale))
         super().bind(context)
@@ -75,16 +80,16 @@ class LUCIR(ExemplarMethod):
 
     @property
     def head(self) -> CosineHead:
-        """The classifier."""
+        """The cosine classifier."""
         return cast(CosineHead, self.context.network.head)
 
     def begin_task(self) -> None:
-        """The more tasks, the stronger the features are held."""
+        """Copy the network into the teacher, and set the weight of the distillation."""
         super().begin_task()
         self.strength.fill_(self.distillation * math.sqrt(self.context.sets.task))
 
     def loss(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
-        """Cross-entropy, distillation of features, margin ranking."""
+        """Return cross-entropy, feature distillation and margin ranking."""
         self._latest = new.h.detach(), new.y
         all_ = join(new, mem)
         drift = 1 - F.cosine_similarity(all_.h, self.teacher(all_.x)[1])
@@ -92,7 +97,7 @@ class LUCIR(ExemplarMethod):
         return sum_of_means(each, new, mem) + self.ranking(all_.h, all_.y)
 
     def ranking(self, h: Tensor, y: Tensor) -> Tensor:
-        """How far old samples are from beating the nearest new classes by the margin."""
+        """Return the mean margin loss of old samples against the nearest new classes."""
         cosine = self.head.cosine(h)
         own = cosine.gather(1, y.unsqueeze(1))
         rival = cosine.masked_fill(~self.context.sets.new, -torch.inf).topk(self.nearest).values
@@ -100,31 +105,31 @@ class LUCIR(ExemplarMethod):
         return (F.relu(self.margin - own + rival).mean(1) * old).sum() / old.sum().clamp(min=1)
 
     def after_step(self, noise: Tensor | None) -> None:
-        """Imprint the classes that came for the first time."""
+        """Imprint the weights of classes that appear for the first time."""
         (h, y), weight, known = self._latest, self.head.weight, self.teacher.known
-        of = F.one_hot(y, len(weight)).to(h.dtype)
-        came = of.sum(0) > 0
+        member = F.one_hot(y, len(weight)).to(h.dtype)
+        present = member.sum(0) > 0
         length = (weight.norm(dim=1) * known).sum() / known.sum().clamp(min=1)
-        imprint = F.normalize(of.T @ F.normalize(h)) * length
-        fresh = came & ~self.met & (self.context.sets.later > 0)
-        weight.copy_(torch.where(fresh.unsqueeze(1), imprint, weight))
-        self.met.logical_or_(came)
+        imprint = F.normalize(member.T @ F.normalize(h)) * length
+        first = present & ~self.met & (self.context.sets.later > 0)
+        weight.copy_(torch.where(first.unsqueeze(1), imprint, weight))
+        self.met.logical_or_(present)
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
-        """Choose exemplars; then train the classifier alone on their features."""
+        """Select exemplars, then train the classifier alone on their features."""
         super().end_task(x, y)
         x, y = self.memory.x[: self.memory.filled], self.memory.y[: self.memory.filled]
         if self.context.sets.task == 0 or not len(y):
             return
         h = self.embed(x)[1]
         for _ in range(self.epochs):
-            self.context.run(("tune", len(y)), self._tune, h, y)
+            self.context.run(("tune", len(y)), self._train_head, h, y)
 
-    def _tune(self, h: Tensor, y: Tensor) -> None:
-        """One epoch of the classifier."""
+    def _train_head(self, h: Tensor, y: Tensor) -> None:
+        """Train the classifier for one epoch."""
         parameters = list(self.head.parameters())
         parts = math.ceil(len(y) / self.context.batch_size)
-        for k in range(parts):  # y is sorted, so the parts are alike
+        for k in range(parts):  # y is sorted, so each part has all classes
             loss = F.cross_entropy(self.head(h[k::parts]), y[k::parts])
-            grads = torch.autograd.grad(loss, parameters)  # .grad is the learner's own
-            torch._foreach_add_([p.detach() for p in parameters], grads, alpha=-self.tuning_lr)
+            grads = torch.autograd.grad(loss, parameters)  # .grad belongs to the learner
+            foreach_add_([p.detach() for p in parameters], grads, alpha=-self.tuning_lr)

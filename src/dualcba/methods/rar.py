@@ -1,4 +1,4 @@
-"""Repeated augmented rehearsal."""
+"""RAR: repeated augmented rehearsal."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from dualcba.methods.derpp import DERpp
 
 
 class RAR(DERpp):
-    """DER++ on strongly augmented samples, new ones and memories alike.
+    """DER++ with strong augmentation of new and memory samples.
 
     L = CE(new) + α·MSE(z(mem₁), stored logits) + β·CE(mem₂)
 
-    RandAugment takes the place of the flip, after the crop. It needs uint8 images.
+    RandAugment replaces the flip and follows the crop. It needs uint8 images.
 
     Parameters
     ----------
     alpha, beta
-        Weights of the stored logits and of the labels.
+        The weights of the stored logits and of the labels.
     repeats
-        How often each step is made, K, every time with fresh draws; the memory takes the new
-        samples once.
+        The number of updates per batch, K, each with new draws. The new samples enter the memory
+        once.
     operations, magnitude
-        Of RandAugment: how many in a row, and how strong, in bins from 0 to 30.
+        The number of consecutive RandAugment operations, and their strength from 0 to 30.
 
     References
     ----------
@@ -53,11 +53,11 @@ class RAR(DERpp):
         self.magnitude = magnitude
 
     def make_transform(self, transform: Transform) -> Transform:
-        """The dataset's crop, then RandAugment, no flip."""
+        """Return the crop of the dataset followed by RandAugment, without a flip."""
         randaugment = RandAugment(self.operations, self.magnitude)
         return RandAugmentTransform(transform, randaugment, flip=False)
 
     def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Memory:
-        """DER++'s, if the samples are images."""
+        """Return the memory of DER++; raise unless the samples are images."""
         check_images(shape, dtype)
         return super().make_memory(size, shape, dtype, C)

@@ -1,4 +1,4 @@
-"""Separated softmax."""
+"""SS-IL: separated softmax."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from torch import Tensor
 
 from dualcba.losses import Adapt, Batch
 from dualcba.memory import Balanced
-from dualcba.methods.base import Context, Method
-from dualcba.methods.teacher import Teacher, distillation, join, sum_of_means
+from dualcba.methods.teacher import DistillationMethod, distillation, join, sum_of_means
 
 
-class SSIL(Method):
-    """New and old classes never compete in one softmax; each old task is distilled on its own.
+class SSIL(DistillationMethod):
+    """Separate softmax functions for new and old classes, and distillation of each old task.
 
-    L = CE(new and mem; each sample over the new classes if its own is new, else over the others)
+    L = CE(new and mem; over the new classes if the sample's class is new, else over the others)
         + weight · Σ_s KL_T(teacher ‖ network; over the classes of task s)
 
-    the mean over the new batch plus that over the memory draw, with s over the earlier tasks and
-    the network of the task's start as teacher. The memory is class-balanced and, as the stream
-    goes by, takes in samples of the current task too: their softmax is over the new classes. The
-    authors' code multiplies the distillation by T²: that is `weight=4`.
+    L is the mean over the new batch plus the mean over the memory draw. The sum is over the earlier
+    tasks s. The teacher is the network at the beginning of the task. The memory is class-balanced
+    and also stores samples of the current task, whose softmax is over the new classes. The authors'
+    code multiplies the distillation by T², which is `weight=4`.
 
     References
     ----------
@@ -41,22 +40,13 @@ class SSIL(Method):
     def make_memory(
         self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int
     ) -> Balanced:
-        """Class-balanced."""
+        """Return a class-balanced memory."""
         return Balanced(size, shape, dtype)
 
-    def bind(self, context: Context) -> None:
-        """Copy the network."""
-        super().bind(context)
-        self.teacher = Teacher(context)
-
-    def begin_task(self) -> None:
-        """The teacher is the network as it is now."""
-        self.teacher.refresh()
-
     def loss(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
-        """Separated cross-entropy and task-wise distillation."""
+        """Return the separated cross-entropy plus the distillation of each task."""
         all_ = join(new, mem)
-        z = all_.z.masked_fill(~self.side(all_.y), -torch.inf)
+        z = all_.z.masked_fill(~self.softmax_classes(all_.y), -torch.inf)
         separated = F.cross_entropy(z, all_.y, reduction="none")
         owner = self.context.sets.owner  # (C,) the task that announced a class
         earlier = (owner >= 0) & ~self.context.sets.new
@@ -64,8 +54,8 @@ class SSIL(Method):
         distilled = distillation(all_.z, target, owner, earlier, self.temperature)
         return sum_of_means(separated + self.weight * distilled, new, mem)
 
-    def side(self, y: Tensor) -> Tensor:
-        """(n, C): the classes that each sample's softmax is over."""
+    def softmax_classes(self, y: Tensor) -> Tensor:
+        """Return the classes in each sample's softmax, a mask (n, C)."""
         sets = self.context.sets
-        others = sets.seen.index_fill(0, y, True) & ~sets.new  # a class may come unannounced
+        others = sets.seen.index_fill(0, y, True) & ~sets.new  # unannounced classes may appear
         return torch.where(sets.new[y].unsqueeze(1), sets.new, others)

@@ -1,4 +1,4 @@
-"""The network as it was when the task began, for methods that distil it."""
+"""Distillation from a copy of the network made when the task began."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from dualcba.losses import Batch
-from dualcba.methods.base import Context
+from dualcba.methods.base import Context, Method
 
 
 class Teacher(nn.Module):
-    """A frozen copy of the network in evaluation mode, and the classes that it had met.
+    """A frozen copy of the network in evaluation mode, and a mask of the classes it was trained on.
 
-    It is allocated once and refreshed in place. In the first task it knows nothing: `known` is
-    empty, and terms that are masked by it vanish.
+    It is allocated once and updated in place. In the first task `known` is empty, so terms masked
+    by it are zero.
     """
 
     known: Tensor  # (C,) bool
@@ -28,24 +28,37 @@ class Teacher(nn.Module):
         self.register_buffer("known", torch.zeros_like(context.sets.new))
 
     def refresh(self) -> None:
-        """Become what the network is now."""
+        """Copy the current network and the mask of old classes."""
         self.network.load_state_dict(self.context.network.state_dict())
         self.known.copy_(self.context.sets.old)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised inputs → logits (n, C) and features (n, d), without gradient."""
+        """Return logits (n, C) and features (n, d) of normalised inputs, without gradient."""
         with self.context.autocast():
             return self.network(x)  # type: ignore[no-any-return]
+
+
+class DistillationMethod(Method):
+    """A method that distils the network of the beginning of the task."""
+
+    def bind(self, context: Context) -> None:
+        """Create the teacher."""
+        super().bind(context)
+        self.teacher = Teacher(context)
+
+    def begin_task(self) -> None:
+        """Copy the network into the teacher."""
+        self.teacher.refresh()
 
 
 def distillation(
     z: Tensor, target: Tensor, groups: Tensor, classes: Tensor, temperature: float
 ) -> Tensor:
-    """KL(softmax(target / T) ‖ softmax(z / T)) of each sample, (n,).
+    """Return KL(softmax(target / T) ‖ softmax(z / T)) of each sample, (n,).
 
-    Classes with equal entries in `groups` (C,) share a softmax; the divergences of all groups are
-    summed over `classes` (C,), a mask that takes in whole groups, or none.
+    Classes with equal entries in `groups` (C,) share a softmax. The divergence is summed over the
+    classes of the mask `classes` (C,), which must contain each group entirely or not at all.
 
     >>> z = torch.tensor([[0.0, 0.0, 0.0, 5.0]])
     >>> groups, two = torch.tensor([0, 0, 1, 1]), torch.tensor([True, True, False, False])
@@ -63,7 +76,7 @@ def distillation(
 
 
 def join(new: Batch, mem: Sequence[Batch]) -> Batch:
-    """The new batch and the memory draws as one."""
+    """Return the concatenation of the new batch and the memory draws."""
     if not mem:
         return new
     x, y, z, h = (torch.cat([getattr(b, k) for b in (new, *mem)]) for k in "xyzh")
@@ -71,7 +84,7 @@ def join(new: Batch, mem: Sequence[Batch]) -> Batch:
 
 
 def sum_of_means(each: Tensor, new: Batch, mem: Sequence[Batch]) -> Tensor:
-    """One number per sample of the joined batches → the mean of each batch, summed.
+    """Return the sum of the means of each batch; `each` has a value per sample of the joined batch.
 
     >>> batches = [Batch(y, y, y, y) for y in (torch.zeros(1), torch.zeros(3))]
     >>> sum_of_means(torch.tensor([5.0, 1, 2, 3]), batches[0], batches[1:]).item()

@@ -1,4 +1,4 @@
-"""Networks: the paper's ResNet-18, small ones for CPUs, and any module with a linear head."""
+"""Networks by name: the paper's ResNet-18, small ones for CPUs; `Network` wraps any other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _resnet18(shape: Shape, classes: int) -> nn.Module:
     return ResNet18(_channels("resnet18", shape), classes)
 
 
-def _slim(shape: Shape, classes: int) -> nn.Module:
+def _resnet18_slim(shape: Shape, classes: int) -> nn.Module:
     return ResNet18(_channels("resnet18-slim", shape), classes, width=20)
 
 
@@ -30,20 +30,20 @@ def _mlp(shape: Shape, classes: int) -> nn.Module:
 
 def _channels(name: str, shape: Shape) -> int:
     if len(shape) != 3:
-        wanted = "(channels, height, width); the network 'mlp' takes any"
+        wanted = "(channels, height, width); the network 'mlp' accepts any shape"
         raise ValueError(expected(f"input shape for {name}", shape, wanted))
     return shape[0]
 
 
 NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "resnet18": _resnet18,
-    "resnet18-slim": _slim,
+    "resnet18-slim": _resnet18_slim,
     "mlp": _mlp,
 }
 
 
 def make_network(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
-    """Build a network by name, with PyTorch's default initialisation."""
+    """Return a network by name, with PyTorch's default initialisation."""
     if name not in NETWORKS:
         raise ValueError(unknown("network", name, NETWORKS))
     return NETWORKS[name](input_shape, num_classes)

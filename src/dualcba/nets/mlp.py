@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class MLP(nn.Module):
-    """Flatten, then `depth` hidden layers of `width` units, each normalised, then linear.
+    """`depth` hidden layers of `width` units with batch normalisation, then a linear layer.
 
     >>> MLP((1, 8, 8), 10)(__import__("torch").zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
@@ -29,5 +29,5 @@ class MLP(nn.Module):
         self.fc = nn.Linear(inputs, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs (n, *input_shape) → logits (n, num_classes)."""
+        """Return the logits (n, num_classes) of inputs (n, *input_shape)."""
         return self.fc(self.hidden(x))  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Any `nn.Module` whose last layer is linear, seen as features and logits."""
+"""A wrapper that returns features and logits of any `nn.Module` with a final linear layer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from dualcba.engine.torch_private import BatchNormBase, foreach_copy_
 from dualcba.errors import unknown
-from dualcba.normalization.statistics import batch_norms, modes
+from dualcba.normalization.statistics import batch_norms, evaluation_mode
 
 SAMPLEWISE = {
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Unflatten,
@@ -23,26 +23,26 @@ SAMPLEWISE = {
     nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.LayerNorm, nn.GroupNorm,
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,
 }  # fmt: skip
-"""Modules that treat each sample by itself, but for the statistics of batch normalisation."""
+"""Modules that process each sample separately, apart from batch normalisation statistics."""
 
-LOWERED = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
-"""Modules whose every parameter autocast lowers."""
+CAST_LAYERS = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
+"""Modules whose parameters are all cast to low precision by autocast."""
 
 
 class Network(nn.Module):
-    """A network that gives its logits and the features that its last linear layer saw.
+    """A network that returns its logits and the features before its last linear layer.
 
     Parameters
     ----------
     module
-        Maps (n, *input_shape) to (n, num_classes) logits, which must come straight from a linear
-        layer: the outer step differentiates through that layer in closed form.
+        Maps (n, *input_shape) to (n, num_classes) logits. The logits must be the output of a linear
+        layer, because the outer step differentiates through that layer in closed form.
     input_shape
         The shape of one sample.
     num_classes
         The number of logits.
     head
-        The name of the last layer; found by itself when not given.
+        The name of the last layer; by default the last `nn.Linear`.
 
     >>> net = Network(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), (3,), 2)
     >>> z, h = net(torch.zeros(5, 3))
@@ -62,7 +62,7 @@ class Network(nn.Module):
         self.module = module
         self.input_shape = input_shape
         self.num_classes = num_classes
-        self._lowered: dict[str, Tensor] = {}
+        self._cast_weights: dict[str, Tensor] = {}
         self.head_name = _find_head(module, head)
         self._probe()
 
@@ -73,88 +73,88 @@ class Network(nn.Module):
 
     @property
     def samplewise(self) -> bool:
-        """Whether samples meet nowhere but in batch statistics, as far as one can know.
+        """Whether samples are known to interact in batch statistics only.
 
-        Then several batches may pass together (`normalization.grouped`). A module of another class
-        says so of itself by a class attribute `samplewise = True`.
+        Then several batches may share a forward pass (`grouped_statistics`). A module class that is
+        not in `SAMPLEWISE` declares this by a class attribute `samplewise = True`.
         """
         modules = list(self.module.modules())
         tracked = set(batch_norms(self.module))
-        untracked = [m for m in modules if isinstance(m, _BatchNorm) and m not in tracked]
-        own = [m for m in modules if type(m) not in SAMPLEWISE]
-        return not untracked and all(getattr(type(m), "samplewise", False) for m in own)
+        untracked = [m for m in modules if isinstance(m, BatchNormBase) and m not in tracked]
+        others = [m for m in modules if type(m) not in SAMPLEWISE]
+        return not untracked and all(getattr(type(m), "samplewise", False) for m in others)
 
     def replace_head(self, head: nn.Module) -> None:
-        """Put another last layer in the place of the present one."""
+        """Replace the last layer."""
         parent, _, name = self.head_name.rpartition(".")
         setattr(self.module.get_submodule(parent), name, head)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs (n, ...) → logits (n, C) and features (n, d), in at least float32."""
-        entered: list[Tensor] = []
-        # only for the call: the module is the caller's, who may use, copy or save it in between
-        hook = self.head.register_forward_pre_hook(lambda _, args: entered.append(args[0]))
+        """Return the logits (n, C) and features (n, d) of inputs (n, ...), in at least float32."""
+        features: list[Tensor] = []
+        # removed after the call: the caller may use, copy or save the module at any time
+        hook = self.head.register_forward_pre_hook(lambda _, args: features.append(args[0]))
         try:
-            z = self._call(x) if self._lowered else self.module(x)
+            z = self._call(x) if self._cast_weights else self.module(x)
         finally:
             hook.remove()
-        return _full(z), _full(entered[-1])
+        return _full_precision(z), _full_precision(features[-1])
 
     def _call(self, x: Tensor) -> Tensor:
-        return functional_call(self.module, self._lowered, x, tie_weights=False)  # type: ignore[no-any-return]
+        return functional_call(self.module, self._cast_weights, x, tie_weights=False)  # type: ignore[no-any-return]
 
     @contextmanager
-    def lowered(self, dtype: torch.dtype) -> Iterator[None]:
-        """Weights of convolutions and linear layers in `dtype` for the forwards within.
+    def cast_weights(self, dtype: torch.dtype) -> Iterator[None]:
+        """Within the context, use the weights of convolutions and linear layers in `dtype`.
 
-        Autocast would cast each by itself; here all of them are cast at once, and so are their
-        gradients on the way back.
+        Autocast casts them one by one. Here all weights are cast by one operation, and so are their
+        gradients in the backward pass.
         """
         weights = {
-            f"{name}.{own}" if name else own: p
+            f"{name}.{weight}" if name else weight: p
             for name, m in self.module.named_modules()
-            if type(m) in LOWERED
-            for own, p in m.named_parameters()
+            if type(m) in CAST_LAYERS
+            for weight, p in m.named_parameters()
         }
-        once = list(dict.fromkeys(weights.values()))  # a weight may stand in two places
-        cast = _Cast.apply(dtype, *once) if once else ()  # type: ignore[no-untyped-call]
-        lowered = dict(zip(once, cast, strict=True))
-        self._lowered = {name: lowered[p] for name, p in weights.items()}
+        unique = list(dict.fromkeys(weights.values()))  # a weight may be shared by two layers
+        cast = _Cast.apply(dtype, *unique) if unique else ()  # type: ignore[no-untyped-call]
+        cast_of = dict(zip(unique, cast, strict=True))
+        self._cast_weights = {name: cast_of[p] for name, p in weights.items()}
         try:
             yield
         finally:
-            self._lowered = {}
+            self._cast_weights = {}
 
     @torch.no_grad()
     def _probe(self) -> None:
         weight = next(self.module.parameters())
-        passed: list[tuple[Tensor, Tensor]] = []
-        watch = self.head.register_forward_hook(lambda m, a, out: passed.append((a[0], out)))
+        calls: list[tuple[Tensor, Tensor]] = []
+        hook = self.head.register_forward_hook(lambda m, a, out: calls.append((a[0], out)))
         shape = (2, *self.input_shape)
         try:
-            with modes(self.module):
+            with evaluation_mode(self.module):
                 z = self.module(torch.zeros(shape, dtype=weight.dtype, device=weight.device))
-        except Exception as error:  # a network may fail in any way
+        except Exception as error:  # the caller's network may raise anything
             raise ValueError(
-                f"the network does not take inputs of shape {self.input_shape}: "
+                f"the network does not accept inputs of shape {self.input_shape}: "
                 f"{str(error).splitlines()[0]}"
             ) from error
         finally:
-            watch.remove()
-        if not passed or passed[-1][1] is not z or passed[-1][0].dim() != 2:
+            hook.remove()
+        if not calls or calls[-1][1] is not z or calls[-1][0].dim() != 2:
             raise ValueError(
-                f"the output of the network does not come straight from its last linear layer "
-                f"{self.head_name!r}; expected logits of shape (n, {self.num_classes}) from it"
+                f"the network's output is not the output of its last linear layer "
+                f"{self.head_name!r}, expected logits of shape (n, {self.num_classes}) from it"
             )
         if tuple(z.shape) != (2, self.num_classes):
             raise ValueError(
-                f"the network's last layer {self.head_name!r} gives {z.shape[-1]} outputs, "
+                f"the network's last layer {self.head_name!r} has {z.shape[-1]} outputs, "
                 f"expected {self.num_classes}, one per class"
             )
 
 
 class _Cast(torch.autograd.Function):
-    """Many tensors in another dtype, by one launch each way."""
+    """Casts a list of tensors to another dtype, with one launch in each direction."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -164,10 +164,10 @@ class _Cast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        there = [k for k, g in enumerate(grads) if g is not None]
-        cast = _cast([grads[k] for k in there], [ctx.dtypes[k] for k in there])  # type: ignore[misc]
+        given = [k for k, g in enumerate(grads) if g is not None]
+        cast = _cast([grads[k] for k in given], [ctx.dtypes[k] for k in given])  # type: ignore[misc]
         out: list[Tensor | None] = [None] * len(grads)
-        for k, grad in zip(there, cast, strict=True):
+        for k, grad in zip(given, cast, strict=True):
             out[k] = grad
         return (None, *out)
 
@@ -175,7 +175,7 @@ class _Cast(torch.autograd.Function):
 def _cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple[Tensor, ...]:
     out = [torch.empty_like(t, dtype=d) for t, d in zip(tensors, dtypes, strict=True)]
     if out:
-        torch._foreach_copy_(out, list(tensors))
+        foreach_copy_(out, list(tensors))
     return tuple(out)
 
 
@@ -184,12 +184,12 @@ def _find_head(module: nn.Module, name: str | None) -> str:
     if not linear:
         raise ValueError(
             f"the network {type(module).__name__} has no linear layer, "
-            "expected a final nn.Linear that gives the logits"
+            "expected a final nn.Linear that returns the logits"
         )
     if name is not None and name not in linear:
         raise ValueError(unknown("linear layer", name, linear))
     return name or linear[-1]
 
 
-def _full(t: Tensor) -> Tensor:
+def _full_precision(t: Tensor) -> Tensor:
     return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t

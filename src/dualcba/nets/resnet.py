@@ -1,4 +1,4 @@
-"""The paper's ResNet-18: 3×3 stem of stride 1, no max-pool, for images of 32 to 64 pixels."""
+"""The paper's ResNet-18 for images of 32 to 64 pixels: 3×3 stem of stride 1, no max-pooling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Norm = Callable[[int], nn.Module]
 
 
 class _Block(nn.Module):
-    """Two 3×3 convolutions and a shortcut."""
+    """A residual block of two 3×3 convolutions."""
 
     samplewise = True
 
@@ -36,7 +36,7 @@ class _Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 with `width` base channels (64 in the paper; 20 is the slim one).
+    """ResNet-18 with `width` base channels: 64 in the paper, 20 in the slim variant.
 
     >>> net = ResNet18(3, 100)
     >>> sum(p.numel() for p in net.parameters())
@@ -61,6 +61,6 @@ class ResNet18(nn.Module):
         self.fc = nn.Linear(before, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (n, channels, H, W) → logits (n, num_classes)."""
+        """Return the logits (n, num_classes) of images (n, channels, H, W)."""
         out = self.blocks(conv_norm(self.conv1, self.bn1, x))
         return self.fc(out.mean((2, 3)))  # type: ignore[no-any-return]

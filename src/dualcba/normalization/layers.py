@@ -1,9 +1,9 @@
-"""Normalisations to train with: layers that take the place of batch normalisation.
+"""Normalisation layers for training that replace batch normalisation: CN and AdaB²N.
 
-All are `_BatchNorm`s, so IBN re-estimates their running statistics like those of plain BN
-(`normalization.batch_norms`, `untracked`, `weighed`). `convert_normalization` puts them into any
-network. A layer that wants more of the learner than an input has a `tasks` attribute and a
-`penalty()`; `told` and `penalties` serve whatever layers have them, so the learner knows none.
+All are subclasses of torch's batch normalisation, so IBN re-estimates their running statistics
+like those of plain BN. `convert_normalization` puts them into any network. A layer that needs the
+tasks of the samples, or adds a penalty to the loss, implements `TaskAware`; `sample_tasks` and
+`collect_penalties` serve all such layers, so no other module depends on a particular layer.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, Protocol, Self, runtime_checkable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedParameter
 
+from dualcba.engine.torch_private import BatchNormBase
 from dualcba.errors import expected, unknown
 
 GROUPS = 32
-LEAST = 8  # features per group of a vector: fewer would leave little but their signs
+MIN_FEATURES = 8  # per group of a vector; fewer keep little more than the signs of the values
 
 
-class BatchNorm(_BatchNorm):
+class BatchNorm(BatchNormBase):
     """Plain batch normalisation for inputs (n, C, ...) of any rank.
 
     >>> BatchNorm(4)(torch.randn(8, 4)).shape, BatchNorm(4)(torch.randn(8, 4, 3, 3)).shape
@@ -39,13 +39,13 @@ class BatchNorm(_BatchNorm):
             raise ValueError(expected("shape of the input", tuple(input.shape), wanted))
 
     @classmethod
-    def like(cls, layer: _BatchNorm, **options: Any) -> Self:
-        """One of this kind in a layer's place: with its parameters, its statistics, its mode."""
+    def like(cls, layer: BatchNormBase, **options: Any) -> Self:
+        """Return a layer of this class with the parameters, statistics and mode of another one."""
         momentum = layer.eta if isinstance(layer, AdaB2N) else layer.momentum
-        own = next((t for t in (layer.weight, layer.running_mean) if t is not None), None)
+        tensor = next((t for t in (layer.weight, layer.running_mean) if t is not None), None)
         place: dict[str, Any] = {}
-        if own is not None:
-            place = {"device": own.device, "dtype": own.dtype}
+        if tensor is not None:
+            place = {"device": tensor.device, "dtype": tensor.dtype}
         tracks = layer.running_mean is not None
         new = cls(layer.num_features, layer.eps, momentum, layer.affine, tracks, **place, **options)
         new.weight, new.bias = layer.weight, layer.bias
@@ -57,8 +57,9 @@ class BatchNorm(_BatchNorm):
 class ContinualNorm(BatchNorm):
     """CN: group normalisation without affine parameters, then batch normalisation.
 
-    Groups are 32, or the largest divisor of C below. Vectors (n, C) have no space to average over:
-    a group of one feature would be normalised to zero, so there each has at least 8 features.
+    The number of groups is 32, or the largest divisor of C below 32. Vectors (n, C) have no spatial
+    dimensions, and a group of one feature would be normalised to zero: their groups have at least 8
+    features.
 
     References
     ----------
@@ -72,10 +73,10 @@ class ContinualNorm(BatchNorm):
     """
 
     def groups(self, input: Tensor) -> int:
-        """How many groups the channels of an input (n, C, ...) fall into."""
+        """Return the number of groups for the channels of an input (n, C, ...)."""
         C = self.num_features
         vectors = input.numel() == len(input) * C
-        most = min(GROUPS, max(1, C // LEAST)) if vectors else GROUPS
+        most = min(GROUPS, max(1, C // MIN_FEATURES)) if vectors else GROUPS
         return next(g for g in range(most, 0, -1) if C % g == 0)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -85,32 +86,37 @@ class ContinualNorm(BatchNorm):
 
 
 class AdaB2N(BatchNorm):
-    """AdaB²N: batch statistics that weigh tasks, running ones with a momentum that adapts.
+    """AdaB²N: batch statistics weighted by task, running statistics with adaptive momentum.
 
-    *Training.* With N_t samples of task t in the batch and ψ learnt (one per task, starting at 0),
-    tasks contribute by the mean of a Dirichlet posterior, samples of a task alike:
+    *Training.* With N_t samples of task t in the batch and a learnt parameter ψ_t per task
+    (initially 0), task t has the weight a_t, the mean of a Dirichlet posterior. All samples of a
+    task have the same weight:
 
         a_t = (exp ψ_t + N_t) / Σ_s (exp ψ_s + N_s)        μ = Σ_i a_t(i)/N_t(i) · x_i, σ² likewise
 
-    *Testing.* The running statistics move by η_k in the k-th forward, between a moving average
-    (κ = 1: always η̄) and a cumulative one (κ = 0: 1/k):
+    *Evaluation.* The momentum of the running statistics in the k-th forward pass is η_k, between an
+    exponential moving average (κ = 1: always η̄) and a cumulative one (κ = 0: 1/k):
 
         η_1 = η̄^κ        η_k = η_(k−1) / (η_(k−1) + (1 − η̄)^κ)
 
-    *Penalty*, averaged over channels and over the forwards of a step, added to the loss:
+    *Penalty*, added to the loss; averaged over channels and over the forward passes of a step:
 
         λ · Σ_layers mean (μ − μ_running)² + mean (σ² − σ²_running)²
 
-    with the running statistics after their update, as constants.
+    where the running statistics are those after the update, and constants.
 
-    Setting chosen: κ = 0.4, λ = 0.1 (both inside the authors' grids {0.1, 0.4, 0.7, 1} and
-    {0.01, 0.1, 1, 10}), η̄ = 0.1, ψ learnt by the network's own optimiser, the penalty from the
-    first task on. Simplified: sums over s go over the tasks that the batch has (the protocol sends
-    new and memory samples through in separate forwards, where most tasks are absent, and weights
-    that do not sum to one would shrink μ towards zero); σ² is the biased one throughout; the number
-    of tasks told apart is fixed, later ones share the last ψ. Where nobody tells the tasks (see
-    `told`) samples weigh alike and there is no penalty. A `momentum` that is set from outside, as
-    IBN does, makes it plain batch normalisation with that momentum.
+    Defaults: κ = 0.4 and λ = 0.1 (both from the authors' grids {0.1, 0.4, 0.7, 1} and
+    {0.01, 0.1, 1, 10}), η̄ = 0.1. ψ is trained by the network's optimiser; the penalty applies from
+    the first task on.
+
+    Simplifications: the sum over s includes the tasks in the batch only (new and memory samples
+    have separate forward passes with few tasks each, and weights that do not sum to one would
+    shrink μ towards zero); σ² is the biased variance throughout; the number of ψ_t is fixed, and
+    later tasks share the last one.
+
+    If the tasks of the samples are not given (see `sample_tasks`), all samples have the same weight
+    and there is no penalty. If `momentum` is set, as IBN does, the layer is plain batch
+    normalisation with that momentum.
 
     References
     ----------
@@ -118,7 +124,7 @@ class AdaB2N(BatchNorm):
     and adaptation, NeurIPS 2023.
     """
 
-    samplewise = False  # the tasks of all its samples weigh in
+    samplewise = False  # weights depend on the tasks of all samples of the batch
     rate: Tensor
 
     def __init__(
@@ -147,13 +153,13 @@ class AdaB2N(BatchNorm):
         self.lam = lam
         self.psi = nn.Parameter(torch.zeros(tasks, device=device, dtype=dtype))
         rate = torch.full((), self.eta**kappa, device=device, dtype=dtype)
-        self.register_buffer("rate", rate)  # η of the next forward
-        self.tasks: Tensor | None = None  # (n,) of the samples of the next forward
+        self.register_buffer("rate", rate)  # η_k of the next forward pass
+        self.tasks: Tensor | None = None  # (n,) the task of each sample of the next forward pass
         self._pending: list[Tensor] = []
 
     def forward(self, input: Tensor) -> Tensor:
         """Inputs (n, C, ...) → the same shape, normalised."""
-        if not self.training or self.momentum is not None:  # to test, or for IBN's average
+        if not self.training or self.momentum is not None:  # evaluation, or the estimate of IBN
             return super().forward(input)
         self._check_input_dim(input)
         if input.numel() == self.num_features:
@@ -170,16 +176,16 @@ class AdaB2N(BatchNorm):
         return torch.addcmul(shift.view(shape), x, scale.view(shape)).to(input.dtype)
 
     def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """μ and σ², (C,) each; by the law of total variance from those of each sample."""
+        """Return μ and σ², (C,) each: the law of total variance over the samples' own moments."""
         means, variances = x, torch.zeros_like(x)  # (n, C)
         if x.dim() > 2:
             variances, means = torch.var_mean(x, tuple(range(2, x.dim())), correction=0)
-        weights = self.contributions(len(x)).unsqueeze(1)  # products, since autocast spares them
+        weights = self.contributions(len(x)).unsqueeze(1)  # products: autocast does not cast them
         mean = (weights * means).sum(0)
         return mean, (weights * (variances + (means - mean).square())).sum(0)
 
     def contributions(self, n: int) -> Tensor:
-        """How much each of the n samples counts, (n,) with sum 1."""
+        """Return the weights of n samples, (n,) with sum 1."""
         if self.tasks is None:
             return self.psi.new_full((n,), 1.0 / n)
         T = len(self.psi)
@@ -191,7 +197,7 @@ class AdaB2N(BatchNorm):
         return (member * each).sum(1)
 
     def _average(self, mean: Tensor, var: Tensor) -> None:
-        """Move the running statistics by η, then η itself; note the penalty."""
+        """Update the running statistics with η, then update η; record the penalty."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -201,22 +207,22 @@ class AdaB2N(BatchNorm):
             self.rate.div_(self.rate + (1.0 - self.eta) ** self.kappa)
             self.num_batches_tracked.add_(1)
         if self.tasks is not None and torch.is_grad_enabled():
-            apart = F.mse_loss(mean, self.running_mean.clone())
-            self._pending.append(apart + F.mse_loss(var, self.running_var.clone()))
+            penalty = F.mse_loss(mean, self.running_mean.clone())
+            self._pending.append(penalty + F.mse_loss(var, self.running_var.clone()))
 
     def penalty(self) -> Tensor:
-        """What the forwards since the last call add to the loss, a scalar."""
+        """Return the penalty of the forward passes since the last call, a scalar."""
         pending, self._pending = self._pending, []
         return self.lam * torch.stack(pending).mean() if pending else self.psi.new_zeros(())
 
     def reset_running_stats(self) -> None:
-        """Forget the running statistics and begin with η_1 again."""
+        """Reset the running statistics, and η to η_1."""
         super().reset_running_stats()
-        if "rate" in self._buffers:
+        if hasattr(self, "rate"):  # not yet when the base class calls this in its constructor
             self.rate.fill_(self.eta**self.kappa)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "tasks": None, "_pending": []}  # a copy has no graph pending
+        return {**self.__dict__, "tasks": None, "_pending": []}  # copies and pickles hold no graph
 
 
 NORMALIZATIONS: dict[str, type[BatchNorm]] = {
@@ -227,11 +233,11 @@ NORMALIZATIONS: dict[str, type[BatchNorm]] = {
 
 
 def convert_normalization(network: nn.Module, name: str, **options: Any) -> nn.Module:
-    """Replace every batch normalisation of a network in place; returns the network.
+    """Replace every batch normalisation layer of a network in place, and return the network.
 
-    Affine parameters stay the same objects, running statistics and modes stay as they are;
-    `options` go to the new layers. A layer that is of the kind already stays, and a layer used in
-    two places remains one layer.
+    The new layers keep the parameter objects, running statistics and modes of the old ones;
+    `options` are passed to their constructor. Layers that already have the right class are kept. A
+    layer used in two places is replaced by one layer.
 
     >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
     >>> type(convert_normalization(net, "cn")[1]).__name__
@@ -250,34 +256,34 @@ def convert_normalization(network: nn.Module, name: str, **options: Any) -> nn.M
 
 
 def _differs(module: nn.Module, kind: type[BatchNorm]) -> bool:
-    """Whether it normalises batches in another way than this kind does."""
+    """Whether the module is a batch normalisation layer that is not of this kind."""
     plain = kind is BatchNorm and not isinstance(module, BatchNorm)
-    return isinstance(module, _BatchNorm) and type(module) is not kind and not plain
+    return isinstance(module, BatchNormBase) and type(module) is not kind and not plain
 
 
 def _replacement(layer: nn.Module, kind: type[BatchNorm], options: dict[str, Any]) -> BatchNorm:
-    assert isinstance(layer, _BatchNorm)
-    if is_lazy(layer.weight):
-        wanted = "one with a known number of channels; run the network once before"
+    assert isinstance(layer, BatchNormBase)
+    if isinstance(layer.weight, UninitializedParameter):
+        wanted = "an initialised one; call the network once before"
         raise ValueError(expected("a layer of the network", type(layer).__name__, wanted))
     return kind.like(layer, **options)
 
 
 @runtime_checkable
 class TaskAware(Protocol):
-    """A layer that asks for the samples' tasks and adds something to the loss."""
+    """A layer that uses the tasks of the samples and adds a penalty to the loss."""
 
     tasks: Tensor | None
 
     def penalty(self) -> Tensor:
-        """What the forwards since the last call add to the loss."""
+        """Return the penalty of the forward passes since the last call."""
 
 
 @contextmanager
-def told(layers: Iterable[nn.Module], tasks: Tensor) -> Iterator[None]:
-    """Let those layers that ask for it know the task (n,) of each sample in the forwards within.
+def sample_tasks(layers: Iterable[nn.Module], tasks: Tensor) -> Iterator[None]:
+    """Within the context, give the task of each sample (n,) to the layers that are `TaskAware`.
 
-    Whoever tells them must collect the `penalties` of each step.
+    The caller must call `collect_penalties` once per step.
     """
     aware = [layer for layer in layers if isinstance(layer, TaskAware)]
     for layer in aware:
@@ -289,7 +295,7 @@ def told(layers: Iterable[nn.Module], tasks: Tensor) -> Iterator[None]:
             layer.tasks = None
 
 
-def penalties(layers: Iterable[nn.Module]) -> Tensor | None:
-    """The sum of what layers add to the loss; nothing where no layer has a penalty."""
+def collect_penalties(layers: Iterable[nn.Module]) -> Tensor | None:
+    """Return the sum of the layers' penalties, or None if no layer is `TaskAware`."""
     parts = [layer.penalty() for layer in layers if isinstance(layer, TaskAware)]
     return torch.stack(parts).sum() if parts else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dualcba.experiments.paper.catalogue import Experiment
-from dualcba.io import whole
+from dualcba.io import atomic_write
 from dualcba.report.comparison import Result, Served, rows, serve
 from dualcba.report.figures import registry as figures
 from dualcba.report.figures import style
@@ -64,6 +64,6 @@ def _texts(
 
 
 def _write(path: Path, content: bytes) -> Path:
-    with whole(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_bytes(content)
     return path

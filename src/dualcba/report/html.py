@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files as resources
 from pathlib import Path
 
-from dualcba.io import whole
+from dualcba.io import atomic_write
 from dualcba.report.comparison import Result
 from dualcba.report.figures.style import Plot, render
 from dualcba.report.groups import read_runs
@@ -44,7 +44,7 @@ def write_report(out: Path) -> Path:
     """Write the report on all complete runs below a folder, and say where it lies."""
     results = read_runs(out)
     page = make_page(results, out.resolve().name)
-    with whole(out / REPORT) as draft:
+    with atomic_write(out / REPORT) as draft:
         draft.write_text(page, encoding="utf-8")
     return out / REPORT
 

@@ -1,1 +1,1 @@
-"""Which classes are old and new, and when a task begins."""
+"""The sets of old and new classes, and the detection of task boundaries."""

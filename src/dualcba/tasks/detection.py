@@ -1,29 +1,31 @@
-"""Boundary-free streams: when a task begins and which classes are new, from the labels alone.
+"""Inference of task boundaries and of new classes from the labels of a stream.
 
-The rule looks at two things, both in counts of labels on the host.
+Both rules use counts of labels on the host.
 
-**Which classes are new.** Labels since the last boundary are taken to come from two groups of
-classes, the task's own and strays, each class of a group as likely as any other of it. The own
-classes are the k most frequent ones, with the k under which the counts are most likely,
+**New classes.** The labels since the last boundary are modelled as a mixture of two groups of
+classes: the task's own classes and strays. All classes of a group are equally likely. The own
+classes are the k most frequent ones, with the k that maximises the log-likelihood plus prior
 
     n log(n / k) + m log(m / (C − k)) + prior        n own labels, m strays
 
-where strays are at most half of all labels, and a class of them at most half as likely as an own
-one. The prior is +1 for each own class that was never seen before the boundary, −2 for each that
-was: strays of past tasks are not new because a few of them arrived. From the second task on, as
-long as no class from before the boundary has come back, nothing strays, and all that arrived is
-new whatever the counts: on a disjoint stream rare classes are new at once.
+under two constraints: at most half of all labels are strays, and a stray class is at most half as
+likely as an own class. The prior is +1 for each own class that was never seen before the boundary,
+and −2 for each own class that was, so a few strays of an earlier task do not make its classes new.
+From the second task on, as long as no class from before the boundary appears, there are no strays:
+all classes since the boundary are new, whatever their counts. So on a disjoint stream a rare class
+is new with its first sample.
 
-**When a task begins.** At the first batch; and when labels fit the task no longer. Each label
-outside its classes is evidence (+1) for a boundary, each inside is evidence (−2) against it, summed
-over batches and never below 0 (Page's CUSUM); 6 declare a boundary, so the first batch of a task
-does where it has 6 labels. The labels since the evidence was last 0 are the new task's first. Its
-classes are read generously here (prior +1 for all). A task of fewer than 8 labels, or more than a
-third of whose labels are their class's only one, is not yet known well enough to be over.
+**Boundaries.** A task begins at the first batch, and when the labels no longer fit the current
+task. Each label outside the task's classes is evidence for a boundary (+1), each label inside is
+evidence against it (−2). The sum over batches is never below 0 (Page's CUSUM). A sum of 6 declares
+a boundary, so the first batch of a task does if it has 6 labels. The labels since the sum was last
+0 belong to the new task. For this rule the task's classes are estimated with a prior of +1 for all
+classes. A task cannot end before it has 8 labels, or while more than a third of its labels are the
+only one of their class.
 
-What it cannot know: a first task's classes that are some six times as rare as the others look like
-strays (there the class sets have no effect on Dual-CBA), and tasks that share most of their classes
-are one task.
+Limits: in the first task, a class that is about six times rarer than the others is taken for a
+stray (class sets have no effect on Dual-CBA there); tasks that share most of their classes are
+merged into one task.
 """
 
 from __future__ import annotations
@@ -39,19 +41,19 @@ from dualcba.errors import expected
 Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-ENOUGH = 6  # evidence that declares a boundary
-AGAINST = 2  # what a label of the task takes from the evidence
-LEAST = 8  # labels of a task before it can be over
-FRESH, SEEN = 1.0, -2.0  # log prior of being new: never seen before the boundary, or seen
+THRESHOLD = 6  # the evidence that declares a boundary
+AGAINST = 2  # the evidence of a label inside the task, against a boundary
+MIN_LABELS = 8  # the labels of a task before it can end
+FRESH, SEEN = 1.0, -2.0  # log prior of being new, for classes not seen or seen before the boundary
 
 
 class Boundaries:
-    """Follows the labels of a stream and says when a task begins and which classes are new.
+    """Infers from the labels of a stream when a task begins and which classes are new.
 
     Parameters
     ----------
     num_classes
-        How many classes there are, those to come included.
+        The number of classes, including those to come.
 
     >>> follow = Boundaries(6)
     >>> for classes in ([0, 1], [0, 1], [2, 3]):
@@ -72,29 +74,32 @@ class Boundaries:
         self.evidence = 0
         self.new: frozenset[int] = frozenset()
         self._counts = np.zeros(num_classes, dtype=np.int64)  # since the boundary
-        self._recent = np.zeros(num_classes, dtype=np.int64)  # of these, since the evidence was 0
+        self._recent = np.zeros(num_classes, dtype=np.int64)  # since the evidence was last 0
         self._before = np.zeros(num_classes, dtype=bool)  # seen before the boundary
-        self._own = np.zeros(num_classes, dtype=bool)  # the task's, when the evidence was 0
+        self._own = np.zeros(num_classes, dtype=bool)  # of the task, when the evidence was last 0
 
     def update(self, y: NDArray[np.integer[Any]]) -> tuple[bool, frozenset[int]]:
-        """Take a batch's labels, −1 for none; gives whether a task begins with it, and its new."""
+        """Update with the labels of a batch (−1: no label).
+
+        Return whether a task begins with this batch, and the new classes of the current task.
+        """
         came = np.bincount(y[y >= 0], minlength=self.num_classes)
-        boundary = self._weigh(came)
+        boundary = self._update_evidence(came)
         if came.any():
             self.new = frozenset(np.flatnonzero(self._is_new()).tolist())
         return boundary, self.new
 
-    def _weigh(self, came: Counts) -> bool:
-        """Count the labels; whether they begin a task."""
+    def _update_evidence(self, came: Counts) -> bool:
+        """Update counts and evidence; return whether a task begins."""
         inside = int(came[self._own].sum())
         outside = int(came.sum()) - inside
         self.evidence = max(0, self.evidence + outside - AGAINST * inside)
         self._counts = self._counts + came
         self._recent = self._recent + came if self.evidence else np.zeros_like(came)
-        boundary = self.number == 0 or (self.evidence >= ENOUGH and self._is_known())
+        boundary = self.number == 0 or (self.evidence >= THRESHOLD and self._is_known())
         if boundary:
             self._begin()
-        if boundary or self.evidence >= ENOUGH:  # a task of which too little is known goes on
+        if boundary or self.evidence >= THRESHOLD:  # a task with too few labels continues
             self.evidence = 0
             self._recent = np.zeros_like(came)
         if not self.evidence:
@@ -103,12 +108,12 @@ class Boundaries:
         return boundary
 
     def _is_known(self) -> bool:
-        """Whether the task, without the recent labels, shows most of its classes."""
+        """Whether the labels before the recent ones show most classes of the task."""
         base = self._counts - self._recent
-        return bool(base.sum() >= LEAST and 3 * np.sum(base == 1) <= base.sum())
+        return bool(base.sum() >= MIN_LABELS and 3 * np.sum(base == 1) <= base.sum())
 
     def _begin(self) -> None:
-        """A task begins with the recent labels; at the first call with all there are."""
+        """Begin a task with the recent labels, or at the first call with all labels."""
         if self.number:
             self._before |= self._counts > self._recent
             self._counts = self._recent
@@ -121,7 +126,7 @@ class Boundaries:
         return split(self._counts, np.where(self._before, SEEN, FRESH))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next update depends on, as JSON takes it."""
+        """Return everything that the next update depends on, for JSON."""
         return {
             "number": self.number,
             "evidence": self.evidence,
@@ -133,12 +138,12 @@ class Boundaries:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Load the result of `state_dict`."""
         arrays: dict[str, NDArray[Any]] = {}
         for name, dtype in {"counts": int, "recent": int, "before": bool, "own": bool}.items():
             arrays[name] = np.array(state[name], dtype=dtype)
             if arrays[name].shape != (self.num_classes,):
-                wanted = f"{self.num_classes} of them"
+                wanted = f"{self.num_classes}, one per class"
                 raise ValueError(expected(f"number of {name}", arrays[name].size, wanted))
         self.number, self.evidence = int(state["number"]), int(state["evidence"])
         self.new = frozenset(state["new"])
@@ -147,7 +152,7 @@ class Boundaries:
 
 
 def split(counts: Counts, prior: NDArray[np.float64]) -> Mask:
-    """Which classes are the frequent ones, by the likelihood in this module's description.
+    """Return the mask of a task's own classes, by the likelihood in the module description.
 
     >>> split(np.array([9, 1, 7, 1, 0, 0]), np.zeros(6)).tolist()
     [True, False, True, False, False, False]

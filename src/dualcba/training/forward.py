@@ -11,8 +11,13 @@ from torch import Tensor
 from dualcba.data import Transform
 from dualcba.losses import Batch
 from dualcba.methods import Context, Method
-from dualcba.normalization.layers import TaskAware, told
-from dualcba.normalization.statistics import batch_norms, grouped, modes, untracked
+from dualcba.normalization.layers import TaskAware, sample_tasks
+from dualcba.normalization.statistics import (
+    batch_norms,
+    evaluation_mode,
+    grouped_statistics,
+    without_tracking,
+)
 
 Raw = tuple[Tensor, Tensor, Mapping[str, Tensor]]
 """Samples, labels and what is stored beside them."""
@@ -60,7 +65,7 @@ class Forwards:
         """B_buf: a fresh memory draw through the network, which takes no notice of it."""
         x, y, columns = self.context.memory.read(draw["outer"])
         view = self.context.transform(x, draw.get("outer.augment"))
-        with torch.no_grad(), untracked(self.norms), self.context.autocast():
+        with torch.no_grad(), without_tracking(self.norms), self.context.autocast():
             z, h = self.outputs(view, y)
         return Batch(view, y, z, h, columns)
 
@@ -78,7 +83,7 @@ class Forwards:
         if not self.concat and not (alike and self.samplewise):
             z, h = map(torch.cat, zip(*self._one_by_one(parts, labels), strict=True))
         else:
-            apart = nullcontext() if self.concat else grouped(self.norms, len(parts))
+            apart = nullcontext() if self.concat else grouped_statistics(self.norms, len(parts))
             with apart:
                 z, h = self.outputs(torch.cat(parts), torch.cat(labels))
         return list(zip(torch.split(z, sizes), torch.split(h, sizes), strict=True))
@@ -103,7 +108,7 @@ class Forwards:
     def outputs(self, view: Tensor, y: Tensor) -> Outputs:
         """Logits and features; a lone sample has no batch statistics and takes the running ones."""
         network = self.context.network
-        mode = modes(network) if len(view) == 1 else nullcontext()
+        mode = evaluation_mode(network) if len(view) == 1 else nullcontext()
         with mode, self.tell_tasks(y):
             return network(view)  # type: ignore[no-any-return]
 
@@ -112,7 +117,7 @@ class Forwards:
         if not self.aware:
             return nullcontext()
         owner = self.context.sets.owner
-        return told(self.aware, torch.where(y < 0, owner.max(), owner[y.clamp(min=0)]))
+        return sample_tasks(self.aware, torch.where(y < 0, owner.max(), owner[y.clamp(min=0)]))
 
 
 def _batches(

@@ -49,7 +49,7 @@ class Precision:
 
     def lowered(self) -> AbstractContextManager[object]:
         """The network's weights in bfloat16, cast at once, where that is the precision."""
-        return self.network.lowered(torch.bfloat16) if self.bf16 else nullcontext()
+        return self.network.cast_weights(torch.bfloat16) if self.bf16 else nullcontext()
 
     def autocast(self) -> AbstractContextManager[object]:
         """Casts of weights are not kept: where an autocast is around they would outlive a step,

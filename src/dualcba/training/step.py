@@ -18,7 +18,7 @@ from dualcba.adaptors.outer_step import OuterLevel
 from dualcba.engine import Engine
 from dualcba.losses import Adapt, Batch
 from dualcba.methods import Context, Method
-from dualcba.normalization.layers import penalties
+from dualcba.normalization.layers import collect_penalties
 from dualcba.randomness import Layout, unpack
 from dualcba.training.forward import Forwards
 from dualcba.training.loss_monitor import RecentLosses
@@ -44,7 +44,7 @@ class Iteration:
             self._iterate(x, y, unpack(packet, layout), outer)
 
     def _iterate(self, x: Tensor, y: Tensor, draw: Mapping[str, Tensor], outer: bool) -> None:
-        penalties(self.forwards.aware)  # what a step that failed may have left behind
+        collect_penalties(self.forwards.aware)  # what a step that failed may have left behind
         new, mem, buf = self._batches(x, y, draw)
         if outer:
             self.outer.step(new, mem, buf)
@@ -66,17 +66,17 @@ class Iteration:
         # it takes the network as it is, and nothing of the rest; but a lone sample takes running
         # statistics, which the others move, and who knows what an unknown module keeps
         beside = len(draw["outer"]) > 1 and self.forwards.samplewise
-        with self.engine.aside() if beside else nullcontext():
+        with self.engine.branch() if beside else nullcontext():
             buf = self.forwards.outer(draw)
         new, *mem = self.forwards.inner(x, y, draw)
         if beside:
-            self.engine.join()
+            self.engine.join_branch()
         return new, mem, buf
 
     def _inner_step(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
         """Move θ by the loss at adapted logits; returns that loss."""
         loss = self.method.loss(new, mem, adapt)
-        extra = penalties(self.forwards.aware)
+        extra = collect_penalties(self.forwards.aware)
         loss = loss if extra is None else loss + extra
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

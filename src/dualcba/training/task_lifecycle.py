@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualcba.adaptors.outer_step import OuterLevel
-from dualcba.checkpoint import Tensors, below
+from dualcba.checkpoint import Tensors, entries_of
 from dualcba.engine import Engine
 from dualcba.errors import expected
 from dualcba.methods import Context, Method
@@ -104,7 +104,7 @@ class Tasks:
 
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Go on from what `tensors`, on the device, and `meta` gave."""
-        kept = below(tensors, "task_data")
+        kept = entries_of(tensors, "task_data")
         pairs = range(len(kept) // 2)
         self.data = [(kept[f"{i}.x"].clone(), kept[f"{i}.y"].clone()) for i in pairs]
         self.starts = list(meta["task_starts"])
