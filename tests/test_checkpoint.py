@@ -385,3 +385,20 @@ def test_a_disk_that_is_full_is_an_error_of_the_system_that_names_the_file(
     ):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_without_meta_changes_nothing(vectors: Make) -> None:
+    learner = vectors()
+    learner.new_task([0])
+    state = learner.state_dict()
+    state["meta"] = {}
+    with pytest.raises(ValueError, match="meta"):
+        learner.load_state_dict(state)
+
+
+def test_saved_files_have_the_users_own_mode(tmp_path: Path, vectors: Make) -> None:
+    learner = vectors()
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    learner.save(tmp_path / "learner.safetensors")
+    assert (tmp_path / "learner.safetensors").stat().st_mode == plain.stat().st_mode

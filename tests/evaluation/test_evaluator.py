@@ -164,3 +164,17 @@ def test_where_all_normalisation_is_frozen_ibn_is_bn(
     evaluator.evaluate("end")
     assert asked == ["bn"]
     assert torch.equal(evaluator.counts["bn"][0], evaluator.counts["ibn"][0])
+
+
+def test_evaluators_never_share_a_graph() -> None:
+    from dualcba import load_dataset
+    from dualcba.experiments import Hardware, Run, Spec
+
+    spec = Spec(method="er", eval_every=0)
+    run = Run(spec, load_dataset("digits"), Hardware("cpu"))
+    keys = set()
+    for _ in range(5):
+        evaluator = Evaluator(run.learner, run.data, run.stream)
+        keys.add(evaluator._key)
+        del evaluator
+    assert len(keys) == 5

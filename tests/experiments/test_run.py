@@ -307,3 +307,26 @@ def test_rows_reach_the_device_by_the_engine(
     passes = [each.rows for epochs in one.plan for each in epochs]
     assert all(map(np.array_equal, given, passes))
     assert len(given) == len(passes) == 4
+
+
+def test_later_epochs_are_not_read_again():
+    from dualcba import load_dataset
+
+    spec = Spec(method="icarl", epochs=3, eval_every=0, tasks=[[0, 1]])
+    run = Run(spec, load_dataset("digits"), Hardware("cpu"))
+    sizes = []
+    for _ in run.steps():
+        sizes.append(sum(len(y) for _, y in run.learner.tasks.data))
+    assert max(sizes) == len(run.plan[0][0]) * 10
+
+
+@pytest.mark.parametrize("adaptor", [None, "trained", "pretrained"])
+def test_building_a_learner_leaves_the_global_generator_alone(adaptor):
+    from dualcba import load_dataset
+    from dualcba.experiments import make_learner
+
+    spec = Spec(method="er-dual-cba", adaptor=adaptor) if adaptor else Spec(method="er")
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    make_learner(spec, load_dataset("digits"), Hardware("cpu"))
+    assert torch.equal(torch.get_rng_state(), before)

@@ -598,3 +598,11 @@ def test_a_batch_of_no_more_than_the_labelled_ones_is_told_so(n: int) -> None:
         learner.observe(x[:n], y[:n])
     learner.observe(x, y)
     assert learner.step == 1
+
+
+def test_fixmatch_hands_everything_on():
+    inner = RAR(repeats=3)
+    assert FixMatch(inner).repeats == 3
+    hooks = ("bind", "make_memory", "make_transform", "outer_terms", "noise", "after_step",
+             "begin_task", "end_task", "before_scores", "scores", "terms")  # fmt: skip
+    assert all(name in vars(FixMatch) for name in hooks)
