@@ -58,8 +58,8 @@ class Ready:
 
     def step(self) -> None:
         """Learn once more from the same batch."""
-        with self.learner.engine.scope():
-            self.learner.learn(*self.batch)
+        with self.learner.parts.engine.scope():
+            self.learner.observe_on_device(*self.batch)
 
     def sync(self) -> None:
         """Wait for the device."""

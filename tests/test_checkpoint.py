@@ -133,7 +133,7 @@ def test_the_rate_may_change_after_loading(
     learner = teach(make_learner("er"))
     learner.load_state_dict(learner.state_dict())
     before = learner.network.head.weight.clone()
-    learner.lr.fill_(0.0)
+    learner.parts.context.lr.fill_(0.0)
     learner.observe(*make_batches(3)[1][0])
     assert torch.equal(learner.network.head.weight, before)
 

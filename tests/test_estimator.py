@@ -151,7 +151,7 @@ def test_images_stay_bytes_and_options_reach_the_learner() -> None:
     classifier = DualCBAClassifier(MLP((1, 8, 8), 10), learner_options=given, **SMALL)
     classifier.partial_fit(x[:50], y[:50], classes=range(10))
     assert classifier.learner_.dtype == classifier.learner_.memory.x.dtype == torch.uint8
-    assert not classifier.learner_.ibn
+    assert classifier.learner_.statistics == "bn"
     assert classifier.predict(x[:5]).shape == (5,)
 
 

@@ -32,7 +32,7 @@ def test_predicting_and_evaluating_change_no_byte(
     evaluator = Evaluator(learner, images, disjoint(images, 3), batch_size=7)
     before = learner.state_dict()
     modes = [m.training for m in learner.network.modules()]
-    momenta = [n.momentum for n in learner.norms]
+    momenta = [n.momentum for n in learner.parts.forward_pass.norm_layers]
     learner.predict(images.test_x)
     learner.predict_proba(images.test_x[:3])
     for kind in ("start", "anytime", "end", "end", "both"):
@@ -41,8 +41,8 @@ def test_predicting_and_evaluating_change_no_byte(
     evaluator.result()
     assert differ(before, learner.state_dict()) == []
     assert [m.training for m in learner.network.modules()] == modes
-    assert [n.momentum for n in learner.norms] == momenta
-    assert all(n.track_running_stats for n in learner.norms)
+    assert [n.momentum for n in learner.parts.forward_pass.norm_layers] == momenta
+    assert all(n.track_running_stats for n in learner.parts.forward_pass.norm_layers)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -79,7 +79,7 @@ def test_the_adaptor_takes_no_part_in_answers(
         p.data.fill_(torch.nan)
     monkeypatch.setattr(learner.adaptor, "forward", None)
     monkeypatch.setattr(learner.adaptor, "adapt", None)
-    learner.answers.forget()  # have IBN estimated anew
+    learner._predictor.forget()  # have IBN estimated anew
     again = answers()
     assert torch.equal(again[0], classes)
     assert torch.equal(again[1], probabilities)
@@ -106,7 +106,7 @@ def test_answers_do_not_depend_on_their_company(
     learner = teach(make_learner())
     together = learner.predict_proba(images.test_x)
     alone = torch.cat([learner.predict_proba(images.test_x[i : i + 1]) for i in range(30)])
-    monkeypatch.setattr("dualcba.learner.PREDICT_BATCH", 7)
+    monkeypatch.setattr("dualcba.prediction.PREDICT_BATCH", 7)
     torch.testing.assert_close(alone, together)
     torch.testing.assert_close(learner.predict_proba(images.test_x), together)
 
@@ -131,8 +131,8 @@ def test_evaluating_may_be_nested(make_learner: Any, teach: Any, images: Any) ->
         assert torch.equal(layer.running_var, var)
 
 
-def test_evaluating_under_a_norm_that_there_is_not(vectors: Make) -> None:
-    with pytest.raises(ValueError, match="norm is 'IBN', expected 'bn' or 'ibn'"):
+def test_evaluating_under_unknown_statistics(vectors: Make) -> None:
+    with pytest.raises(ValueError, match="statistics is 'IBN', expected 'bn' or 'ibn'"):
         vectors().evaluating("IBN").__enter__()
 
 

@@ -155,8 +155,8 @@ def test_alone_it_has_no_outer_loop(
     assert before["net.hidden.weight"].shape == (12, 2)
     assert learner.adaptor is not None
     assert learner.adaptor.specific is None
-    assert learner.adaptor_optimizer is None
-    monkeypatch.setattr(learner.outer, "step", None)
+    assert learner.parts.outer_loop.optimizer is None
+    monkeypatch.setattr(learner.parts.outer_loop, "step", None)
     teach(learner, tasks=3)
     assert same(agnostic(learner), before)
     plain = teach(make_learner("er"), tasks=3)
@@ -197,8 +197,8 @@ def moments(learner: Learner) -> dict[str, Tensor]:
     """Of Adam, for ν."""
     assert learner.adaptor is not None
     assert learner.adaptor.agnostic is not None
-    assert learner.adaptor_optimizer is not None
-    state = learner.adaptor_optimizer.state
+    assert learner.parts.outer_loop.optimizer is not None
+    state = learner.parts.outer_loop.optimizer.state
     named = learner.adaptor.agnostic.named_parameters()
     return {f"{n}.{k}": v.clone() for n, p in named for k, v in state[p].items()}
 
@@ -236,13 +236,13 @@ def test_a_step_in_which_nu_stands_still_is_another_graph(
 ) -> None:
     learner = make_learner("er-dual-cba", freeze_after=2, outer_every=1, buffer=8)
     keys: dict[int, set[Any]] = {}
-    run = learner.engine.run
+    run = learner.parts.engine.run
 
     def spy(key: Any, fn: Any, *inputs: Tensor) -> None:
         keys.setdefault(learner.task, set()).add(key)
         run(key, fn, *inputs)
 
-    monkeypatch.setattr(learner.engine, "run", spy)
+    monkeypatch.setattr(learner.parts.engine, "run", spy)
     teach(learner, tasks=3)
     assert keys[1]
     assert keys[2]
@@ -255,8 +255,10 @@ def test_alone_and_frozen_there_is_no_outer_step(
     options = {"specific": "none", "width": 8}
     learner = make_learner(freeze_after=2, outer_every=1, adaptor_options=options)
     at: list[int] = []
-    outer = learner.outer.step
-    monkeypatch.setattr(learner.outer, "step", lambda *a: at.append(learner.task) or outer(*a))
+    outer = learner.parts.outer_loop.step
+    monkeypatch.setattr(
+        learner.parts.outer_loop, "step", lambda *a: at.append(learner.task) or outer(*a)
+    )
     teach(learner, tasks=3)
     assert set(at) == {1}
 

@@ -105,7 +105,7 @@ class PredictDraws(Learner):
     """Each question advances a generator that training uses."""
 
     def predict(self, x):
-        self.draws.rng["memory"].random()
+        self.parts.sampler.rng["memory"].random()
         return super().predict(x)
 
 

@@ -186,7 +186,7 @@ def test_scores_are_as_exact_with_the_normalisation_in_the_weights(monkeypatch: 
         for folded in (True, False):
             if not folded:
                 monkeypatch.setattr("dualcba.kernels.conv_norm.folds", lambda conv, norm, x: False)
-            with net.lowered(torch.bfloat16), torch.autocast("cuda", dtype=torch.bfloat16):
+            with net.cast_weights(torch.bfloat16), torch.autocast("cuda", dtype=torch.bfloat16):
                 errors.append(float((net(x)[0] - exact).norm() / exact.norm()))
     assert errors[0] != errors[1]  # both ways were taken
     assert errors[0] < 1.5 * errors[1]
@@ -204,9 +204,9 @@ def test_together_is_as_apart(
     for together in (True, False):
         learner = make_learner(method, network=convert_normalization(make_net(), norm))
         assert learner.network.samplewise
-        learner.forwards.samplewise = together
+        learner.parts.forward_pass.samplewise = together
         teach(learner, tasks=2, steps=6)
-        losses.append(learner.losses.values[: learner.step])
+        losses.append(learner.parts.loss_monitor.values[: learner.step])
         losses.append(torch.cat([b.flatten().float() for b in learner.network.buffers()]))
     torch.testing.assert_close(losses[0], losses[2], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(losses[1], losses[3], rtol=1e-3, atol=1e-4)
@@ -262,7 +262,7 @@ def test_a_cumulative_average_goes_on_over_parts() -> None:
 def taught(net: Network, x: Tensor, lowered: bool) -> tuple[Any, Tensor]:
     """A copy with gradients, and its logits; weights lowered at once or by autocast."""
     twin = copy.deepcopy(net)
-    at_once = twin.lowered(torch.bfloat16) if lowered else nullcontext()
+    at_once = twin.cast_weights(torch.bfloat16) if lowered else nullcontext()
     with torch.autocast("cpu", dtype=torch.bfloat16), at_once:
         z, _ = twin(x)
     z.sum().backward()
@@ -285,7 +285,7 @@ def test_lowered_weights_give_what_autocast_gives() -> None:
 def test_frozen_weights_have_no_gradient_when_lowered() -> None:
     net = Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (3,), 2)
     net.module[0].requires_grad_(False)
-    with net.lowered(torch.bfloat16), torch.autocast("cpu", dtype=torch.bfloat16):
+    with net.cast_weights(torch.bfloat16), torch.autocast("cpu", dtype=torch.bfloat16):
         net(torch.ones(2, 3))[0].sum().backward()
     assert net.module[0].weight.grad is None
     assert net.module[2].weight.grad is not None

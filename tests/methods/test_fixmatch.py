@@ -343,7 +343,7 @@ def test_views_of_a_step_differ_and_come_from_the_same_samples(
     for _ in range(2):
         learner.observe(x, y)
     first, second = (step[0] for step in spy.steps)
-    assert torch.equal(first.x, learner.transform(x))
+    assert torch.equal(first.x, learner.parts.context.transform(x))
     assert torch.equal(first.x, second.x)
     assert not torch.equal(first.views["strong"].x, second.views["strong"].x)
 
@@ -503,7 +503,7 @@ def test_the_poison_would_be_seen(digits: Dataset, differ: Any) -> None:
     clean, poisoned = (Run(semi_spec("er"), digits, CPU) for _ in range(2))
     assert poisoned.known is not None
     first = np.zeros_like(poisoned.known)
-    planned = np.concatenate([one.rows.ravel() for epochs in poisoned.plan for one in epochs])
+    planned = np.concatenate([one.rows.ravel() for epochs in poisoned.schedule for one in epochs])
     first[next(r for r in planned if poisoned.known[r])] = True
     poisoned.data = poison(digits, first, within_task=True)
     assert differ(finish(clean)[0], finish(poisoned)[0]) != []
@@ -514,7 +514,7 @@ def test_a_run_labels_the_ratio_and_remembers_only_those(digits: Dataset) -> Non
     list(run.steps())
     known = run.known
     assert known is not None
-    planned = np.concatenate([one.rows.ravel() for epochs in run.plan for one in epochs])
+    planned = np.concatenate([one.rows.ravel() for epochs in run.schedule for one in epochs])
     assert run.learner.memory.seen == known[planned].sum()
     labelled = {digits.train_x[r].numpy().tobytes() for r in np.flatnonzero(known)}
     memory = run.learner.memory
@@ -526,16 +526,16 @@ def test_cycled_batches_repeat_the_labelled_and_remember_each_once(digits: Datas
     list(run.steps())
     assert run.known is not None
     fresh: set[int] = set()
-    for task, (one,) in zip(run.stream, run.plan, strict=True):
+    for task, (one,) in zip(run.stream, run.schedule, strict=True):
         some, rest = one.rows[:, :16], one.rows[:, 16:]
         assert run.known[some].all()
         assert not run.known[rest].any()
         assert len(set(rest.ravel())) == rest.size == (~run.known[task.train]).sum() // 16 * 16
         counts = np.unique(some, return_counts=True)[1]
         assert counts.max() - counts.min() <= 1  # round and round
-        assert one.kept is not None
-        fresh |= set(one.rows[one.kept])
-        assert one.kept.sum() == len(set(some.ravel()))
+        assert one.storable is not None
+        fresh |= set(one.rows[one.storable])
+        assert one.storable.sum() == len(set(some.ravel()))
     assert run.learner.memory.seen == len(fresh)
 
 
@@ -564,7 +564,7 @@ def test_labelled_samples_that_lead_a_batch_have_statistics_of_their_own(
 ) -> None:
     spec = semi_spec("er", labelled_batches="cycled", network="resnet18-slim")
     run = Run(spec, digits, CPU)
-    forwards, n = run.learner.forwards, spec.batch_size
+    forwards, n = run.learner.parts.forward_pass, spec.batch_size
     x = torch.randn(2 * n, *digits.input_shape)
     y = torch.zeros(2 * n, dtype=torch.long)
     outputs = []

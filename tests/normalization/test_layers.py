@@ -20,7 +20,7 @@ from dualcba.normalization.layers import (
     ContinualNorm,
     convert_normalization,
     penalties,
-    told,
+    sample_tasks,
 )
 from dualcba.normalization.statistics import batch_norms, modes, share, untracked, weighed
 
@@ -120,7 +120,7 @@ def test_adab2n_equals_the_oracle(shape, kappa):
     for seed in range(5):
         x = batch(shape, seed, torch.float64)
         tasks = rng.integers(0, 3 + seed, shape[0])  # later ones share the last ψ
-        with told([layer], torch.from_numpy(tasks)):
+        with sample_tasks([layer], torch.from_numpy(tasks)):
             out = layer(x)
         wanted, penalty, state = oracle(
             x.numpy(), tasks, psi, gamma, beta, state, kappa=kappa, lam=lam
@@ -158,7 +158,7 @@ def test_adab2n_gives_exact_gradients_to_everything_it_learns():
     tasks = torch.tensor([0, 0, 0, 1, 2, 2])
 
     def value(x, psi, weight, bias):
-        with told([layer], tasks):
+        with sample_tasks([layer], tasks):
             learnt = {"psi": psi, "weight": weight, "bias": bias}
             return torch.func.functional_call(layer, learnt, (x,)), layer.penalty()
 
@@ -186,10 +186,10 @@ def test_the_penalty_is_the_mean_over_forwards_and_is_given_once():
         alone = copy.deepcopy(layer)
         for s in range(seed + 1):
             alone._pending = []
-            with told([alone], torch.zeros(8, dtype=torch.long)):
+            with sample_tasks([alone], torch.zeros(8, dtype=torch.long)):
                 alone(batch((8, 4), s))
         values.append(alone.penalty().item())
-    with told([layer], torch.zeros(8, dtype=torch.long)):
+    with sample_tasks([layer], torch.zeros(8, dtype=torch.long)):
         for seed in (0, 1):
             layer(batch((8, 4), seed))
     assert penalties([layer, nn.ReLU()]).item() == pytest.approx(np.mean(values), rel=1e-5)
@@ -217,7 +217,7 @@ def test_a_step_of_the_learner_adds_the_penalty_to_the_loss():
 
 def test_a_step_that_failed_leaves_no_penalty_to_the_next(monkeypatch):
     learner = adab2n_learner()
-    (layer,) = learner.norms
+    (layer,) = learner.parts.forward_pass.norm_layers
     loss, pending = learner.method.loss, []
 
     def watched(*args):
@@ -239,13 +239,13 @@ def test_samples_without_a_label_are_of_the_newest_task():
     learner = adab2n_learner()
     learner.new_task([0, 1])
     learner.new_task([2, 3])
-    with learner.forwards.tell_tasks(torch.tensor([-1, 0, 2])):
-        assert learner.norms[0].tasks.tolist() == [1, 0, 1]
+    with learner.parts.forward_pass.sample_tasks(torch.tensor([-1, 0, 2])):
+        assert learner.parts.forward_pass.norm_layers[0].tasks.tolist() == [1, 0, 1]
 
 
 def test_a_copy_has_no_graph_pending():
     layer = AdaB2N(4)
-    with told([layer], torch.zeros(8, dtype=torch.long)):
+    with sample_tasks([layer], torch.zeros(8, dtype=torch.long)):
         layer(batch((8, 4)))
         twin = copy.deepcopy(layer)
         again = pickle.loads(pickle.dumps(layer))
@@ -449,7 +449,7 @@ def test_a_conversion_of_the_layer_itself_is_returned(name):
 def test_nothing_in_a_step_is_read_on_the_host(name):
     layer = NORMALIZATIONS[name](16, device="meta")  # tensors without values: reading one raises
     x = torch.empty(8, 16, 3, 3, device="meta")
-    with told([layer], torch.empty(8, dtype=torch.long, device="meta")):
+    with sample_tasks([layer], torch.empty(8, dtype=torch.long, device="meta")):
         loss = layer(x).sum()
     extra = penalties([layer])
     (loss if extra is None else loss + extra).backward()
@@ -477,8 +477,8 @@ def test_a_captured_step_equals_an_eager_one(name):
                 y = torch.tensor(task).repeat(4)
                 learner.observe(batch((8, 1, 6, 6), step) + y[:, None, None, None], y)
         if engine == "captured":
-            assert learner.engine.entries
-            assert not learner.engine.refused
+            assert learner.parts.engine.entries
+            assert not learner.parts.engine.refused
         ends.append({k: v for k, v in learner.state_dict()["tensors"].items() if "network" in k})
     for key, value in ends[0].items():
         torch.testing.assert_close(ends[1][key], value, atol=1e-3, rtol=1e-3)

@@ -32,7 +32,7 @@ def test_a_nan_loss_stops_with_step_task_and_last_finite_loss(
             learner.new_task([2 * k, 2 * k + 1])
             for i, (x, y) in enumerate(batches):
                 if (k, i) == (1, 2):
-                    learner.lr.fill_(1e30)
+                    learner.parts.context.lr.fill_(1e30)
                 learner.observe(x, y)
 
     with pytest.raises(FloatingPointError) as caught:

@@ -23,13 +23,13 @@ Differ = Callable[[dict[str, Any], dict[str, Any]], list[str]]
 def outer_draws(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Batch, Batch]]:
     """The memory draw of the inner loss and that of the outer one, of each outer step to come."""
     pairs: list[tuple[Batch, Batch]] = []
-    step = learner.outer.step
+    step = learner.parts.outer_loop.step
 
     def spy(new: Batch, mem: Sequence[Batch], draw: Batch) -> None:
         pairs.append((mem[0], draw))
         step(new, mem, draw)
 
-    monkeypatch.setattr(learner.outer, "step", spy)
+    monkeypatch.setattr(learner.parts.outer_loop, "step", spy)
     return pairs
 
 
@@ -48,7 +48,7 @@ def test_the_outer_draw_is_augmented(
     make_learner: Make, teach: Teach, make_batches: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = teach(make_learner(outer_every=1))
-    stored = learner.transform(learner.memory.x).flatten(1).tolist()
+    stored = learner.parts.context.transform(learner.memory.x).flatten(1).tolist()
     pairs = outer_draws(learner, monkeypatch)
     learner.observe(*make_batches(3)[1][0])
     assert not all(row in stored for row in pairs[0][1].x.flatten(1).tolist())
@@ -57,13 +57,13 @@ def test_the_outer_draw_is_augmented(
 def outer_steps(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The steps, from 0, at which the adaptor learns."""
     at: list[int] = []
-    step = learner.outer.step
+    step = learner.parts.outer_loop.step
 
     def spy(*args: Any) -> None:
         at.append(learner.step)
         step(*args)
 
-    monkeypatch.setattr(learner.outer, "step", spy)
+    monkeypatch.setattr(learner.parts.outer_loop, "step", spy)
     return at
 
 
@@ -104,8 +104,8 @@ def test_the_first_task_of_dual_cba_is_plain_er(make_learner: Make, teach: Teach
     assert same(parameters(dual.network), parameters(plain.network))
     assert torch.equal(dual.memory.x, plain.memory.x)
     assert same(parameters(dual.adaptor), before)
-    assert dual.adaptor_optimizer is not None
-    assert not dual.adaptor_optimizer.state
+    assert dual.parts.outer_loop.optimizer is not None
+    assert not dual.parts.outer_loop.optimizer.state
     for batches, adapted in spy.steps:
         assert all(torch.equal(b.z, z) for b, z in zip(batches, adapted, strict=True))
 
@@ -156,7 +156,7 @@ def test_phi_moves_first_then_theta_with_the_new_phi_on_the_same_logits(
     learner = teach(make_learner(method, outer_every=1, adaptor_lr=0.1))
     events: list[str] = []
     seen: dict[str, Any] = {}
-    outer, theta = learner.outer.step, learner.optimizer.step
+    outer, theta = learner.parts.outer_loop.step, learner.parts.optimizer.step
     phi = parameters(learner.adaptor)
     weights = parameters(learner.network)
     spy = Spy(learner)
@@ -171,8 +171,8 @@ def test_phi_moves_first_then_theta_with_the_new_phi_on_the_same_logits(
         events.append("theta")
         theta(*args)
 
-    monkeypatch.setattr(learner.outer, "step", watch_outer)
-    monkeypatch.setattr(learner.optimizer, "step", watch_theta)
+    monkeypatch.setattr(learner.parts.outer_loop, "step", watch_outer)
+    monkeypatch.setattr(learner.parts.optimizer, "step", watch_theta)
     learner.observe(*make_batches(3)[1][0])
     assert events == ["outer", "theta"]
     batches, adapted = spy.steps[-1]
@@ -231,11 +231,11 @@ def test_a_single_level_is_adam_on_the_loss_of_the_adapted_network(
         make_learner(method, levels=levels, outer_every=1, adaptor_lr=0.02), tasks=1, steps=2
     )
     learner.new_task([2, 3])
-    learner.forwards.samplewise = False  # so that each batch has a forward of its own
+    learner.parts.forward_pass.samplewise = False  # so that each batch has a forward of its own
     network, adaptor = copy.deepcopy(learner.network.module), copy.deepcopy(learner.adaptor)
     assert adaptor is not None
-    adaptor._shared = (learner.sets,)
-    sets_then = copy.deepcopy(learner.sets)
+    adaptor._shared = (learner.class_sets,)
+    sets_then = copy.deepcopy(learner.class_sets)
     read: list[Any] = []
     take = learner.memory.read
     monkeypatch.setattr(learner.memory, "read", lambda rows: read.append(take(rows)) or read[-1])
@@ -298,7 +298,7 @@ def test_a_new_task_resets_omega_and_its_adam_state_and_keeps_nu(
 ) -> None:
     options = {"specific": specific, "width": 16}
     learner = teach(make_learner("er-dual-cba", adaptor_options=options))
-    adam = learner.adaptor_optimizer
+    adam = learner.parts.outer_loop.optimizer
     assert adam is not None
     assert learner.adaptor is not None
 

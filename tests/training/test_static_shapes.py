@@ -49,14 +49,14 @@ def test_a_step_never_waits_for_the_device(
 
 def strictly(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Fail where a step waits for the device; the keys of the steps, as they come."""
-    run, ran = learner.engine.run, []
+    run, ran = learner.parts.engine.run, []
 
     def strict(key: Any, fn: Any, *inputs: Tensor) -> None:
         ran.append(key)
         with NoSync():
             run(key, fn, *inputs)
 
-    monkeypatch.setattr(learner.engine, "run", strict)
+    monkeypatch.setattr(learner.parts.engine, "run", strict)
     return ran
 
 
@@ -82,13 +82,13 @@ def test_steps_with_equal_keys_have_equal_shapes(
 ) -> None:
     """Once the memory is full there are two kinds of steps: with and without the outer one."""
     learner = make_learner(method, buffer=16)
-    run, keys = learner.engine.run, []
+    run, keys = learner.parts.engine.run, []
 
     def spy(key: Any, fn: Any, *inputs: Tensor) -> None:
         keys.append((key, tuple(t.shape for t in inputs)))
         run(key, fn, *inputs)
 
-    monkeypatch.setattr(learner.engine, "run", spy)
+    monkeypatch.setattr(learner.parts.engine, "run", spy)
     teach(learner, tasks=3)
     assert len({key for key, _ in keys[3:]}) == (1 if method == "er" else 2)
     assert len(set(keys)) == len({key for key, _ in keys})

@@ -99,7 +99,7 @@ def test_memory_draws_are_augmented_anew(
     make_learner: Make, teach: Teach, make_batches: Any
 ) -> None:
     learner = teach(make_learner("er", buffer=4))
-    raw = learner.transform(learner.memory.x[:4]).clone()
+    raw = learner.parts.context.transform(learner.memory.x[:4]).clone()
     spy = Spy(learner)
     views = []
     for x, y in make_batches(3)[1][:3]:
@@ -139,7 +139,7 @@ def test_new_and_memory_batches_pass_apart_or_together(
     forward: str, tracked: int, make_learner: Make, teach: Teach, make_batches: Any
 ) -> None:
     learner = teach(make_learner("er-dual-cba", forward=forward, outer_every=1))
-    norm = learner.norms[0]
+    norm = learner.parts.forward_pass.norm_layers[0]
     assert norm.num_batches_tracked is not None
     before = int(norm.num_batches_tracked)
     spy = Spy(learner)
@@ -200,7 +200,9 @@ def test_the_gradient_of_a_lone_sample_is_right(vectors: Make) -> None:
     learner.observe(x[:8], y[:8])
     before = MLP((5,), 4, width=6)
     before.load_state_dict(learner.network.module.state_dict())
-    rows = torch.from_numpy(copy.deepcopy(learner.draws.rng["memory"]).choice(8, 4, replace=False))
+    rows = torch.from_numpy(
+        copy.deepcopy(learner.parts.sampler.rng["memory"]).choice(8, 4, replace=False)
+    )
     mem_x, mem_y, _ = learner.memory.read(rows)
     learner.observe(x[8:], y[8:])
 
@@ -242,7 +244,7 @@ def test_a_step_that_failed_counts_no_sample(
 ) -> None:
     learner = vectors()
     learner.new_task([0, 1])
-    monkeypatch.setattr(learner.engine, "run", fails)
+    monkeypatch.setattr(learner.parts.engine, "run", fails)
     with pytest.raises(MemoryError):
         learner.observe(torch.randn(4, 5), torch.tensor([0, 1] * 2))
     assert learner.memory.filled == 0

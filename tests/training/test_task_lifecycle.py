@@ -100,7 +100,7 @@ def test_new_task_takes_a_tensor_or_an_array(vectors: Make) -> None:
     learner = vectors()
     learner.new_task(torch.tensor([0, 1]))
     learner.new_task(np.array([2]))
-    assert learner.sets.new.tolist() == [False, False, True, False]
+    assert learner.class_sets.new.tolist() == [False, False, True, False]
 
 
 def test_the_end_of_a_task_that_failed_can_be_had_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,13 +119,13 @@ def test_the_end_of_a_task_that_failed_can_be_had_again(monkeypatch: pytest.Monk
 def test_classes_of_a_task_may_come_from_an_iterator(vectors: Make) -> None:
     learner = vectors()
     learner.new_task(c for c in (0, 2))  # type: ignore[arg-type]
-    assert learner.sets.new.tolist() == [True, False, True, False]
+    assert learner.class_sets.new.tolist() == [True, False, True, False]
 
 
 def test_classes_of_a_task_may_be_tensors(vectors: Make) -> None:
     learner = vectors()
     learner.new_task([torch.tensor(0), np.array(2)])  # type: ignore[list-item]
-    assert learner.sets.new.tolist() == [True, False, True, False]
+    assert learner.class_sets.new.tolist() == [True, False, True, False]
     with pytest.raises(ValueError, match=r"classes of the new task is \[0\.5\], expected"):
         learner.new_task([torch.tensor(0.5)])  # type: ignore[list-item]
 

@@ -149,7 +149,7 @@ class Captured:
                 tensor.record_stream(self.stream)
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def branch(self) -> Iterator[None]:
         """A second stream, which becomes a branch of the graph."""
         self.second.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.second):

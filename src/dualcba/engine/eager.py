@@ -34,11 +34,11 @@ class Engine(Protocol):
     def hold(self, tensors: Iterable[Tensor]) -> None:
         """Tensors that the caller made and may drop while work on them is still queued."""
 
-    def aside(self) -> AbstractContextManager[object]:
+    def branch(self) -> AbstractContextManager[object]:
         """Inside `run`: work that may go on beside what follows, until `join`."""
 
     def join(self) -> None:
-        """Wait, on the device, for the work put aside."""
+        """Wait, on the device, for the work of the branch."""
 
     def scope(self) -> AbstractContextManager[object]:
         """Where the learner's device work outside `run` belongs."""
@@ -71,7 +71,7 @@ class Eager:
     def hold(self, tensors: Iterable[Tensor]) -> None:
         """Everything runs on the caller's own stream, as does what comes after it."""
 
-    def aside(self) -> AbstractContextManager[object]:
+    def branch(self) -> AbstractContextManager[object]:
         """At once, like everything."""
         return nullcontext()
 

@@ -25,8 +25,8 @@ SAMPLEWISE = {
 }  # fmt: skip
 """Modules that treat each sample by itself, but for the statistics of batch normalisation."""
 
-LOWERED = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
-"""Modules whose every parameter autocast lowers."""
+CAST_LAYERS = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
+"""Modules whose parameters autocast converts to the lower precision."""
 
 
 class Network(nn.Module):
@@ -62,7 +62,7 @@ class Network(nn.Module):
         self.module = module
         self.input_shape = input_shape
         self.num_classes = num_classes
-        self._lowered: dict[str, Tensor] = {}
+        self._cast_weights: dict[str, Tensor] = {}
         self.head_name = _find_head(module, head)
         self._probe()
 
@@ -95,16 +95,16 @@ class Network(nn.Module):
         # only for the call: the module is the caller's, who may use, copy or save it in between
         hook = self.head.register_forward_pre_hook(lambda _, args: entered.append(args[0]))
         try:
-            z = self._call(x) if self._lowered else self.module(x)
+            z = self._call(x) if self._cast_weights else self.module(x)
         finally:
             hook.remove()
         return _full(z), _full(entered[-1])
 
     def _call(self, x: Tensor) -> Tensor:
-        return functional_call(self.module, self._lowered, x, tie_weights=False)  # type: ignore[no-any-return]
+        return functional_call(self.module, self._cast_weights, x, tie_weights=False)  # type: ignore[no-any-return]
 
     @contextmanager
-    def lowered(self, dtype: torch.dtype) -> Iterator[None]:
+    def cast_weights(self, dtype: torch.dtype) -> Iterator[None]:
         """Weights of convolutions and linear layers in `dtype` for the forwards within.
 
         Autocast would cast each by itself; here all of them are cast at once, and so are their
@@ -113,17 +113,17 @@ class Network(nn.Module):
         weights = {
             f"{name}.{own}" if name else own: p
             for name, m in self.module.named_modules()
-            if type(m) in LOWERED
+            if type(m) in CAST_LAYERS
             for own, p in m.named_parameters()
         }
         once = list(dict.fromkeys(weights.values()))  # a weight may stand in two places
         cast = _Cast.apply(dtype, *once) if once else ()  # type: ignore[no-untyped-call]
-        lowered = dict(zip(once, cast, strict=True))
-        self._lowered = {name: lowered[p] for name, p in weights.items()}
+        cast_to = dict(zip(once, cast, strict=True))
+        self._cast_weights = {name: cast_to[p] for name, p in weights.items()}
         try:
             yield
         finally:
-            self._lowered = {}
+            self._cast_weights = {}
 
     @torch.no_grad()
     def _probe(self) -> None:

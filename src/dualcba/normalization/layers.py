@@ -2,8 +2,8 @@
 
 All are `_BatchNorm`s, so IBN re-estimates their running statistics like those of plain BN
 (`normalization.batch_norms`, `untracked`, `weighed`). `convert_normalization` puts them into any
-network. A layer that wants more of the learner than an input has a `tasks` attribute and a
-`penalty()`; `told` and `penalties` serve whatever layers have them, so the learner knows none.
+network. A layer that needs more than an input has a `tasks` attribute and a `penalty()`;
+`sample_tasks` and `penalties` serve any layer that has them, so the learner knows none by name.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ class AdaB2N(BatchNorm):
     first task on. Simplified: sums over s go over the tasks that the batch has (the protocol sends
     new and memory samples through in separate forwards, where most tasks are absent, and weights
     that do not sum to one would shrink μ towards zero); σ² is the biased one throughout; the number
-    of tasks told apart is fixed, later ones share the last ψ. Where nobody tells the tasks (see
-    `told`) samples weigh alike and there is no penalty. A `momentum` that is set from outside, as
-    IBN does, makes it plain batch normalisation with that momentum.
+    of tasks told apart is fixed, later ones share the last ψ. Where the tasks are
+    not given (see `sample_tasks`) samples weigh alike and there is no penalty. A `momentum` that is
+    set from outside, as IBN does, makes it plain batch normalisation with that momentum.
 
     References
     ----------
@@ -274,10 +274,10 @@ class TaskAware(Protocol):
 
 
 @contextmanager
-def told(layers: Iterable[nn.Module], tasks: Tensor) -> Iterator[None]:
-    """Let those layers that ask for it know the task (n,) of each sample in the forwards within.
+def sample_tasks(layers: Iterable[nn.Module], tasks: Tensor) -> Iterator[None]:
+    """Give the task (n,) of each sample to the layers that use it, in the forwards inside.
 
-    Whoever tells them must collect the `penalties` of each step.
+    The caller must then collect the `penalties` of each step.
     """
     aware = [layer for layer in layers if isinstance(layer, TaskAware)]
     for layer in aware:

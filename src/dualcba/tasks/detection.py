@@ -45,7 +45,7 @@ LEAST = 8  # labels of a task before it can be over
 FRESH, SEEN = 1.0, -2.0  # log prior of being new: never seen before the boundary, or seen
 
 
-class Boundaries:
+class TaskDetector:
     """Follows the labels of a stream and says when a task begins and which classes are new.
 
     Parameters
@@ -53,9 +53,9 @@ class Boundaries:
     num_classes
         How many classes there are, those to come included.
 
-    >>> follow = Boundaries(6)
+    >>> detector = TaskDetector(6)
     >>> for classes in ([0, 1], [0, 1], [2, 3]):
-    ...     boundary, new = follow.update(np.tile(classes, 4))
+    ...     boundary, new = detector.update(np.tile(classes, 4))
     ...     print(boundary, sorted(new))
     True [0, 1]
     False [0, 1]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dualcba.adaptors.adaptor import ADAPTOR_OPTIONS, ADAPTORS
-from dualcba.adaptors.outer_step import LEVELS, OuterLevel
+from dualcba.adaptors.outer_step import LEVELS, OuterLoop
 from dualcba.data import Transform
 from dualcba.errors import at_least, expected, one_of, unknown
 from dualcba.methods import Method, check_options, parse_method
@@ -141,10 +141,10 @@ def check_network(network: nn.Module) -> None:
         raise ValueError("no parameter of the network requires a gradient, expected some to learn")
 
 
-def check_head(network: Network, outer: OuterLevel) -> None:
+def check_head(network: Network, outer_loop: OuterLoop) -> None:
     """Raise unless the head learns, where the adaptor learns by a virtual step of it."""
     frozen = [name for name, p in network.head.named_parameters() if not p.requires_grad]
-    if frozen and outer.optimizer is not None and outer.levels == "bi":
+    if frozen and outer_loop.optimizer is not None and outer_loop.levels == "bi":
         name = f"{network.head_name}.{frozen[0]}"
         wanted = "one that does: the adaptor learns by a step of the last layer"
         raise ValueError(f"the network's {name} requires no gradient, expected {wanted}")
