@@ -95,7 +95,7 @@ def _in_task(last: int, method: str, args: argparse.Namespace) -> Callable[[], N
         rows = (setup.y // per_task == task).nonzero().squeeze(1)
         for k in range(steps):
             part = rows[torch.arange(k * setup.batch, (k + 1) * setup.batch) % len(rows)]
-            learner.learn(setup.x[part], setup.y[part])
+            learner.observe_on_device(setup.x[part], setup.y[part])
 
     for task in range(last + 1):
         learner.new_task(range(task * per_task, (task + 1) * per_task))

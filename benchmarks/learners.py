@@ -56,9 +56,9 @@ class Ready:
         self.learner.new_task(self.stream[task].classes)
 
     def step(self) -> None:
-        """Learn from the same batch again."""
-        with self.learner.engine.scope():
-            self.learner.learn(*self.batch)
+        """Learn once more from the same batch."""
+        with self.learner.parts.engine.scope():
+            self.learner.observe_on_device(*self.batch)
 
     def steps(self, count: int) -> None:
         """Make several steps."""

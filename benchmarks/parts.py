@@ -40,14 +40,14 @@ def clocked(contender: Ours, steps: int) -> dict[str, float]:
 
         setattr(owner, name, timed)
 
-    learner = contender.learner
+    learner, parts = contender.learner, contender.learner.parts
     for owner, name, part in (
-        (learner.draws, "draw", "draws"), (learner.forwards, "augmented", "augmentation"),
-        (learner.forwards, "through", "forward"), (learner.method, "loss", "loss"),
-        (learner.outer, "adapt", "adaptor"), (learner.outer, "step", "outer step"),
-        (torch.Tensor, "backward", "backward"), (learner.optimizer, "step", "optimiser"),
-        (learner.optimizer, "zero_grad", "optimiser"), (learner.memory, "write", "memory"),
-        (learner.memory, "read", "memory"), (learner.sets, "appear", "masks of classes"),
+        (parts.sampler, "draw", "draws"), (parts.forward_pass, "augmented", "augmentation"),
+        (parts.forward_pass, "through", "forward"), (learner.method, "loss", "loss"),
+        (parts.outer_loop, "adapt", "adaptor"), (parts.outer_loop, "step", "outer step"),
+        (torch.Tensor, "backward", "backward"), (parts.optimizer, "step", "optimiser"),
+        (parts.optimizer, "zero_grad", "optimiser"), (learner.memory, "write", "memory"),
+        (learner.memory, "read", "memory"), (learner.class_sets, "appear", "masks of classes"),
     ):  # fmt: skip
         watch(owner, name, part)
     begun = time.perf_counter()

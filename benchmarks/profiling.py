@@ -63,10 +63,11 @@ def profiled(ready: Ready) -> dict[str, Any]:
 def roofline(learner: Learner, ms: float, busy_us: float, peak_tflops: float) -> dict[str, Any]:
     """Return the arithmetic of a step, its time at the device's peak, and the measured time."""
     b = learner.batch_size
-    outer = b / learner.outer_every if learner.adaptor_optimizer is not None else 0
+    loop = learner.parts.outer_loop
+    outer_batch = b / loop.every if loop.optimizer is not None else 0
     trained = b * (1 + learner.method.draws)
     shape = learner.network.input_shape
-    flops = step_flops(learner.network.module, shape, trained, outer)
+    flops = step_flops(learner.network.module, shape, trained, outer_batch)
     floor = flops / (peak_tflops * 1e9)
     return {
         "gflop_per_step": round(flops / 1e9, 2),

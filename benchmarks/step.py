@@ -52,11 +52,11 @@ def measure(ready: Ready, data: Dataset, steps: int) -> dict[str, float]:
     learner = ready.learner
     evaluator = Evaluator(learner, data, ready.stream)
     for _ in range(4):
-        learner.answers.forget()  # estimate anew, as after a step
+        learner._predictor.forget()  # estimate anew, as after a step
         evaluator.evaluate("end")
 
     def evaluate(norm: str) -> None:
-        learner.answers.forget()
+        learner._predictor.forget()
         with learner.evaluating(norm):
             evaluator._correct(len(ready.stream))
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from dualcba import Dataset, Learner, from_arrays
 from dualcba.data import disjoint
+from dualcba.nets import MLP
 
 CLASSES, SHAPE = 6, (3, 8, 8)
 
@@ -106,14 +107,25 @@ def make_learner(images: Dataset) -> Callable[..., Learner]:
             "buffer": 20,
             "batch_size": 8,
             "lr": 0.05,
-            "outer_every": 2,
             "transform": images.transform(),
             "device": "cpu",
-            **given,
         }
         if str(method).endswith("cba") or given.get("adaptor"):
-            options.setdefault("adaptor_options", {"width": 16})
+            options |= {"outer_every": 2, "width": 16}
+        options |= given
         return Learner(network or small_net(), SHAPE, CLASSES, method=method, **options)
+
+    return make
+
+
+@pytest.fixture
+def vectors() -> Callable[..., Learner]:
+    """A learner for vectors of five numbers and four classes on the CPU, by ER unless said."""
+
+    def make(**given: Any) -> Learner:
+        torch.manual_seed(0)
+        options = {"method": "er", "buffer": 8, "batch_size": 4, "dtype": torch.float32, "lr": 0.1}
+        return Learner(MLP((5,), 4, width=6), (5,), 4, **(options | given), device="cpu")
 
     return make
 

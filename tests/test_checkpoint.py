@@ -133,7 +133,7 @@ def test_the_rate_may_change_after_loading(
     learner = teach(make_learner("er"))
     learner.load_state_dict(learner.state_dict())
     before = learner.network.head.weight.clone()
-    learner.lr.fill_(0.0)
+    learner.parts.context.lr.fill_(0.0)
     learner.observe(*make_batches(3)[1][0])
     assert torch.equal(learner.network.head.weight, before)
 
@@ -387,3 +387,20 @@ def test_a_full_disk_is_an_os_error_that_names_the_file(
     ):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_without_meta_changes_nothing(vectors: Make) -> None:
+    learner = vectors()
+    learner.new_task([0])
+    state = learner.state_dict()
+    state["meta"] = {}
+    with pytest.raises(ValueError, match="meta"):
+        learner.load_state_dict(state)
+
+
+def test_saved_files_have_the_users_own_mode(tmp_path: Path, vectors: Make) -> None:
+    learner = vectors()
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    learner.save(tmp_path / "learner.safetensors")
+    assert (tmp_path / "learner.safetensors").stat().st_mode == plain.stat().st_mode

@@ -85,7 +85,7 @@ def test_training_continues_from_a_pickle() -> None:
         {"network": nn.Linear(4, 4)},
         {"batch_size": 0},
         {"batch_size": 45},
-        {"learner_options": {"adaptor_options": {"width": 8}}},
+        {"learner_options": {"width": 8}},
     ],
 )
 def test_changed_parameters_take_effect_at_the_next_fit(changed: dict[str, Any]) -> None:
@@ -147,11 +147,11 @@ def test_unobserved_classes_are_not_predicted() -> None:
 def test_images_stay_bytes_and_options_reach_the_learner() -> None:
     data = load_dataset("digits")
     x, y = data.train_x.numpy(), data.train_y.numpy()
-    given = {"ibn": False, "adaptor_options": {"width": 16}}
+    given = {"ibn": False, "width": 16}
     classifier = DualCBAClassifier(MLP((1, 8, 8), 10), learner_options=given, **SMALL)
     classifier.partial_fit(x[:50], y[:50], classes=range(10))
     assert classifier.learner_.dtype == classifier.learner_.memory.x.dtype == torch.uint8
-    assert not classifier.learner_.ibn
+    assert classifier.learner_.statistics == "bn"
     assert classifier.predict(x[:5]).shape == (5,)
 
 

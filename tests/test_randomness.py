@@ -1,15 +1,12 @@
-"""Named generators and packets."""
+"""Named generators."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
-from dualcba.randomness import entropy, generator, pack, torch_generator, unpack
+from dualcba.randomness import entropy, generator, torch_generator
 
 
 def test_the_same_name_and_seed_give_the_same_numbers() -> None:
@@ -51,44 +48,3 @@ def test_a_torch_generator_touches_no_global_state() -> None:
 def test_a_negative_seed_is_refused() -> None:
     with pytest.raises(ValueError, match="non-negative"):
         entropy(-1, "memory")
-
-
-shapes = arrays.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4)
-parts = st.dictionaries(
-    st.text("abc.", min_size=1, max_size=4),
-    st.one_of(
-        arrays.arrays(np.int64, shapes),
-        arrays.arrays(np.int32, shapes),
-        arrays.arrays(np.float64, shapes, elements=st.floats(allow_nan=False)),
-    ),
-    max_size=5,
-)
-
-
-@given(parts)
-def test_a_packet_gives_back_every_part(given: dict[str, np.ndarray]) -> None:
-    packet, layout = pack(given)
-    assert packet.dtype == np.int64
-    assert packet.ndim == 1
-    out = unpack(torch.from_numpy(packet), layout)
-    assert list(out) == list(given)
-    for name, value in given.items():
-        assert tuple(out[name].shape) == value.shape
-        assert np.array_equal(out[name].numpy(), value)
-
-
-def test_the_layout_names_shapes_only() -> None:
-    """Equal layouts mean the same captured step, so values must not enter it."""
-    one = pack({"rows": np.arange(3), "noise": np.array([0.5])})[1]
-    two = pack({"rows": np.arange(3) + 9, "noise": np.array([0.7])})[1]
-    assert one == two
-    assert hash(one) == hash(two)
-    assert one != pack({"rows": np.arange(4), "noise": np.array([0.5])})[1]
-
-
-def test_unpacking_copies_nothing() -> None:
-    packet, layout = pack({"a": np.arange(4), "b": np.array([1.5, 2.5])})
-    tensor = torch.from_numpy(packet)
-    for part in unpack(tensor, layout).values():
-        start = tensor.data_ptr()
-        assert start <= part.data_ptr() < start + 8 * len(tensor)

@@ -121,3 +121,10 @@ def test_tests_mirror_the_package() -> None:
 @pytest.mark.parametrize("name", dualcba.__all__)
 def test_public_names_are_documented(name: str) -> None:
     assert getattr(dualcba, name).__doc__
+
+
+def test_the_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "dualcba", "list", "settings"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "online" in done.stdout

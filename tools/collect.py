@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dualcba.evaluation import NORMS, interval
+from dualcba.evaluation import STATISTICS, interval
 from dualcba.experiments import read_results
 from dualcba.experiments.paper.catalogue import seedless
 
@@ -41,11 +41,11 @@ def row(group: list[dict[str, Any]]) -> dict[str, Any]:
             name: measured([r["scores"][norm].get(name) for r in group])
             for name in group[0]["scores"][norm]
         }
-        for norm in NORMS
+        for norm in STATISTICS
     }
     tasks = {
         norm: [[round(v, 3) for v in r["accuracy_matrix"][norm][-1]] for r in group]
-        for norm in NORMS
+        for norm in STATISTICS
     }
     return {
         "method": spec["method"],

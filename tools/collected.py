@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dualcba.errors import unknown
-from dualcba.evaluation import NORMS
+from dualcba.evaluation import STATISTICS
 from dualcba.experiments.paper.catalogue import Experiment, donor, experiments, matches
 from dualcba.experiments.spec import ADAPTOR_DEFAULTS, ADAPTOR_OPTIONS
 from dualcba.methods import parse_method
@@ -51,7 +51,7 @@ def unfold(file: str, row: dict[str, Any]) -> Group:
     for k, seed in enumerate(row["seeds"]):
         scores = {
             norm: {name: m and m["values"][k] for name, m in row["scores"][norm].items()}
-            for norm in NORMS
+            for norm in STATISTICS
         }
         tasks = {norm: [each[k]] for norm, each in row.get("tasks", {}).items()}
         source = donor(spec)
@@ -115,4 +115,4 @@ def _quick(spec: Fields) -> tuple[Any, ...]:
 
 
 def _accuracies(group: Group) -> list[Any]:
-    return [(r["seed"], *(r["scores"][norm]["acc"] for norm in NORMS)) for r in group.results]
+    return [(r["seed"], *(r["scores"][norm]["acc"] for norm in STATISTICS)) for r in group.results]

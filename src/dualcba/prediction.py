@@ -1,7 +1,7 @@
-"""Answers at any time: scores under BN or IBN statistics, the learner left as it was.
+"""Predictions at any time: scores under BN or IBN statistics, without changing the learner.
 
 IBN re-estimates the running statistics in one pass over the memory (Algorithm 2). The estimate is
-kept until the next step, and training never sees it.
+cached until the next step and is never used in training.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualcba.engine import Engine
+from dualcba.engine.packet import Array, Layout, pack, unpack
 from dualcba.errors import one_of
-from dualcba.methods import Context, Method
 from dualcba.normalization.statistics import (
     RunningStatistics,
     evaluation_mode,
@@ -25,71 +24,79 @@ from dualcba.normalization.statistics import (
     ibn_momentum,
     temporary_momentum,
 )
-from dualcba.randomness import Array, Layout, generator, pack, unpack
-from dualcba.training.forward import Forwards
-from dualcba.training.precision import Precision, undisturbed
+from dualcba.randomness import generator
+from dualcba.training.draws import MemoryDraw
+from dualcba.training.parts import Parts
+from dualcba.training.precision import default_modes
 
-NORMS = ("bn", "ibn")
+STATISTICS = ("bn", "ibn")
+"""Whose statistics the normalisation layers use in evaluation: training's, or the memory's."""
+
+PREDICT_BATCH = 512
+"""Samples per batch of a prediction."""
+
 IBN_BATCH = 200
-IBN_TOGETHER = 5  # so many batches of the IBN pass go through a GPU at once
+"""Samples per batch of the pass over the memory."""
+
+IBN_TOGETHER = 5
+"""Batches of that pass that go through a GPU at once."""
 
 
-class Answers:
-    """Scores of a method, and the statistics that the network gives them under.
+class Predictor:
+    """Scores of a learner's method, under BN or IBN statistics.
 
     `average`, `augment` and `seen_only` are the learner's `ibn_average`, `ibn_augment` and
     `seen_only`.
     """
 
     def __init__(
-        self,
-        context: Context,
-        method: Method,
-        forwards: Forwards,
-        precision: Precision,
-        engine: Engine,
-        *,
-        seed: int,
-        average: str,
-        augment: bool,
-        seen_only: bool,
+        self, parts: Parts, *, seed: int, average: str, augment: bool, seen_only: bool
     ) -> None:
-        self.context = context
-        self.method = method
-        self.forwards = forwards
-        self.precision = precision
-        self.engine = engine
+        self.context = parts.context
+        self.method = parts.method
+        self.forward_pass = parts.forward_pass
+        self.precision = parts.precision
+        self.engine = parts.engine
         self.seed = seed
         self.average = average
         self.augment = augment
         self.seen_only = seen_only
-        self.norms = [layer for layer in forwards.norms if layer.training]  # not those frozen
-        self._running = RunningStatistics(self.norms)
-        self._estimated = RunningStatistics(self.norms)
-        self._estimated_at = -1  # the step of the estimate
-        self._depth = 0  # how deep in `evaluating`
+        self.layers = parts.forward_pass.trained_norm_layers
+        self._running = RunningStatistics(self.layers)
+        self._estimated = RunningStatistics(self.layers)
+        self._estimated_at = -1  # the step of the cached estimate
+        self._depth = 0  # of nested `evaluating`
 
     def scores(self, x: Tensor) -> Tensor:
-        """Raw samples on the device → (n, C) scores; call it within `evaluating`."""
-        with self.precision.lowered(), self.precision.autocast():
+        """Return (n, C) scores of raw samples on the device; call it inside `evaluating`."""
+        with self.precision.cast_weights(), self.precision.autocast():
             scores = self.method.scores(self.context.transform(x)).float()
         if not self.seen_only:
             return scores
         seen = self.context.sets.seen
-        return scores.masked_fill(seen.any() & ~seen, -torch.inf)  # all, as long as there is none
+        return scores.masked_fill(seen.any() & ~seen, -torch.inf)  # all classes if none was seen
+
+    def scores_of(self, samples: Tensor, statistics: str, step: int) -> Tensor:
+        """Return (n, C) scores of any number of raw samples on any device, on the host."""
+        if samples.is_cuda:  # inside `evaluating` the caller's stream is not the current one
+            samples = self.engine.receive(samples)
+        with self.evaluating(statistics, step):
+            batches = torch.split(samples, PREDICT_BATCH)
+            on_device = (b if b.is_cuda else self.engine.receive(b) for b in batches)
+            return torch.cat([self.scores(b) for b in on_device]).cpu()
 
     @contextmanager
-    def evaluating(self, norm: str, step: int) -> Iterator[None]:
-        """Evaluation mode under BN or IBN statistics; afterwards all is as it was."""
-        one_of(NORMS, norm=norm)
-        incremental = norm == "ibn" and bool(self.norms) and self.context.memory.filled > 1
-        with undisturbed(self.engine.device), self.engine.scope(), torch.no_grad():
-            running = self._running if self._depth == 0 else RunningStatistics(self.norms)
+    def evaluating(self, statistics: str, step: int) -> Iterator[None]:
+        """Evaluation mode under BN or IBN statistics; everything is restored afterwards."""
+        one_of(STATISTICS, statistics=statistics)
+        estimate = statistics == "ibn" and bool(self.layers) and self.context.memory.filled > 1
+        with default_modes(self.engine.device), self.engine.scope(), torch.no_grad():
+            running = self._running if self._depth == 0 else RunningStatistics(self.layers)
             self._depth += 1
-            if incremental:
+            if estimate:
                 running.save()
             try:
-                if incremental:
+                if estimate:
                     self._estimate(step)
                 with evaluation_mode(self.context.network):
                     with self.precision.autocast():
@@ -97,66 +104,71 @@ class Answers:
                     yield
             finally:
                 self._depth -= 1
-                if incremental:
+                if estimate:
                     running.restore()
 
     def forget(self) -> None:
-        """Estimate IBN's statistics anew next time, though there was no step."""
+        """Discard the cached estimate, because network or memory may have changed."""
         self._estimated_at = -1
 
     def _estimate(self, step: int) -> None:
-        """IBN: statistics from one shuffled pass over the memory, kept until the next step."""
+        """Set the layers' statistics to those of the memory, estimated once per step."""
         if self._estimated_at == step:
             self._estimated.restore()
             return
-        filled, transform = self.context.memory.filled, self.context.transform
-        rng = generator(self.seed, "ibn", step)
-        parts: dict[str, Array] = {"rows": rng.permutation(filled)}
-        if self.augment and transform.random:
-            parts["augment"] = transform.draw(rng, filled)
-        packet, layout = pack(parts)
+        packet, layout = pack(self._draw(step))
         run = partial(self._pass_over_memory, layout=layout)
         self.engine.run(("ibn", layout), run, packet)
         self._estimated.save()
         self._estimated_at = step
 
+    def _draw(self, step: int) -> MemoryDraw[Array]:
+        """Draw all samples of the memory in random order, and how to augment them."""
+        filled, transform = self.context.memory.filled, self.context.transform
+        rng = generator(self.seed, "ibn", step)
+        rows = rng.permutation(filled)
+        augmented = self.augment and transform.random
+        return MemoryDraw(rows, transform.draw(rng, filled) if augmented else None)
+
     def _pass_over_memory(self, packet: Tensor, *, layout: Layout) -> None:
-        draw = unpack(packet, layout)
-        rows, augment = draw["rows"], draw.get("augment")
-        size, most = self._portion()
-        network, norms = self.context.network, self.norms
+        drawn: MemoryDraw[Tensor] = unpack(packet, layout)
+        size, most = self._batching()
+        network, layers = self.context.network, self.layers
         with (
-            evaluation_mode(network, norms),
-            temporary_momentum(norms) as set_momentum,
+            evaluation_mode(network, layers),
+            temporary_momentum(layers) as weigh,
             torch.no_grad(),
-            self.precision.lowered(),
+            self.precision.cast_weights(),
             self.precision.autocast(),
         ):
-            for k, groups, part in _portions(len(rows), size, most):
-                set_momentum(ibn_momentum(k + 1, self.average))
-                x = self.context.memory.x.index_select(0, rows[part])
+            for k, groups, part in _portions(len(drawn.rows), size, most):
+                weigh(ibn_momentum(k + 1, self.average))
+                x = self.context.memory.x.index_select(0, drawn.rows[part])
+                augment = None if drawn.augment is None else drawn.augment[part]
                 with (
-                    grouped_statistics(norms, groups, cumulative=True)
+                    grouped_statistics(layers, groups, cumulative=True)
                     if most > 1
                     else nullcontext()
                 ):
-                    network(self.context.transform(x, None if augment is None else augment[part]))
+                    network(self.context.transform(x, augment))
 
-    def _portion(self) -> tuple[int, int]:
-        """How large the batches of the pass are, and how many at most go together.
+    def _batching(self) -> tuple[int, int]:
+        """Return the size of the batches of the pass, and how many of them go together at most.
 
-        A moving average has the training's batches; for a plain one larger batches do as well.
+        A moving average depends on the batch size and uses that of training. A cumulative average
+        does not, so its batches can be larger.
         """
         if self.average != "cumulative":
             return max(2, self.context.batch_size), 1
-        together = self.forwards.samplewise and self.engine.device.type == "cuda"
+        together = self.forward_pass.samplewise and self.engine.device.type == "cuda"
         return IBN_BATCH, IBN_TOGETHER if together else 1
 
 
 def _portions(n: int, size: int, most: int) -> Iterator[tuple[int, int, slice]]:
-    """n rows in parts of about `size`: how many came before, how many pass together, their rows.
+    """Split n rows into batches of about `size`, of which up to `most` pass together.
 
-    No row is alone in its part: it would have no batch statistics.
+    Yields the number of batches before, the number of batches that pass together, and their rows.
+    No batch has a single row, because it would have no batch statistics.
 
     >>> list(_portions(10, 4, 2))
     [(0, 1, slice(0, 4, None)), (1, 2, slice(4, 10, None))]

@@ -47,7 +47,7 @@ def specific(learner: Learner) -> dict[str, Tensor]:
 
 @pytest.fixture
 def taught(make_learner: Make, teach: Teach) -> Learner:
-    return teach(make_learner("er-dual-cba", adaptor_options={"width": 12}))
+    return teach(make_learner("er-dual-cba", width=12))
 
 
 @pytest.fixture
@@ -127,10 +127,10 @@ def test_the_adaptor_must_have_the_options_of_the_training(
 ) -> None:
     (field, value), *_ = options.items()
     with pytest.raises(ValueError, match=f"{field} is {value!r}, expected .* as in the loaded"):
-        make_learner("er-dual-cba", agnostic_from=file, adaptor_options=options)
+        make_learner("er-dual-cba", agnostic_from=file, **options)
     adaptor = Adaptor(ClassSets(3), width=4, generator=torch.Generator(), **options)
     save_agnostic(adaptor, tmp_path / "other", {})
-    make_learner("er-dual-cba", agnostic_from=tmp_path / "other", adaptor_options=options)
+    make_learner("er-dual-cba", agnostic_from=tmp_path / "other", **options)
 
 
 def test_pretrained_is_the_shipped_file(
@@ -155,8 +155,8 @@ def test_a_loaded_part_alone_has_no_outer_step(
     assert before["net.hidden.weight"].shape == (12, 2)
     assert learner.adaptor is not None
     assert learner.adaptor.specific is None
-    assert learner.adaptor_optimizer is None
-    monkeypatch.setattr(learner.outer, "step", None)
+    assert learner.parts.outer_loop.optimizer is None
+    monkeypatch.setattr(learner.parts.outer_loop, "step", None)
     teach(learner, tasks=3)
     assert same(agnostic(learner), before)
     plain = teach(make_learner("er"), tasks=3)
@@ -169,7 +169,7 @@ def test_a_loaded_part_with_a_trained_class_specific_part(
     kind: str, file: Path, make_learner: Make, teach: Teach
 ) -> None:
     options = {"specific": kind, "width": 7}
-    learner = make_learner("er-dual-cba", agnostic_from=file, adaptor_options=options)
+    learner = make_learner("er-dual-cba", agnostic_from=file, **options)
     teach(learner, tasks=1)
     nu = agnostic(learner)
     learner.new_task([2, 3])
@@ -197,8 +197,8 @@ def moments(learner: Learner) -> dict[str, Tensor]:
     """Return the state of Adam for ν."""
     assert learner.adaptor is not None
     assert learner.adaptor.agnostic is not None
-    assert learner.adaptor_optimizer is not None
-    state = learner.adaptor_optimizer.state
+    assert learner.parts.outer_loop.optimizer is not None
+    state = learner.parts.outer_loop.optimizer.state
     named = learner.adaptor.agnostic.named_parameters()
     return {f"{n}.{k}": v.clone() for n, p in named for k, v in state[p].items()}
 
@@ -236,13 +236,13 @@ def test_a_step_with_frozen_nu_has_another_graph_key(
 ) -> None:
     learner = make_learner("er-dual-cba", freeze_after=2, outer_every=1, buffer=8)
     keys: dict[int, set[Any]] = {}
-    run = learner.engine.run
+    run = learner.parts.engine.run
 
     def spy(key: Any, fn: Any, *inputs: Tensor) -> None:
         keys.setdefault(learner.task, set()).add(key)
         run(key, fn, *inputs)
 
-    monkeypatch.setattr(learner.engine, "run", spy)
+    monkeypatch.setattr(learner.parts.engine, "run", spy)
     teach(learner, tasks=3)
     assert keys[1]
     assert keys[2]
@@ -253,10 +253,12 @@ def test_frozen_nu_alone_has_no_outer_step(
     make_learner: Make, teach: Teach, monkeypatch: Any
 ) -> None:
     options = {"specific": "none", "width": 8}
-    learner = make_learner(freeze_after=2, outer_every=1, adaptor_options=options)
+    learner = make_learner(freeze_after=2, outer_every=1, **options)
     at: list[int] = []
-    outer = learner.outer.step
-    monkeypatch.setattr(learner.outer, "step", lambda *a: at.append(learner.task) or outer(*a))
+    outer = learner.parts.outer_loop.step
+    monkeypatch.setattr(
+        learner.parts.outer_loop, "step", lambda *a: at.append(learner.task) or outer(*a)
+    )
     teach(learner, tasks=3)
     assert set(at) == {1}
 
@@ -289,8 +291,8 @@ def test_a_state_determines_what_is_frozen(
         ({"method": "er", "agnostic_from": "x"}, "agnostic_from is 'x', expected None without"),
         ({"method": "er-cba", "agnostic_from": "x"}, "agnostic_from is 'x', expected None without"),
         ({"method": "er-cba", "freeze_after": 2}, "freeze_after is 2, expected None without a cl"),
-        ({"adaptor_options": {"agnostic": False}, "freeze_after": 2}, "None without a class-agn"),
-        ({"adaptor_options": {"agnostic": False}, "agnostic_from": "x"}, "None without a class-a"),
+        ({"agnostic": False, "freeze_after": 2}, "None if no class-agnostic part is trained"),
+        ({"agnostic": False, "agnostic_from": "x"}, "None if agnostic is False"),
         ({"freeze_after": 1}, "freeze_after is 1, expected a whole number of at least 2"),
         ({"freeze_after": 2, "agnostic_from": "x"}, "freeze_after is 2, expected None for a load"),
     ],

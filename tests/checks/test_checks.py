@@ -62,8 +62,8 @@ def test_every_normalisation_passes_with_vectors(norm):
     [
         {"classes": 2, "buffer": 1, "batch_size": 1, "method": "er-dual-cba"},
         {"forward": "concat", "method": "er-cba", "ibn": True, "ibn_average": "ema"},
-        {"adaptor_options": {"specific": "individual"}, "method": "er-dual-cba"},
-        {"adaptor_options": {"space": "probability"}, "method": "er-dual-cba", "outer_every": 1},
+        {"specific": "individual", "method": "er-dual-cba"},
+        {"space": "probability", "method": "er-dual-cba", "outer_every": 1},
         {"levels": "joint", "method": "derpp-dual-cba"},
         {"levels": "buffer", "method": "er-cba"},
         {"precision": "bf16"},
@@ -105,7 +105,7 @@ class PredictDraws(Learner):
     """Each prediction advances a generator that training uses."""
 
     def predict(self, x):
-        self.draws.rng["memory"].random()
+        self.parts.sampler.rng["memory"].random()
         return super().predict(x)
 
 

@@ -87,8 +87,8 @@ def test_an_outer_draw_waits_where_forwards_may_meet(
     monkeypatch.setattr(Eager, "branch", branch)
     monkeypatch.setattr(Eager, "join_branch", lambda _: calls.append("join"))
     learner = make_learner(batch_size=batch_size)
-    assert learner.forwards.samplewise
-    learner.forwards.samplewise = known
+    assert learner.parts.forward_pass.samplewise
+    learner.parts.forward_pass.samplewise = known
     teach(learner)
     assert calls == ["branch", "join"] * (3 * beside)  # of five steps every second
 
@@ -113,7 +113,7 @@ def learn(learner: Learner, tasks: list[list[tuple[Tensor, Tensor]]]) -> list[fl
         for x, y in batches:
             learner.observe(x, y)
     torch.cuda.synchronize()
-    return learner.losses.values[: learner.step].cpu().tolist()
+    return learner.parts.loss_monitor.values[: learner.step].cpu().tolist()
 
 
 @pytest.mark.gpu
@@ -227,7 +227,7 @@ def test_two_evaluators_of_one_learner_do_not_mix(
     for _ in range(4):
         for evaluator in (one, two):
             evaluator.evaluate("end")
-    learner.engine.finish()
+    learner.parts.engine.finish()
     for evaluator in (one, two):
         assert len({tuple(c.tolist()) for c in evaluator.counts["bn"]}) == 1
     total = one.counts["bn"][-1][:3].sum()
@@ -269,7 +269,7 @@ def test_runs_abreast_equal_single_runs(images: Dataset) -> None:
         for m in ("er", "er-dual-cba")
         for s in (0, 1)
     ]
-    hardware = Hardware("cuda", "captured", "fp32")
+    hardware = Hardware(device="cuda", engine="captured", precision="fp32")
     results = []
     for abreast in (1, 4):
         done = {}
@@ -300,7 +300,7 @@ def test_a_state_moves_between_engines(method: str, make_learner: Make, make_bat
         for x, y in tasks[2]:
             learner.observe(x, y)
         torch.cuda.synchronize()
-        losses.append(learner.losses.values[16:24].cpu().tolist())
+        losses.append(learner.parts.loss_monitor.values[16:24].cpu().tolist())
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
@@ -318,7 +318,7 @@ def test_a_captured_step_never_waits_for_the_device(make_learner: Make, make_bat
             warnings.simplefilter("ignore")  # "a prototype feature"
             torch.cuda.set_sync_debug_mode("error")
         for x, y in pairs:
-            learner.learn(x, y)
+            learner.observe_on_device(x, y)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -344,8 +344,8 @@ def test_what_cannot_be_captured_goes_on_eagerly(
     learner = on_cuda(make_learner, "er", "captured", network=network)
     with pytest.warns(UserWarning, match="cannot be captured"):
         got = learn(learner, stream(make_batches, steps=6))
-    assert isinstance(learner.engine, Captured)
-    assert learner.engine.refused
+    assert isinstance(learner.parts.engine, Captured)
+    assert learner.parts.engine.refused
     eager = on_cuda(make_learner, "er", "eager", network=copy.deepcopy(plain))
     want = learn(eager, stream(make_batches, steps=6))
     assert got == pytest.approx(want, rel=1e-2)
@@ -366,7 +366,7 @@ def test_bf16_learns(images: Dataset, make_learner: Make, make_batches: Any) -> 
 
 def hold_up(learner: Learner, cycles: int = 400_000_000) -> None:
     """Keep the learner's stream busy for some tenths of a second."""
-    with learner.engine.scope():
+    with learner.parts.engine.scope():
         torch.cuda._sleep(cycles)
 
 
@@ -396,7 +396,7 @@ def test_the_search_for_nan_waits_for_the_steps_before_it(
     make_learner: Make, make_batches: Any
 ) -> None:
     learner = settled(make_learner, make_batches, "er")
-    with learner.engine.scope():
+    with learner.parts.engine.scope():
         learner.network.head.weight.data.fill_(torch.nan)  # type: ignore[union-attr,operator]
     hold_up(learner)
     learner.observe(*stream(make_batches)[1][0])
@@ -450,7 +450,7 @@ def test_batches_are_kept_until_they_are_learnt(
             junk = torch.full((64, 3, 8, 8), 255, dtype=torch.uint8, device="cuda")
             del junk
         torch.cuda.synchronize()
-        losses.append(learner.losses.values[24:44].cpu().tolist())
+        losses.append(learner.parts.loss_monitor.values[24:44].cpu().tolist())
         memories.append(learner.state_dict()["tensors"]["memory.x"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert torch.equal(*memories)
@@ -474,8 +474,8 @@ def test_a_network_is_kept_until_its_last_step_is_done() -> None:
             hold_up(one)
         one.observe(x, y)
         done = torch.cuda.Event()
-        assert isinstance(one.engine, Captured)
-        done.record(one.engine.stream)
+        assert isinstance(one.parts.engine, Captured)
+        done.record(one.parts.engine.stream)
         del one
         junk = [torch.ones(512, 512, device="cuda") for _ in range(32)]
         if held_up:
@@ -495,7 +495,7 @@ def test_a_run_that_lags_behind_still_learns_its_own_rows(
     given = Spec(**common, eval_every=0, **options)  # type: ignore[arg-type]
     states = []
     for held_up in (False, True):
-        run = Run(given, images, Hardware("cuda", "captured", "fp32"))
+        run = Run(given, images, Hardware(device="cuda", engine="captured", precision="fp32"))
         for step in run.steps():
             if held_up and step % 6 == 3:  # six steps are one pass
                 hold_up(run.learner)

@@ -51,14 +51,21 @@ def updated(learner: Learner, new: Any, mem: Any, outer: Any) -> Any:
     """φ after the outer step, by the autograd road and a twin's own optimiser."""
     twin = copy.deepcopy(learner)
     assert twin.adaptor is not None
-    assert twin.adaptor_optimizer is not None
+    assert twin.parts.outer_loop.optimizer is not None
     head = learner.network.head
     grads = hypergradient(
-        twin.adaptor, learner.method, new, mem, outer, head, learner.lr, closed_form=False
+        twin.adaptor,
+        learner.method,
+        new,
+        mem,
+        outer,
+        head,
+        learner.parts.context.lr,
+        closed_form=False,
     )
     for p, g in zip(trainable(twin.adaptor), grads, strict=True):
         p.grad = g
-    twin.adaptor_optimizer.step()
+    twin.parts.outer_loop.optimizer.step()
     return twin.adaptor
 
 
@@ -84,14 +91,16 @@ def test_both_sides_by_hand(method: str, scope: str, prepared: Callable[..., Any
         G_trn = flat(torch.autograd.grad(trained, theta)) * inside
         moved = copy.deepcopy(network)
         start = torch.nn.utils.parameters_to_vector(theta)
-        torch.nn.utils.vector_to_parameters(start - learner.lr * G_trn, moved.parameters())
+        torch.nn.utils.vector_to_parameters(
+            start - learner.parts.context.lr * G_trn, moved.parameters()
+        )
         after, G_after = buffer_gradient(moved, outer)
-        eta = ((G_after - G_buf) * inside).norm() / (learner.lr * G_trn.norm())
+        eta = ((G_after - G_buf) * inside).norm() / (learner.parts.context.lr * G_trn.norm())
         want = {
             "dot": G_buf @ G_trn,
             "norm_trn": G_trn.norm(),
             "lipschitz": eta,
-            "bound": learner.lr * eta / 2 * G_trn.norm() ** 2,
+            "bound": learner.parts.context.lr * eta / 2 * G_trn.norm() ** 2,
             "loss_after": after,
         }
         for name, value in want.items():
@@ -105,7 +114,7 @@ def test_with_and_without_differ_by_the_adaptor_alone(prepared: Callable[..., An
     assert got["with.dot"] != got["without.dot"]
     for p in learner.adaptor.parameters():
         p.data.zero_()
-    learner.adaptor_optimizer.param_groups[0]["lr"] = 0.0
+    learner.parts.outer_loop.optimizer.param_groups[0]["lr"] = 0.0
     got = recorder.measure(x, y)
     for name in ("dot", "bound", "loss_after"):
         assert got[f"with.{name}"].item() == got[f"without.{name}"].item()
@@ -124,7 +133,7 @@ def test_the_batches_are_the_arriving_one_and_draws_from_the_memory(
         assert set(batch.y.tolist()) <= known
     again = recorder.batches(x, y)
     assert torch.equal(again[2].z, outer.z)  # by the seed and the step
-    learner.step += 1
+    learner._step += 1
     assert not torch.equal(recorder.batches(x, y)[2].z, outer.z)
 
 
@@ -140,7 +149,7 @@ def test_the_copy_learns_by_the_levels_of_the_learner(
     grads = (inner_gradient if joint else single_level)(twin.adaptor, learner.method, *last)
     for p, g in zip(trainable(twin.adaptor), grads, strict=True):
         p.grad = g
-    twin.adaptor_optimizer.step()
+    twin.parts.outer_loop.optimizer.step()
     want = new.z + twin.adaptor(torch.cat([b.z for b in (new, *mem)]))[new.rows]
     assert torch.equal(recorder.adapted(new, mem, outer)(new), want)
 

@@ -12,7 +12,7 @@ import torch
 
 from dualcba import Dataset, Learner
 from dualcba.data import disjoint
-from dualcba.evaluation import NORMS, Evaluator
+from dualcba.evaluation import STATISTICS, Evaluator
 from dualcba.normalization.statistics import batch_norms
 
 Make = Callable[..., Learner]
@@ -24,9 +24,9 @@ def by_hand(learner: Learner, data: Dataset, tasks: int) -> dict[str, list[float
     network = copy.deepcopy(learner.network.module).eval()
     with torch.no_grad():
         answers = {"bn": network(data.transform()(data.test_x)).argmax(1)}
-    kept, learner.ibn = learner.ibn, True
+    kept, learner._ibn = learner._ibn, True
     answers["ibn"] = learner.predict(data.test_x)
-    learner.ibn = kept
+    learner._ibn = kept
     right = {k: (v == data.test_y).numpy() for k, v in answers.items()}
     stream = disjoint(data, tasks)
     return {k: [100 * float(v[t.test].mean()) for t in stream] for k, v in right.items()}
@@ -42,7 +42,7 @@ def test_counts(
     evaluator.evaluate("end")
     want = by_hand(learner, images, 3)
     assert sum(want["bn"]) > 0
-    for norm in NORMS:
+    for norm in STATISTICS:
         assert evaluator._table(norm)[0].tolist() == pytest.approx(want[norm])
         assert evaluator.accuracy(norm) == pytest.approx(np.mean(want[norm]))
 
@@ -75,7 +75,7 @@ def test_a_whole_run(images: Dataset, make_learner: Make, make_batches: Any) -> 
     result = evaluator.result()
     assert result["anytime"]["step"] == [2, 4, 6, 8, 10, 12]
     assert result["anytime"]["task"] == [0, 0, 1, 1, 2, 2]
-    for norm in NORMS:
+    for norm in STATISTICS:
         rows = [t[norm] for t in truth]
         matrix = [rows[2], rows[4], rows[6]]
         assert np.allclose(result["accuracy_matrix"][norm], matrix)
@@ -164,3 +164,17 @@ def test_where_all_normalisation_is_frozen_ibn_is_bn(
     evaluator.evaluate("end")
     assert asked == ["bn"]
     assert torch.equal(evaluator.counts["bn"][0], evaluator.counts["ibn"][0])
+
+
+def test_evaluators_never_share_a_graph() -> None:
+    from dualcba import load_dataset
+    from dualcba.experiments import Hardware, Run, Spec
+
+    spec = Spec(method="er", eval_every=0)
+    run = Run(spec, load_dataset("digits"), Hardware(device="cpu"))
+    keys = set()
+    for _ in range(5):
+        evaluator = Evaluator(run.learner, run.data, run.stream)
+        keys.add(evaluator._key)
+        del evaluator
+    assert len(keys) == 5

@@ -44,7 +44,7 @@ def test_predictions_are_what_predict_answers(
     run = finish(spec(method=method, record=["predictions"]), images)
     got = run.result()["recordings"]["predictions"]
     for norm in ("bn", "ibn"):
-        run.learner.ibn = norm == "ibn"
+        run.learner._ibn = norm == "ibn"
         want = np.zeros((6, 6), int)
         answers = run.learner.predict(images.test_x)
         np.add.at(want, (images.test_y.numpy(), answers.numpy()), 1)
@@ -181,7 +181,7 @@ def test_a_recorded_run_leaves_gradients_and_modes_alone(images: Dataset) -> Non
         learner = finish(spec(record=record), images).learner
         grads = [p.grad.clone() for p in learner.network.parameters() if p.grad is not None]
         states.append((grads, [m.training for m in learner.network.modules()]))
-        assert all(layer.track_running_stats for layer in learner.norms)
+        assert all(layer.track_running_stats for layer in learner.parts.forward_pass.norm_layers)
     assert states[0][1] == states[1][1]
     assert all(torch.equal(a, b) for a, b in zip(states[0][0], states[1][0], strict=True))
 

@@ -13,7 +13,13 @@ import pytest
 import torch
 
 from dualcba.experiments import Hardware, Loader, Run, Spec
-from dualcba.experiments.pool import News, cores, how_many, work, work_in_processes
+from dualcba.experiments.pool import (
+    RunUpdate,
+    cores,
+    process_count,
+    run_specs,
+    run_specs_in_processes,
+)
 from dualcba.experiments.scheduler import few_threads, run_all
 from dualcba.experiments.store import read_results
 
@@ -31,8 +37,8 @@ def timeless(out: Path) -> list[dict[str, Any]]:
 
 def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
     wanted = specs("er", "er-dual-cba", record=["predictions"])
-    alone = list(work(wanted, Loader(), CPU, tmp_path / "1"))
-    shared = list(work_in_processes(wanted, Loader(), CPU, tmp_path / "2", 2))
+    alone = list(run_specs(wanted, Loader(), CPU, tmp_path / "1"))
+    shared = list(run_specs_in_processes(wanted, Loader(), CPU, tmp_path / "2", 2))
     done = [news for news in shared if news.result is not None]
     assert {n.spec.name for n in done} == {spec.name for spec in wanted}
     assert len([n for n in alone if n.result]) == len(done) == 4
@@ -45,22 +51,22 @@ def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
 
 
 def test_processes_end_in_silence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    list(work_in_processes(specs("er"), Loader(), CPU, tmp_path, 2))
+    list(run_specs_in_processes(specs("er"), Loader(), CPU, tmp_path, 2))
     assert capfd.readouterr() == ("", "")
 
 
 def test_what_stops_a_run_is_raised_here(tmp_path: Path) -> None:
     wrong = specs("er", tasks=11)
     with pytest.raises(ValueError, match="11") as caught:
-        list(work_in_processes(wrong, Loader(), CPU, tmp_path, 2))
+        list(run_specs_in_processes(wrong, Loader(), CPU, tmp_path, 2))
     assert "Traceback" in caught.value.__notes__[0]
     assert not multiprocessing.active_children()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_process_that_is_ended_is_one_clear_line(tmp_path: Path) -> None:
-    source = work_in_processes(specs("er", "er-cba"), Loader(), CPU, tmp_path, 2)
-    assert isinstance(next(source), News)
+    source = run_specs_in_processes(specs("er", "er-cba"), Loader(), CPU, tmp_path, 2)
+    assert isinstance(next(source), RunUpdate)
     for process in multiprocessing.active_children():
         process.kill()
     with pytest.raises(ChildProcessError, match=r"ended from outside.*fewer --jobs"):
@@ -68,7 +74,7 @@ def test_a_process_that_is_ended_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_an_end_in_the_middle_ends_the_processes(tmp_path: Path) -> None:
-    source = work_in_processes(specs("er"), Loader(), CPU, tmp_path, 2)
+    source = run_specs_in_processes(specs("er"), Loader(), CPU, tmp_path, 2)
     next(source)
     assert len(multiprocessing.active_children()) == 2
     source.close()
@@ -80,7 +86,7 @@ def test_small_networks_take_one_thread_while_they_run(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        source = work(specs("er"), Loader(), CPU, tmp_path)
+        source = run_specs(specs("er"), Loader(), CPU, tmp_path)
         next(source)
         assert torch.get_num_threads() == 1
         source.close()
@@ -113,28 +119,28 @@ def test_a_run_is_gone_before_the_next_is_made(
     monkeypatch.setattr("dualcba.experiments.scheduler.Run", make)
     gc.disable()
     try:
-        done = list(work(specs("er-dual-cba", "bic"), Loader(), CPU, tmp_path))
+        done = list(run_specs(specs("er-dual-cba", "bic"), Loader(), CPU, tmp_path))
     finally:
         gc.enable()
     assert len(made) == len([news for news in done if news.result]) == 4
 
 
 def test_how_many() -> None:
-    assert how_many(None, 3, CPU) == 1  # a process takes seconds to begin
-    assert how_many(None, 1000, CPU) == cores()
-    assert how_many(None, 1000, CPU, abreast=2) == 1
-    assert [how_many(jobs, 3, CPU) for jobs in (1, 2, 9)] == [1, 2, 3]
+    assert process_count(None, 3, CPU) == 1  # a process takes seconds to begin
+    assert process_count(None, 1000, CPU) == cores()
+    assert process_count(None, 1000, CPU, abreast=2) == 1
+    assert [process_count(jobs, 3, CPU) for jobs in (1, 2, 9)] == [1, 2, 3]
 
 
 def test_a_gpu_takes_runs_side_by_side_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
     monkeypatch.setattr("dualcba.experiments.pool.resolve_device", lambda _: cuda)
-    assert how_many(None, 1000, Hardware()) == 1
+    assert process_count(None, 1000, Hardware()) == 1
     with pytest.raises(ValueError, match="jobs is 2, expected 1 on a GPU, where --abreast"):
-        how_many(2, 1000, Hardware())
+        process_count(2, 1000, Hardware())
 
 
 def test_without_news_only_results(tmp_path: Path) -> None:
-    news = list(work(specs("er"), Loader(), CPU, tmp_path, every=0))
+    news = list(run_specs(specs("er"), Loader(), CPU, tmp_path, every=0))
     assert [n.result is not None for n in news] == [True, True]
     assert all(n.step == n.total for n in news)

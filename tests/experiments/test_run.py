@@ -17,7 +17,7 @@ import torch
 
 from dualcba import Dataset, load_dataset
 from dualcba.experiments import Hardware, Run, Spec, make_learner, run_all
-from dualcba.experiments.run import cost, make_known, make_stream
+from dualcba.experiments.run import cost, make_label_mask, make_stream
 
 CPU = Hardware(device="cpu")
 SCORES = ["acc", "fm", "fm_paper", "acc_auc", "acc_auc_last", "min_acc", "wc_acc", "bwt"]
@@ -51,14 +51,14 @@ def test_strays_and_labels_are_the_seeds(digits: Dataset) -> None:
     streams = [make_stream(spec(setting="blurry-30", seed=k), digits) for k in (0, 0, 1)]
     first = [np.sort(stream[0].train).tolist() for stream in streams]
     assert first[0] == first[1] != first[2]
-    known = [make_known(spec(setting="semi-0.2", seed=k), digits) for k in (0, 0, 1)]
+    known = [make_label_mask(spec(setting="semi-0.2", seed=k), digits) for k in (0, 0, 1)]
     assert np.array_equal(known[0], known[1])  # type: ignore[arg-type]
     assert not np.array_equal(known[0], known[2])  # type: ignore[arg-type]
 
 
 def test_the_last_losses_are_looked_at_too(digits: Dataset, monkeypatch: Any) -> None:
     one = Run(spec(method="er", lr=1e30, eval_every=0), digits, CPU)
-    monkeypatch.setattr(one.learner.losses, "due", lambda step: False)
+    monkeypatch.setattr(one.learner.parts.loss_monitor, "due", lambda step: False)
     with pytest.raises(FloatingPointError):
         list(one.steps())
 
@@ -69,11 +69,11 @@ def test_the_learner_has_the_options_of_the_spec(digits: Dataset) -> None:
         "freeze_after": 3, "outer_every": 7, "levels": "buffer", "boundaries": "inferred",
     }  # fmt: skip
     learner = make_learner(spec(**given), digits, CPU)
-    answers, outer = learner.answers, learner.outer
-    assert (answers.seen_only, answers.average, answers.augment) == (True, "ema", False)
-    assert (outer.freeze_after, outer.every, outer.levels) == (3, 7, "buffer")
-    assert learner.forwards.concat
-    assert learner.tasks.boundaries is not None
+    predictor, loop = learner._predictor, learner.parts.outer_loop
+    assert (predictor.seen_only, predictor.average, predictor.augment) == (True, "ema", False)
+    assert (loop.freeze_after, loop.every, loop.levels) == (3, 7, "buffer")
+    assert learner.parts.forward_pass.concat
+    assert learner.parts.tasks.detector is not None
 
 
 def test_the_adaptors_parameters_are_among_the_cost(digits: Dataset) -> None:
@@ -104,13 +104,13 @@ def test_a_runs_memory_is_its_own(digits: Dataset) -> None:
     """Equal for the second and the third but for the workspaces that torch gives a new stream."""
     taken = []
     for _ in range(3):
-        one = Run(spec(network="resnet18-slim", tasks=2), digits, Hardware("cuda"))
+        one = Run(spec(network="resnet18-slim", tasks=2), digits, Hardware(device="cuda"))
         list(one.steps())
         taken.append(one.result()["cost"]["gpu_memory"])
         del one
     assert max(taken[1:]) - min(taken[1:]) < 80e6
     assert 0 < taken[2] < taken[0] + 80e6
-    assert Run(spec(), digits, Hardware("cuda"), alone=False).held is None
+    assert Run(spec(), digits, Hardware(device="cuda"), alone=False).held is None
 
 
 def test_the_result_has_the_form_of_the_design(done: tuple[Run, dict[str, Any]]) -> None:
@@ -176,14 +176,15 @@ def test_how_often_it_is_scored_does_not_matter(
 def test_another_seed_is_another_run(digits: Dataset, done: tuple[Run, dict[str, Any]]) -> None:
     one = Run(spec(seed=1), digits, CPU)
     assert not all(
-        np.array_equal(a, b) for a, b in zip(_flat(one.plan), _flat(done[0].plan), strict=True)
+        np.array_equal(a, b)
+        for a, b in zip(_flat(one.schedule), _flat(done[0].schedule), strict=True)
     )
     mine, other = (r.learner.network.state_dict() for r in (one, Run(spec(), digits, CPU)))
     assert not torch.equal(mine["module.fc.weight"], other["module.fc.weight"])
 
 
-def _flat(plan: Any) -> list[np.ndarray]:
-    return [one.rows for task in plan for one in task]
+def _flat(schedule: Any) -> list[np.ndarray]:
+    return [one.rows for task in schedule for one in task]
 
 
 @pytest.mark.parametrize("eval_every", [7, 20, 30, 33, 44, 1000])
@@ -299,11 +300,34 @@ def test_rows_reach_the_device_by_the_engine(
 ) -> None:
     """Its stream may lag behind, and whatever it reads must be its own until then."""
     one = Run(spec(method="er", epochs=2, eval_every=0, tasks=2), digits, CPU)
-    receive, given = one.learner.engine.receive, []
+    receive, given = one.learner.parts.engine.receive, []
     monkeypatch.setattr(
-        one.learner.engine, "receive", lambda t: given.append(t.numpy()) or receive(t)
+        one.learner.parts.engine, "receive", lambda t: given.append(t.numpy()) or receive(t)
     )
     list(one.steps())
-    passes = [each.rows for epochs in one.plan for each in epochs]
+    passes = [each.rows for epochs in one.schedule for each in epochs]
     assert all(map(np.array_equal, given, passes))
     assert len(given) == len(passes) == 4
+
+
+def test_later_epochs_are_not_read_again():
+    from dualcba import load_dataset
+
+    spec = Spec(method="icarl", epochs=3, eval_every=0, tasks=[[0, 1]])
+    run = Run(spec, load_dataset("digits"), Hardware(device="cpu"))
+    sizes = []
+    for _ in run.steps():
+        sizes.append(sum(len(y) for _, y in run.learner.parts.tasks.data))
+    assert max(sizes) == len(run.schedule[0][0]) * 10
+
+
+@pytest.mark.parametrize("adaptor", [None, "trained", "pretrained"])
+def test_building_a_learner_leaves_the_global_generator_alone(adaptor):
+    from dualcba import load_dataset
+    from dualcba.experiments import make_learner
+
+    spec = Spec(method="er-dual-cba", adaptor=adaptor) if adaptor else Spec(method="er")
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    make_learner(spec, load_dataset("digits"), Hardware(device="cpu"))
+    assert torch.equal(torch.get_rng_state(), before)

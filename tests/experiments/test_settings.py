@@ -128,9 +128,9 @@ def test_the_rate_falls_in_the_learner_and_comes_back_at_each_task(
     )
     seen: list[tuple[float, float]] = []
     for _ in run.steps():
-        group = run.learner.optimizer.param_groups[0]
-        seen.append((float(run.learner.lr), float(group["lr"])))
-    per_epoch = [len(epochs[0]) for epochs in run.plan]
+        group = run.learner.parts.optimizer.param_groups[0]
+        seen.append((float(run.learner.parts.context.lr), float(group["lr"])))
+    per_epoch = [len(epochs[0]) for epochs in run.schedule]
     factor = [1.0] * 7 + [0.1] * 2 + [0.01]
     want = [0.03 * f for steps in per_epoch for f in factor for _ in range(steps)]
     assert [lr for lr, _ in seen] == pytest.approx(want)
@@ -138,7 +138,7 @@ def test_the_rate_falls_in_the_learner_and_comes_back_at_each_task(
 
 
 def test_a_lower_rate_moves_less(digits: Dataset) -> None:
-    """What the optimiser does follows `learner.lr`: the last epochs barely move the network."""
+    """The optimiser follows the learning rate: the last epochs barely move the network."""
     run = Run(
         Spec(method="er", setting="offline", epochs=10, batch_size=64, eval_every=0, tasks=[2]),
         digits,
@@ -245,15 +245,15 @@ def test_a_blurry_run_keeps_the_tasks_classes_and_tests(digits: Dataset) -> None
 def test_a_blurry_run_calls_strays_old(digits: Dataset) -> None:
     run = Run(Spec(method="er-dual-cba", setting="blurry-30", eval_every=0), digits, CPU)
     for _ in run.steps():
-        new = run.learner.sets.new.nonzero().flatten().tolist()
+        new = run.learner.class_sets.new.nonzero().flatten().tolist()
         assert new == list(run.stream[run.learner.task].classes)
         if run.learner.step == 20:
-            assert run.learner.sets.old.any()
+            assert run.learner.class_sets.old.any()
 
 
 def test_offline_goes_through_each_task_in_every_epoch(digits: Dataset) -> None:
     run = Run(Spec(method="er", setting="offline", epochs=4, batch_size=32), digits, CPU)
-    for task, epochs in zip(run.stream, run.plan, strict=True):
+    for task, epochs in zip(run.stream, run.schedule, strict=True):
         assert len(epochs) == 4
         for rows in (one.rows for one in epochs):
             assert len(set(rows.ravel())) == rows.size == len(task.train) // 32 * 32
@@ -349,7 +349,7 @@ def test_tasks_and_orders_that_are_refused(
 def test_the_seed_orders_each_run(digits: Dataset) -> None:
     run = Run(Spec(seed=4), digits, CPU)
     order = generator(4, "order")
-    for task, (one,) in zip(run.stream, run.plan, strict=True):
+    for task, (one,) in zip(run.stream, run.schedule, strict=True):
         assert np.array_equal(one.rows, batches(task, 10, order))
 
 

@@ -205,3 +205,24 @@ def test_files_of_one_stem_in_two_folders_have_two_names(tmp_path: Path) -> None
         (tmp_path / folder / "data.npz").touch()
         names.add(Spec(method="er", dataset=str(tmp_path / folder / "data.npz")).name)
     assert len(names) == 2
+
+
+@pytest.mark.parametrize("value", ["abc", -1, float("nan"), True, None])
+def test_values_of_options(value):
+    with pytest.raises(ValueError, match=r"'alpha' of 'derpp' is .*expected a number"):
+        Spec(method="derpp", options={"alpha": value})
+
+
+def test_options_and_tasks_from_a_file_are_checked():
+    with pytest.raises(ValueError, match="options is 3, expected"):
+        make_specs({"options": 3})
+    from dualcba.data import load_dataset
+    from dualcba.experiments.run import make_stream
+
+    for field, value in (("tasks", [2.5, 3]), ("class_order", [0, 1, "x"])):
+        with pytest.raises(ValueError, match=r"is .*expected"):
+            make_stream(Spec(**{field: value}), load_dataset("digits"))
+
+
+def test_specs_are_json():
+    assert json.loads(json.dumps(Spec().to_dict()))["seen_only"] is False

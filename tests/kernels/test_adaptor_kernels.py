@@ -141,8 +141,8 @@ def test_a_learner_trains_equally_with_and_without_kernels(make_learner: Make, t
         learner = make_learner("er-dual-cba", device="cuda", precision="fp32", outer_every=2)
         with plain() if without else torch.enable_grad():
             teach(learner, tasks=2, steps=6)
-        learner.engine.finish()  # it uses a separate stream
-        losses.append(learner.losses.values[: learner.step].cpu())
+        learner.parts.engine.finish()  # it works on a stream of its own
+        losses.append(learner.parts.loss_monitor.values[: learner.step].cpu())
     torch.testing.assert_close(*losses, rtol=1e-3, atol=1e-4)
 
 

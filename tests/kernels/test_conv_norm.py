@@ -204,9 +204,9 @@ def test_a_joint_forward_pass_equals_separate_ones(
     for together in (True, False):
         learner = make_learner(method, network=convert_normalization(make_net(), norm))
         assert learner.network.samplewise
-        learner.forwards.samplewise = together
+        learner.parts.forward_pass.samplewise = together
         teach(learner, tasks=2, steps=6)
-        losses.append(learner.losses.values[: learner.step])
+        losses.append(learner.parts.loss_monitor.values[: learner.step])
         losses.append(torch.cat([b.flatten().float() for b in learner.network.buffers()]))
     torch.testing.assert_close(losses[0], losses[2], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(losses[1], losses[3], rtol=1e-3, atol=1e-4)

@@ -259,7 +259,7 @@ def test_copies_take_batch_statistics_and_keep_none() -> None:
 def test_copies_are_not_trained(make_learner: Callable[..., Learner]) -> None:
     learner = make_learner("clser")
     assert not any(p.requires_grad for p in learner.method.parameters())
-    mine = {id(p) for group in learner.optimizer.param_groups for p in group["params"]}
+    mine = {id(p) for group in learner.parts.optimizer.param_groups for p in group["params"]}
     assert mine == {id(p) for p in learner.network.parameters()}
 
 

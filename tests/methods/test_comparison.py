@@ -17,6 +17,7 @@ from dualcba import Dataset, Learner
 from dualcba.checks import check_learner
 from dualcba.data import transforms
 from dualcba.engine import Captured
+from dualcba.engine.packet import pack, unpack
 from dualcba.losses import identity
 from dualcba.memory import Balanced
 from dualcba.methods import METHODS, method_names
@@ -40,7 +41,8 @@ def test_the_teachers_output_does_not_depend_on_other_samples(
 ) -> None:
     learner = teach(make_learner(method))
     together, alone = (
-        learner.method.teacher(learner.transform(images.train_x[:n]))[0] for n in (8, 2)
+        learner.method.teacher(learner.parts.context.transform(images.train_x[:n]))[0]
+        for n in (8, 2)
     )
     assert torch.allclose(together[:2], alone, atol=1e-5)
 
@@ -66,7 +68,7 @@ def test_three_tasks_with_predictions_in_the_middle_of_each(
                 assert learner.predict_proba(x[:5]).isfinite().all()
                 assert learner.predict(x).max() < 6
     learner.end_task()
-    assert learner.losses.values[: learner.step].isfinite().all()
+    assert learner.parts.loss_monitor.values[: learner.step].isfinite().all()
     held = learner.memory.y[: learner.memory.filled]
     assert torch.isin(torch.arange(6), held).all()
 
@@ -108,7 +110,7 @@ def test_classes_may_come_unannounced(name: str, make_learner: Make, images: Dat
             learner.observe(images.train_x[rows], images.train_y[rows])
             assert learner.predict_proba(images.test_x[:4]).isfinite().all()
     learner.end_task()
-    assert learner.losses.values[: learner.step].isfinite().all()
+    assert learner.parts.loss_monitor.values[: learner.step].isfinite().all()
 
 
 @pytest.mark.parametrize("name", COMPARISON)
@@ -118,14 +120,14 @@ def test_a_step_reads_nothing_on_the_host(
     """Tensors without values fail wherever a CUDA graph cannot be captured."""
     monkeypatch.setattr(transforms, "crop_by_window", transforms.crop_by_gather)  # as on CUDA
     learner = teach(make_learner(name, network("mlp")))
-    packet, layout = pack(learner.draws.draw(learner.step, 8, np.ones(8, dtype=bool)))
+    packet, layout = pack(learner.parts.sampler.draw(learner.step, 8, np.ones(8, dtype=bool)))
     with FakeTensorMode(allow_non_fake_inputs=True):
-        draw = unpack(torch.from_numpy(packet), layout)
+        drawn = unpack(torch.from_numpy(packet), layout)
         x, y = torch.zeros(8, 3, 8, 8, dtype=torch.uint8), torch.zeros(8, dtype=torch.long)
-        new, *mem = learner.forwards.inner(x, y, draw)
+        new, mem = learner.parts.forward_pass.inner_batches(x, y, drawn.batches)
         learner.method.loss(new, mem, identity)
         if isinstance(learner.memory, Balanced):
-            learner.memory._rows(draw["slots"], y)
+            learner.memory._rows(drawn.slots, y)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +185,9 @@ def test_a_captured_step_is_the_eager_one(name: str, make_learner: Make, teach: 
         teach(learner, tasks=3, steps=12)
         learner.end_task()
         ends.append(learner.state_dict()["tensors"])
-    assert isinstance(learner.engine, Captured)
-    assert learner.engine.entries
-    assert not learner.engine.refused
+    assert isinstance(learner.parts.engine, Captured)
+    assert learner.parts.engine.entries
+    assert not learner.parts.engine.refused
     for key, value in ends[0].items():
         torch.testing.assert_close(ends[1][key], value, rtol=1e-3, atol=1e-4, msg=key)
 
@@ -196,4 +198,4 @@ def test_without_rehearsal_exemplars_are_used_at_task_ends_only(
 ) -> None:
     learner = teach(make_learner(name, method_options={"rehearse": False}))
     assert learner.memory.filled > 0
-    assert "mem0" not in learner.draws.draw(learner.step, 8, np.ones(8, bool))
+    assert learner.parts.sampler.draw(learner.step, 8, np.ones(8, bool)).batches.memory == ()

@@ -114,7 +114,7 @@ def test_stores_adapted_and_raw_logits_of_the_step(
             before = deepcopy(learner.network)
             learner.observe(x, y)
             with torch.no_grad():
-                raw, _ = before(learner.transform(x))
+                raw, _ = before(learner.parts.context.transform(x))
                 r = torch.zeros_like(raw) if learner.adaptor is None else learner.adaptor(raw)
             rows = torch.arange(at, at + len(x))  # the memory is not full yet
             stored_x, stored_y, columns = learner.memory.read(rows)

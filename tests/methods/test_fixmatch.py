@@ -346,7 +346,7 @@ def test_views_of_a_step_differ_and_come_from_the_same_samples(
     for _ in range(2):
         learner.observe(x, y)
     first, second = (step[0] for step in spy.steps)
-    assert torch.equal(first.x, learner.transform(x))
+    assert torch.equal(first.x, learner.parts.context.transform(x))
     assert torch.equal(first.x, second.x)
     assert not torch.equal(first.views["strong"].x, second.views["strong"].x)
 
@@ -508,7 +508,7 @@ def test_a_changed_visible_label_has_an_effect(digits: Dataset, differ: Any) -> 
     clean, poisoned = (Run(semi_spec("er"), digits, CPU) for _ in range(2))
     assert poisoned.known is not None
     first = np.zeros_like(poisoned.known)
-    planned = np.concatenate([one.rows.ravel() for epochs in poisoned.plan for one in epochs])
+    planned = np.concatenate([one.rows.ravel() for epochs in poisoned.schedule for one in epochs])
     first[next(r for r in planned if poisoned.known[r])] = True
     poisoned.data = poison(digits, first, within_task=True)
     assert differ(finish(clean)[0], finish(poisoned)[0]) != []
@@ -519,7 +519,7 @@ def test_a_run_labels_the_ratio_and_stores_only_labelled_samples(digits: Dataset
     list(run.steps())
     known = run.known
     assert known is not None
-    planned = np.concatenate([one.rows.ravel() for epochs in run.plan for one in epochs])
+    planned = np.concatenate([one.rows.ravel() for epochs in run.schedule for one in epochs])
     assert run.learner.memory.seen == known[planned].sum()
     labelled = {digits.train_x[r].numpy().tobytes() for r in np.flatnonzero(known)}
     memory = run.learner.memory
@@ -531,16 +531,16 @@ def test_cycled_batches_repeat_labelled_samples_and_store_each_once(digits: Data
     list(run.steps())
     assert run.known is not None
     fresh: set[int] = set()
-    for task, (one,) in zip(run.stream, run.plan, strict=True):
+    for task, (one,) in zip(run.stream, run.schedule, strict=True):
         some, rest = one.rows[:, :16], one.rows[:, 16:]
         assert run.known[some].all()
         assert not run.known[rest].any()
         assert len(set(rest.ravel())) == rest.size == (~run.known[task.train]).sum() // 16 * 16
         counts = np.unique(some, return_counts=True)[1]
-        assert counts.max() - counts.min() <= 1  # all equally often
-        assert one.kept is not None
-        fresh |= set(one.rows[one.kept])
-        assert one.kept.sum() == len(set(some.ravel()))
+        assert counts.max() - counts.min() <= 1  # round and round
+        assert one.storable is not None
+        fresh |= set(one.rows[one.storable])
+        assert one.storable.sum() == len(set(some.ravel()))
     assert run.learner.memory.seen == len(fresh)
 
 
@@ -569,7 +569,7 @@ def test_labelled_samples_that_lead_a_batch_have_statistics_of_their_own(
 ) -> None:
     spec = semi_spec("er", labelled_batches="cycled", network="resnet18-slim")
     run = Run(spec, digits, CPU)
-    forwards, n = run.learner.forwards, spec.batch_size
+    forwards, n = run.learner.parts.forward_pass, spec.batch_size
     x = torch.randn(2 * n, *digits.input_shape)
     y = torch.zeros(2 * n, dtype=torch.long)
     outputs = []
@@ -603,3 +603,11 @@ def test_a_batch_without_unlabelled_samples_is_an_error(n: int) -> None:
         learner.observe(x[:n], y[:n])
     learner.observe(x, y)
     assert learner.step == 1
+
+
+def test_fixmatch_hands_everything_on():
+    inner = RAR(repeats=3)
+    assert FixMatch(inner).repeats == 3
+    hooks = ("bind", "make_memory", "make_transform", "outer_terms", "noise", "after_step",
+             "begin_task", "end_task", "before_scores", "scores", "terms")  # fmt: skip
+    assert all(name in vars(FixMatch) for name in hooks)

@@ -39,7 +39,7 @@ def test_trains_with_crop_and_randaugment_and_no_flip(
     make_learner: Callable[..., Learner], teach: Any
 ) -> None:
     learner = make_learner("rar-cba", outer_every=1)
-    transform = learner.transform
+    transform = learner.parts.context.transform
     assert isinstance(transform, RandAugmentTransform)
     assert (transform.pad, transform.flip) == (1, False)
     assert (transform.randaugment.operations, transform.randaugment.magnitudes) == (1, (14,))
@@ -63,13 +63,13 @@ def test_the_network_sees_augmented_samples(
     seen: list[torch.Tensor] = []
     learner.network.module.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
     params = []
-    draw = learner.transform.draw
+    draw = learner.parts.context.transform.draw
 
     def recorded(rng: np.random.Generator, n: int) -> Any:
         params.append(torch.from_numpy(draw(rng, n)))
         return params[-1].numpy()
 
-    learner.transform.draw = recorded  # type: ignore[method-assign]
+    learner.parts.context.transform.draw = recorded  # type: ignore[method-assign]
     ((x, y), *_), *_ = make_batches()
     learner.new_task([0, 1])
     learner.observe(x, y)
@@ -87,13 +87,13 @@ def test_steps_are_repeated_and_samples_stored_once(
 ) -> None:
     learner = make_learner("rar-cba", buffer=200, method_options={"repeats": repeats})
     moves: list[int] = []
-    learner.optimizer.register_step_post_hook(lambda *_: moves.append(learner.step))
+    learner.parts.optimizer.register_step_post_hook(lambda *_: moves.append(learner.step))
     teach(learner, steps=4)
     assert moves == [step for step in range(8) for _ in range(repeats)]
     assert learner.memory.seen == 64
     arrived = [x for task in make_batches(3, steps=4)[:2] for x, _ in task]
     assert torch.equal(learner.memory.x[:64], torch.cat(arrived))
-    assert learner.losses.values[:8].isfinite().all()
+    assert learner.parts.loss_monitor.values[:8].isfinite().all()
 
 
 def test_the_adaptor_learns_in_the_first_of_the_repeats_alone(
@@ -101,8 +101,10 @@ def test_the_adaptor_learns_in_the_first_of_the_repeats_alone(
 ) -> None:
     learner = make_learner("rar-cba", outer_every=2, method_options={"repeats": 3})
     moves: list[int] = []
-    assert learner.adaptor_optimizer is not None
-    learner.adaptor_optimizer.register_step_post_hook(lambda *_: moves.append(learner.step))
+    assert learner.parts.outer_loop.optimizer is not None
+    learner.parts.outer_loop.optimizer.register_step_post_hook(
+        lambda *_: moves.append(learner.step)
+    )
     teach(learner, steps=4)
     assert moves == [4, 6]
 
@@ -119,7 +121,7 @@ def test_one_channel_and_the_slim_resnet(name: str, shape: tuple[int, ...]) -> N
         for _ in range(2):
             x = rng.integers(0, 256, (4, *shape), dtype=np.uint8)
             learner.observe(x, rng.choice(task, 4))
-    assert learner.losses.values[:4].isfinite().all()
+    assert learner.parts.loss_monitor.values[:4].isfinite().all()
     assert learner.predict(x).shape == (4,)
 
 
@@ -127,7 +129,7 @@ def test_prediction_is_not_augmented(make_learner: Callable[..., Learner], teach
     learner = teach(make_learner("rar"))
     x = learner.memory.x[:10]
     network = learner.network.module.eval()
-    want = network(learner.transform.normalize(x)).softmax(1)
+    want = network(learner.parts.context.transform.normalize(x)).softmax(1)
     torch.testing.assert_close(learner.predict_proba(x), want.detach())
 
 

@@ -27,6 +27,6 @@ def test_a_short_run_stays_finite(
     method: str, forward: str, make_learner: Callable[..., Learner], teach: Any
 ) -> None:
     learner = teach(make_learner(method, forward=forward))
-    losses = learner.losses.values[: learner.step]
+    losses = learner.parts.loss_monitor.values[: learner.step]
     assert losses.isfinite().all()
     assert (losses > 0).all()

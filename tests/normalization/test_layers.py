@@ -224,7 +224,7 @@ def test_a_step_of_the_learner_adds_the_penalty_to_the_loss():
 
 def test_a_step_that_failed_leaves_no_penalty_to_the_next(monkeypatch):
     learner = adab2n_learner()
-    (layer,) = learner.norms
+    (layer,) = learner.parts.forward_pass.norm_layers
     loss, pending = learner.method.loss, []
 
     def watched(*args):
@@ -246,8 +246,8 @@ def test_samples_without_a_label_are_of_the_newest_task():
     learner = adab2n_learner()
     learner.new_task([0, 1])
     learner.new_task([2, 3])
-    with learner.forwards.tell_tasks(torch.tensor([-1, 0, 2])):
-        assert learner.norms[0].tasks.tolist() == [1, 0, 1]
+    with learner.parts.forward_pass.sample_tasks(torch.tensor([-1, 0, 2])):
+        assert learner.parts.forward_pass.norm_layers[0].tasks.tolist() == [1, 0, 1]
 
 
 def test_a_copy_has_no_graph_pending():
@@ -484,8 +484,8 @@ def test_a_captured_step_equals_an_eager_one(name):
                 y = torch.tensor(task).repeat(4)
                 learner.observe(batch((8, 1, 6, 6), step) + y[:, None, None, None], y)
         if engine == "captured":
-            assert learner.engine.entries
-            assert not learner.engine.refused
+            assert learner.parts.engine.entries
+            assert not learner.parts.engine.refused
         ends.append({k: v for k, v in learner.state_dict()["tensors"].items() if "network" in k})
     for key, value in ends[0].items():
         torch.testing.assert_close(ends[1][key], value, atol=1e-3, rtol=1e-3)

@@ -31,7 +31,7 @@ Teach = Callable[..., Learner]
 
 def running(learner: Learner) -> list[Tensor]:
     stats = []
-    for n in learner.norms:
+    for n in learner.parts.forward_pass.norm_layers:
         assert n.running_mean is not None
         assert n.running_var is not None
         stats += [n.running_mean.clone(), n.running_var.clone()]
@@ -149,16 +149,16 @@ def test_one_pass_over_the_memory_with_or_without_the_training_augmentation(
     assert len(view) == 30
     if augment:
         grid = torch.cartesian_prod(torch.arange(3), torch.arange(3), torch.arange(2))
-        options = [learner.transform(raw, g.expand(30, 3)) for g in grid]
+        options = [learner.parts.context.transform(raw, g.expand(30, 3)) for g in grid]
     else:
-        options = [learner.transform(raw)]
+        options = [learner.parts.context.transform(raw)]
     stack = torch.stack(options)  # (options, memories, …)
     match = (stack[:, :, None] == view).flatten(3).all(3).any(0)  # (memories, views)
     assert bool((match.sum(0) == 1).all())
     assert bool((match.sum(1) == 1).all())
     order = match.float().argmax(0)
     assert not torch.equal(order, torch.arange(30))  # shuffled
-    plain = learner.transform(raw)[order]
+    plain = learner.parts.context.transform(raw)[order]
     assert bool((plain == view).flatten(1).all(1).all()) == (not augment)
 
 
@@ -168,7 +168,7 @@ def test_a_first_normalisation_by_hand(make_learner: Make, teach: Teach) -> None
     stats, _ = under_ibn(learner)
     conv = learner.network.module[0]
     with torch.no_grad():
-        out = conv(learner.transform(learner.memory.x[:30])).double().numpy()
+        out = conv(learner.parts.context.transform(learner.memory.x[:30])).double().numpy()
     assert stats[0].numpy() == pytest.approx(out.mean((0, 2, 3)), abs=1e-5)
     assert stats[1].numpy() == pytest.approx(out.var((0, 2, 3), ddof=1), rel=1e-4)
 
@@ -198,8 +198,9 @@ def test_each_step_has_its_own_order(make_learner: Make, teach: Teach) -> None:
 
 
 def test_ibn_is_the_default_with_dual_cba_only(make_learner: Make) -> None:
-    assert [make_learner(m).ibn for m in ("er", "er-cba", "er-dual-cba")] == [False, False, True]
-    assert make_learner("er", ibn=True).ibn
+    used = [make_learner(m).statistics for m in ("er", "er-cba", "er-dual-cba")]
+    assert used == ["bn", "bn", "ibn"]
+    assert make_learner("er", ibn=True).statistics == "ibn"
 
 
 def test_bn_and_ibn_predict_differently(make_learner: Make, teach: Teach, images: Dataset) -> None:
@@ -218,7 +219,7 @@ def test_running_statistics_are_restored(
     learner.predict(images.test_x)
     after = learner.network.state_dict()
     assert all(torch.equal(v, after[k]) for k, v in before.items())
-    assert all(n.momentum == 0.1 for n in learner.norms)
+    assert all(n.momentum == 0.1 for n in learner.parts.forward_pass.norm_layers)
 
 
 class Fails(nn.Module):
@@ -250,14 +251,14 @@ def test_running_statistics_are_restored_after_an_error(
     after = learner.network.state_dict()
     assert all(torch.equal(v, after[k]) for k, v in before.items())
     assert [m.training for m in learner.network.modules()] == modes_before
-    assert all(n.momentum == 0.1 for n in learner.norms)
+    assert all(n.momentum == 0.1 for n in learner.parts.forward_pass.norm_layers)
 
 
 def test_a_network_without_batch_norm(
     make_learner: Make, make_net: Any, teach: Teach, images: Dataset
 ) -> None:
     learner = teach(make_learner(network=make_net(norm=False), ibn=True))
-    assert learner.norms == []
+    assert learner.parts.forward_pass.norm_layers == []
     learner.predict(images.test_x)
     evaluator = Evaluator(learner, images, disjoint(images, 3))
     evaluator.evaluate("end")
@@ -285,7 +286,9 @@ def test_a_frozen_layer_is_tested_with_the_statistics_it_was_trained_with() -> N
     learner = Learner(network, (3,), 2, dtype=torch.float32, batch_size=4, device="cpu")
     learner.new_task([0, 1])
     learner.observe(np.random.default_rng(0).normal(2, 3, (8, 3)), [0, 1] * 4)
-    (mean, var), (moved, _) = ((n.running_mean.clone(), n.running_var) for n in learner.norms)
+    (mean, var), (moved, _) = (
+        (n.running_mean.clone(), n.running_var) for n in learner.parts.forward_pass.norm_layers
+    )
     assert mean.eq(0).all()
     assert var.eq(1).all()
     with learner.evaluating("ibn"):
@@ -308,7 +311,7 @@ def test_statistics_are_estimated_again_after_the_end_of_a_task(
     learner.predict(images.test_x)
     learner.end_task()
     after = learner.predict_proba(images.test_x)
-    learner.answers.forget()
+    learner._predictor.forget()
     assert torch.equal(learner.predict_proba(images.test_x), after)
 
 

@@ -20,7 +20,7 @@ from dualcba.experiments import Hardware, Run, Spec
 from dualcba.methods.er import ER
 from dualcba.methods.fixmatch import FixMatch
 from dualcba.tasks.class_sets import ClassSets
-from dualcba.tasks.detection import Boundaries, split
+from dualcba.tasks.detection import TaskDetector, split
 
 Labels = NDArray[np.int64]
 Make = Callable[..., Learner]
@@ -50,7 +50,7 @@ def disjoint_streams(draw: st.DrawFn) -> tuple[int, list[tuple[list[int], list[L
     return len(classes) + sum(sizes), stream
 
 
-def follow(sets: ClassSets, boundaries: Boundaries, y: Labels) -> bool:
+def follow(sets: ClassSets, boundaries: TaskDetector, y: Labels) -> bool:
     """What the learner does with a batch's labels."""
     boundary, new = boundaries.update(y)
     (sets.begin if boundary else sets.set_new)(sorted(new))
@@ -62,7 +62,7 @@ def test_equals_known_boundaries_from_the_first_batch_of_each_task(
     stream: tuple[int, list[tuple[list[int], list[Labels]]]],
 ) -> None:
     C, tasks = stream
-    known, inferred, boundaries = ClassSets(C), ClassSets(C), Boundaries(C)
+    known, inferred, boundaries = ClassSets(C), ClassSets(C), TaskDetector(C)
     for own, task in tasks:
         known.new_task(own)
         for k, y in enumerate(task):
@@ -75,7 +75,7 @@ def test_equals_known_boundaries_from_the_first_batch_of_each_task(
 
 
 def test_late_and_rare_classes_of_a_task_join_when_they_appear() -> None:
-    boundaries = Boundaries(8)
+    boundaries = TaskDetector(8)
     for _ in range(5):
         boundaries.update(np.tile([0, 1], 10))
     assert boundaries.update(np.tile([2, 3], 10)) == (True, frozenset({2, 3}))
@@ -86,7 +86,7 @@ def test_late_and_rare_classes_of_a_task_join_when_they_appear() -> None:
 
 
 def test_a_class_may_be_new_again() -> None:
-    boundaries = Boundaries(6)
+    boundaries = TaskDetector(6)
     for classes in ([0, 1], [2, 3], [0, 4]):
         assert boundaries.update(np.tile(classes, 10)) == (True, frozenset(classes))
         assert boundaries.update(np.tile(classes, 10)) == (False, frozenset(classes))
@@ -95,7 +95,7 @@ def test_a_class_may_be_new_again() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_small_batches_take_six_labels_to_see_a_task(size: int) -> None:
     rng = np.random.default_rng(0)
-    boundaries, found = Boundaries(6), []
+    boundaries, found = TaskDetector(6), []
     for task in range(3):
         for k in range(120 // size):
             boundary, new = boundaries.update(rng.integers(2 * task, 2 * task + 2, size))
@@ -123,7 +123,7 @@ def blurry_labels(C: int, T: int, n: int, percent: float, size: int, seed: int) 
 
 def score(C: int, *stream: Any) -> tuple[int, float]:
     """How many boundaries were declared, and in which share of the steps `new` was right."""
-    boundaries, right = Boundaries(C), []
+    boundaries, right = TaskDetector(C), []
     for classes, y in blurry_labels(C, *stream):
         right.append(boundaries.update(y)[1] == classes)
     return boundaries.number, float(np.mean(right))
@@ -149,7 +149,7 @@ def test_few_classes_in_small_batches(percent: int, least: float) -> None:
 def test_strays_do_not_stay() -> None:
     """At the end of each task `new` is exactly the task's own, every time."""
     for seed in range(5):
-        boundaries, ends = Boundaries(10), {}
+        boundaries, ends = TaskDetector(10), {}
         for classes, y in blurry_labels(10, 5, 1440, 30, 10, seed):
             ends[classes] = boundaries.update(y)[1]
         assert all(classes == new for classes, new in ends.items())
@@ -159,7 +159,7 @@ def test_strays_do_not_stay() -> None:
 
 
 def test_samples_without_a_label_say_nothing() -> None:
-    with_, without = Boundaries(6), Boundaries(6)
+    with_, without = TaskDetector(6), TaskDetector(6)
     rng = np.random.default_rng(0)
     for task in range(3):
         for _ in range(10):
@@ -169,7 +169,7 @@ def test_samples_without_a_label_say_nothing() -> None:
 
 
 def test_before_the_first_label_nothing_is_new() -> None:
-    boundaries = Boundaries(4)
+    boundaries = TaskDetector(4)
     assert boundaries.update(np.full(5, -1)) == (True, frozenset())
     assert boundaries.update(np.full(5, -1)) == (False, frozenset())
     assert boundaries.update(np.array([-1, 2, 3, 2])) == (False, frozenset({2, 3}))
@@ -180,9 +180,9 @@ def test_a_learner_may_begin_without_labels(make_learner: Make, images: Dataset)
     learner = make_learner(FixMatch(ER()), adaptor="dual-cba", boundaries="inferred")
     x = images.train_x[:8]
     learner.observe(x, [-1] * 8)
-    assert (learner.task, learner.sets.new.tolist()) == (0, [False] * 6)
+    assert (learner.task, learner.class_sets.new.tolist()) == (0, [False] * 6)
     learner.observe(x, [0, 1] * 4)
-    assert (learner.task, learner.sets.new.tolist()) == (0, [True, True] + [False] * 4)
+    assert (learner.task, learner.class_sets.new.tolist()) == (0, [True, True] + [False] * 4)
 
 
 @pytest.mark.parametrize(
@@ -195,13 +195,13 @@ def test_a_learner_may_begin_without_labels(make_learner: Make, images: Dataset)
     ],
 )
 def test_a_task_is_over_only_where_enough_of_it_is_known(first: list[int], known: bool) -> None:
-    boundaries = Boundaries(8)
+    boundaries = TaskDetector(8)
     boundaries.update(np.array(first))
     assert boundaries.update(np.array([6, 7] * 4))[0] == known
 
 
 def test_a_task_of_which_too_little_was_known_goes_on_with_what_came() -> None:
-    boundaries = Boundaries(6)
+    boundaries = TaskDetector(6)
     came = [boundaries.update(np.array(y))[0] for y in ([0, 1], [2, 3] * 4, [4, 5] * 4)]
     assert came == [True, False, True]
 
@@ -211,10 +211,10 @@ def test_a_class_that_is_new_no_longer_leaves_the_sets(
 ) -> None:
     learner = make_learner(boundaries="inferred")
     learner.observe(images.train_x[:8], np.array([0, 1] * 4))
-    assert learner.tasks.boundaries is not None
-    monkeypatch.setattr(learner.tasks.boundaries, "update", lambda y: (False, frozenset({1})))
+    assert learner.parts.tasks.detector is not None
+    monkeypatch.setattr(learner.parts.tasks.detector, "update", lambda y: (False, frozenset({1})))
     learner.observe(images.train_x[:8], np.array([0, 1] * 4))
-    assert learner.sets.new.tolist() == [False, True] + [False] * 4
+    assert learner.class_sets.new.tolist() == [False, True] + [False] * 4
 
 
 # ---------------------------------------------------------------- the split
@@ -265,10 +265,10 @@ def test_split_is_the_most_likely_of_all_splits(counts: list[int], seed: int) ->
 
 def test_state_round_trip_at_every_step() -> None:
     stream = [y for _, y in blurry_labels(10, 5, 400, 30, 3, 0)]
-    through = Boundaries(10)
+    through = TaskDetector(10)
     waiting = 0
     for y in stream:
-        other = Boundaries(10)
+        other = TaskDetector(10)
         other.load_state_dict(json.loads(json.dumps(through.state_dict())))
         assert other.update(y) == through.update(y)
         assert other.state_dict() == through.state_dict()
@@ -277,8 +277,8 @@ def test_state_round_trip_at_every_step() -> None:
 
 
 def test_a_state_of_another_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="number of counts is 4, expected 5, one per class"):
-        Boundaries(5).load_state_dict(Boundaries(4).state_dict())
+    with pytest.raises(ValueError, match="number of counts is 4, expected 5 of them"):
+        TaskDetector(5).load_state_dict(TaskDetector(4).state_dict())
 
 
 # ---------------------------------------------------------------- class sets
@@ -319,7 +319,7 @@ def teach(learner: Learner, stream: Any, *, say: bool) -> None:
 def test_bit_identical_to_known_boundaries_on_a_disjoint_stream(
     method: str, make_learner: Make, make_batches: Any, differ: Any
 ) -> None:
-    options = {} if "cba" in method else {"adaptor_options": None}
+    options = {} if "cba" in method else {}
     known = make_learner(method, **options)
     inferred = make_learner(method, boundaries="inferred", **options)
     teach(known, make_batches(3, 6), say=True)
@@ -350,16 +350,16 @@ def test_a_boundary_resets_omega(make_learner: Make, make_batches: Any) -> None:
 
 
 def test_new_task_is_not_the_callers_to_say(make_learner: Make) -> None:
-    learner = make_learner("er", adaptor_options=None, boundaries="inferred")
+    learner = make_learner("er", boundaries="inferred")
     with pytest.raises(ValueError, match="boundaries are inferred from the labels, expected no"):
         learner.new_task([0, 1])
     assert learner.task == -1
 
 
 def test_learn_needs_the_labels_on_the_host(make_learner: Make, images: Dataset) -> None:
-    learner = make_learner("er", adaptor_options=None, boundaries="inferred")
+    learner = make_learner("er", boundaries="inferred")
     with pytest.raises(ValueError, match="labels is None, expected y on the host"):
-        learner.learn(images.train_x[:8], images.train_y[:8])
+        learner.observe_on_device(images.train_x[:8], images.train_y[:8])
 
 
 def test_an_unknown_kind_of_boundaries(make_learner: Make) -> None:
@@ -375,7 +375,7 @@ def test_a_learner_goes_on_after_the_end_of_a_stream(make_learner: Make, make_ba
     teach(learner, stream[:1], say=False)
     learner.end_task()
     teach(learner, stream[:1], say=False)
-    assert (learner.task, learner.step, members(learner.sets.new)) == (1, 8, [0, 1])
+    assert (learner.task, learner.step, members(learner.class_sets.new)) == (1, 8, [0, 1])
 
 
 @pytest.mark.parametrize("cut", [3, 5, 6, 7])
@@ -447,7 +447,7 @@ def test_other_settings_come_close(setting: str, digits: Dataset) -> None:
 def test_scores_belong_to_the_streams_tasks_whatever_the_learner_thinks(digits: Dataset) -> None:
     """Batches of two: the learner sees a boundary some steps after the stream has it."""
     run, got = result(digits, batch_size=2, boundaries="inferred", eval_every=1, tasks=[2, 2])
-    steps = [len(rows) for (rows,) in run.plan]
+    steps = [len(rows) for (rows,) in run.schedule]
     assert got["anytime"]["task"] == [0] * steps[0] + [1] * steps[1]
     assert run.learner.task_starts == [0, steps[0] + 2]
 

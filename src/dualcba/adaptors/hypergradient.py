@@ -1,4 +1,4 @@
-"""The outer step: the exact gradient of L_buf with respect to φ, at the price of a small MLP.
+"""The gradient of the outer step: exact ∇φ L_buf, for the cost of a backward through a small MLP.
 
 Only the last layer (W, b) is unrolled (Section III-B), so the backbone needs no second-order
 graph. With Z (n×C) all inner logits, H (n×d) their features, G = ∂L_trn/∂Z, the virtual step
@@ -9,12 +9,13 @@ and E = ∂L_buf/∂Z' the outer error at the virtual logits Z' = H' W'ᵀ + b',
 
     ∇φ L_buf = ∇φ ⟨G(Z; φ), S⟩        S = −α (H H'ᵀ + 1) E
 
-where φ acts through G alone. In logit space φ enters G only by z̃ = z + r, so this is one ordinary
-backward through the adaptor from ∂⟨G, S⟩/∂r = (∂²L_trn/∂z̃²) S, which each term has in closed form.
-Losses that are no sum of such terms, and probability space, take the same road by autograd.
+where φ acts through G alone. In logit space φ enters G only through z̃ = z + r, so this is one
+ordinary backward through the adaptor from ∂⟨G, S⟩/∂r = (∂²L_trn/∂z̃²) S, which each term gives in
+closed form. For losses that are not a sum of such terms, and in probability space, autograd
+computes the same expression.
 
-The single-level ablation has two gradients that unroll nothing: that of L_trn itself, and that of
-L_buf at the adapted logits of the outer draw, for the raw ones do not depend on φ.
+The single-level ablations unroll nothing. They use the gradient of L_trn itself, or that of L_buf
+at the adapted logits of the outer batch: its raw logits do not depend on φ.
 """
 
 from __future__ import annotations
@@ -39,25 +40,26 @@ def hypergradient(
     method: Method,
     new: Batch,
     mem: Sequence[Batch],
-    outer: Batch,
+    outer_batch: Batch,
     head: nn.Module,
     lr: Tensor | float,
     *,
     closed_form: bool | None = None,
 ) -> Grads:
-    """∇φ of the outer loss, one entry per trainable parameter of the adaptor.
+    """Return ∇φ of the outer loss, one entry per trainable parameter of the adaptor.
 
-    The batches' features and logits are taken as constants; `outer.z` is not used, since the outer
-    logits are those of the virtual step.
+    Features and logits of the batches are constants. `outer_batch.z` is not used: the outer logits
+    are those after the virtual step. `closed_form` chooses between the closed form and autograd;
+    by default the closed form is used where it exists.
     """
     if closed_form is None:
         closed_form = method.closed_form and adaptor.space == "logit"
     step = _closed_form if closed_form else _by_autograd
-    return step(adaptor, method, new, mem, outer, head, lr)
+    return step(adaptor, method, new, mem, outer_batch, head, lr)
 
 
 def _closed_form(
-    adaptor: Adaptor, method: Method, new: Batch, mem: Sequence[Batch], outer: Batch,
+    adaptor: Adaptor, method: Method, new: Batch, mem: Sequence[Batch], outer_batch: Batch,
     head: nn.Module, lr: Tensor | float,
 ) -> Grads:  # fmt: skip
     Z, H = _stack(new, mem)
@@ -69,14 +71,14 @@ def _closed_form(
         rows = [t.batch.rows for t in terms]
         at = [(adapted if t.adapted else Z)[k] for t, k in zip(terms, rows, strict=True)]
         G = _spread(Z, [(k, t.gradient(z)) for t, k, z in zip(terms, rows, at, strict=True)])
-        S = _sensitivity(H, G, method, outer, head, lr)
+        S = _sensitivity(H, G, method, outer_batch, head, lr)
         every = zip(terms, rows, at, strict=True)
         V = _spread(Z, [(k, t.curvature(z, S[k])) for t, k, z in every if t.adapted])  # ∂⟨G, S⟩/∂r
     return torch.autograd.grad(r, trainable(adaptor), V, allow_unused=True)
 
 
 def _by_autograd(
-    adaptor: Adaptor, method: Method, new: Batch, mem: Sequence[Batch], outer: Batch,
+    adaptor: Adaptor, method: Method, new: Batch, mem: Sequence[Batch], outer_batch: Batch,
     head: nn.Module, lr: Tensor | float,
 ) -> Grads:  # fmt: skip
     Z, H = _stack(new, mem)
@@ -84,31 +86,31 @@ def _by_autograd(
         Z = Z.requires_grad_()
         loss = _adapted_loss(adaptor, method, new, mem, Z)
         (G,) = torch.autograd.grad(loss, Z, create_graph=True)
-        S = _sensitivity(H, G.detach(), method, outer, head, lr)
+        S = _sensitivity(H, G.detach(), method, outer_batch, head, lr)
         return torch.autograd.grad((G * S).sum(), trainable(adaptor), allow_unused=True)
 
 
 def inner_gradient(adaptor: Adaptor, method: Method, new: Batch, mem: Sequence[Batch]) -> Grads:
-    """∇φ of the inner loss at adapted logits: θ and φ by one and the same loss."""
+    """Return ∇φ of the inner loss at adapted logits: θ and φ are trained by the same loss."""
     Z, _ = _stack(new, mem)
     with torch.enable_grad():
         loss = _adapted_loss(adaptor, method, new, mem, Z)
         return torch.autograd.grad(loss, trainable(adaptor), allow_unused=True)
 
 
-def buffer_gradient(adaptor: Adaptor, method: Method, outer: Batch) -> Grads:
-    """∇φ of the outer loss at the adapted logits of the draw, without unrolling."""
-    z = outer.z.detach()
+def buffer_gradient(adaptor: Adaptor, method: Method, outer_batch: Batch) -> Grads:
+    """Return ∇φ of the outer loss at the adapted logits of the outer batch, without unrolling."""
+    z = outer_batch.z.detach()
     with torch.enable_grad():
         adapted = adaptor.adapt(z, adaptor(z))
-        loss = total(method.outer_terms(outer), lambda _: adapted)
+        loss = total(method.outer_terms(outer_batch), lambda _: adapted)
         return torch.autograd.grad(loss, trainable(adaptor), allow_unused=True)
 
 
 def _adapted_loss(
     adaptor: Adaptor, method: Method, new: Batch, mem: Sequence[Batch], Z: Tensor
 ) -> Tensor:
-    """L_trn at logits Z plus the adaptor's correction of them."""
+    """Return L_trn at the logits Z, corrected by the adaptor."""
     r = adaptor(Z)
     views = {name: b.with_logits(Z[b.rows]) for name, b in new.views.items()}
     first = replace(new, z=Z[new.rows], views=views)
@@ -117,7 +119,7 @@ def _adapted_loss(
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters that learn."""
+    """Return the parameters that require a gradient."""
     return [p for p in module.parameters() if p.requires_grad]
 
 
@@ -127,9 +129,9 @@ def _stack(new: Batch, mem: Sequence[Batch]) -> tuple[Tensor, Tensor]:
 
 
 def _spread(Z: Tensor, parts: Sequence[tuple[slice, Tensor]]) -> Tensor:
-    """The sum of parts, each at its rows of a matrix like Z.
+    """Return a matrix like Z with each part added at its rows.
 
-    Those that follow one another from the first row to the last need no zeros to be added to.
+    Parts that cover all rows one after another are concatenated; others are added to zeros.
     """
     tiles: list[Tensor] = []
     rest: list[tuple[slice, Tensor]] = []
@@ -142,28 +144,29 @@ def _spread(Z: Tensor, parts: Sequence[tuple[slice, Tensor]]) -> Tensor:
             rest.append((rows, part))
     if end != len(Z):
         tiles, rest = [torch.zeros_like(Z)], list(parts)
-    out = tiles[0] if len(tiles) == 1 and not rest else torch.cat(tiles)  # a term's own stays whole
+    # a copy, unless nothing is added: a term's own tensor must not change
+    out = tiles[0] if len(tiles) == 1 and not rest else torch.cat(tiles)
     for rows, part in rest:
         out[rows].add_(part)
     return out
 
 
 def _sensitivity(
-    H: Tensor, G: Tensor, method: Method, outer: Batch, head: nn.Module, lr: Tensor | float
+    H: Tensor, G: Tensor, method: Method, outer_batch: Batch, head: nn.Module, lr: Tensor | float
 ) -> Tensor:
-    """S = −α (H H'ᵀ + 1) E: how the outer loss moves with each inner logit's error."""
+    """Return S = −α (H H'ᵀ + 1) E, the gradient of the outer loss with respect to G."""
     weight, bias = head.weight, head.bias
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
     with torch.no_grad():
-        K = H @ outer.h.T  # (n, n')
+        K = H @ outer_batch.h.T  # (n, n')
         rate = lr if isinstance(lr, Tensor) else K.new_tensor(lr)
         K = rate * K if bias is None else torch.addcmul(rate, K, rate)  # α (H H'ᵀ + 1)
-        virtual = F.linear(outer.h, weight, bias).addmm_(K.T, G, alpha=-1)  # H' W'ᵀ + b'
-        E = _error(method.outer_terms(outer.with_logits(virtual)), virtual)
-        return torch.addmm(G, K, E, beta=0, alpha=-1)  # of G nothing but the shape
+        virtual = F.linear(outer_batch.h, weight, bias).addmm_(K.T, G, alpha=-1)  # H' W'ᵀ + b'
+        E = _error(method.outer_terms(outer_batch.with_logits(virtual)), virtual)
+        return torch.addmm(G, K, E, beta=0, alpha=-1)  # beta=0: only the shape of G matters
 
 
 def _error(terms: list[Term], virtual: Tensor) -> Tensor:
-    """∂L_buf/∂Z'."""
+    """Return ∂L_buf/∂Z'."""
     return reduce(torch.add, [t.gradient(virtual) for t in terms])

@@ -1,4 +1,4 @@
-"""The outer level: φ, what of it learns and when, its step, and the logits it adapts."""
+"""The outer loop: the adaptor, which of its parameters φ are trained and when, and its update."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from dualcba.methods import Context, Method
 from dualcba.options import TrainingOptions
 from dualcba.tasks.class_sets import ClassSets
 
-LEVELS = ("bi", "joint", "buffer")
 
+class OuterLoop:
+    """Updates the parameters φ of an adaptor, and adapts logits with it.
 
-class OuterLevel:
-    """An adaptor, or none, with its optimiser and the generator of its weights.
-
-    `levels`, `every` and `freeze_after` are the learner's `levels`, `outer_every` and
-    `freeze_after`.
+    `adaptor` may be None; then nothing is updated and logits stay raw. `rng` draws the adaptor's
+    weights when they are reset. `levels`, `every` and `freeze_after` are the learner's `levels`,
+    `outer_every` and `freeze_after`.
     """
 
     def __init__(
@@ -55,49 +54,56 @@ class OuterLevel:
         self.choose_phi()
 
     def choose_phi(self) -> None:
-        """Which parameters of the adaptor learn in this task: ν not after its first so many."""
+        """Select the trained parameters: ν is frozen after the first `freeze_after` tasks."""
         part = None if self.adaptor is None else self.adaptor.agnostic
         if part is not None and self.freeze_after is not None:
             part.requires_grad_(self.context.sets.task < self.freeze_after)
             for p in part.parameters():
-                p.grad = None  # without a gradient Adam leaves it, and its moments, alone
+                p.grad = None  # Adam skips parameters without a gradient, and their moments
         self.phi = [] if self.adaptor is None else trainable(self.adaptor)
 
     def begin_task(self) -> None:
-        """Choose φ, and start ω anew from the second task on."""
+        """Select φ, and from the second task on reset ω and its optimiser state."""
         self.choose_phi()
         if self.adaptor is not None and self.context.sets.task > 0:
             _zero_state(self.optimizer, self.adaptor.reset_for_task(self.rng))
 
     def due(self, in_task: int) -> bool:
-        """Whether φ learns at the so-many-th step of the task, from 0."""
+        """Return whether φ is updated at this step of the task, counted from 0.
+
+        φ is updated every `every` steps, from the second task on and once the memory is not empty.
+        """
         later = self.context.sets.task > 0 and self.context.memory.filled > 0
         return bool(self.phi) and later and in_task % self.every == 0
 
     @property
-    def takes_a_draw(self) -> bool:
-        """Whether its step takes a fresh memory draw; the inner loss has all that it needs."""
+    def uses_outer_batch(self) -> bool:
+        """Whether the outer step uses a fresh memory draw; with `"joint"` levels it does not."""
         return self.levels != "joint"
 
-    def step(self, new: Batch, mem: Sequence[Batch], buf: Batch | None) -> None:
-        """Move φ: by the outer loss of the virtually updated network, unless levels say other."""
+    def step(self, new: Batch, mem: Sequence[Batch], outer_batch: Batch | None) -> None:
+        """Update φ once; by default with the outer loss of the virtually updated network."""
         assert self.adaptor is not None
         assert self.optimizer is not None
-        for p, g in zip(trainable(self.adaptor), self._gradient(new, mem, buf), strict=True):
+        grads = self._gradient(new, mem, outer_batch)
+        for p, g in zip(trainable(self.adaptor), grads, strict=True):
             p.grad = g
         self.optimizer.step()
 
-    def _gradient(self, new: Batch, mem: Sequence[Batch], buf: Batch | None) -> Grads:
+    def _gradient(self, new: Batch, mem: Sequence[Batch], outer_batch: Batch | None) -> Grads:
         assert self.adaptor is not None
-        if buf is None:
+        if outer_batch is None:
             return inner_gradient(self.adaptor, self.method, new, mem)
         if self.levels == "buffer":
-            return buffer_gradient(self.adaptor, self.method, buf)
+            return buffer_gradient(self.adaptor, self.method, outer_batch)
         head, lr = self.context.network.head, self.context.lr
-        return hypergradient(self.adaptor, self.method, new, mem, buf, head, lr)
+        return hypergradient(self.adaptor, self.method, new, mem, outer_batch, head, lr)
 
     def adapt(self, new: Batch, mem: Sequence[Batch]) -> Adapt:
-        """Logits as the loss shall see them; θ takes the adaptor's output as a constant."""
+        """Return the function from a batch to its adapted logits.
+
+        The correction r is a constant for θ: no gradient passes through the adaptor.
+        """
         if self.adaptor is None:
             return identity
         adaptor = self.adaptor
@@ -112,7 +118,7 @@ def make_adaptor(
     sets: ClassSets,
     rng: torch.Generator,
 ) -> Adaptor | None:
-    """An adaptor, if any; ν comes from the file `agnostic_from`, frozen, where given."""
+    """Make an adaptor of a kind, if any; ν is loaded from `agnostic_from` and frozen, if given."""
     if kind is None:
         return None
     parts = ("specific", "agnostic", "divide", "space", "width")

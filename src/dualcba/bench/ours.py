@@ -1,4 +1,4 @@
-"""dualcba itself, through the public `observe` and through `learn`, which the runner uses."""
+"""dualcba itself, by `observe` and by `observe_on_device`, which runs use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dualcba.learner import Learner
 
 
 class Ours:
-    """A learner on the shared stream; `checked` is `observe`, otherwise `learn`."""
+    """A learner on the shared stream; `checked` uses `observe`, otherwise `observe_on_device`."""
 
     def __init__(self, setup: Setup, method: str, *, checked: bool = False) -> None:
         self.setup = setup
@@ -21,23 +21,24 @@ class Ours:
             outer_every=setup.outer_every, device=setup.device,
             transform=Transform([MEAN], [STD], pad=setup.pad, flip=True),
         )  # fmt: skip
-        self.take = self.learner.observe if checked else self.learner.learn
-        with self.learner.engine.scope():
+        self.engine = self.learner.parts.engine
+        self.take = self.learner.observe if checked else self.learner.observe_on_device
+        with self.engine.scope():
             self.correct = torch.zeros((), dtype=torch.long, device=setup.device)
 
     def step(self, k: int) -> None:
-        """Learn from the k-th batch."""
+        """Train on the k-th batch."""
         if k in (0, self.setup.first):
             self.learner.new_task(self.setup.halves[int(k > 0)])
-        with self.learner.engine.scope():
+        with self.engine.scope():
             self.take(*self.setup.data(k))
 
     def evaluate(self, n: int) -> int:
-        """Under BN."""
+        """Return the number of correct predictions on n samples, under BN statistics."""
         with self.learner.evaluating("bn"):
             self.correct.zero_()
             for x, y in self.setup.evaluated(n):
-                self.learner.engine.run(("evaluate", len(x)), self._count, x, y)
+                self.engine.run(("evaluate", len(x)), self._count, x, y)
             return int(self.correct)
 
     def _count(self, x: Tensor, y: Tensor) -> None:

@@ -43,8 +43,8 @@ class Material:
 
     def __init__(self, learner: Learner) -> None:
         self.rng = np.random.default_rng(20240)
-        self.shape = learner.network.input_shape
-        self.classes = learner.sets.num_classes
+        self.shape = learner.input_shape
+        self.classes = learner.num_classes
         self.bytes = learner.dtype == torch.uint8
         self.batch_size = learner.batch_size
         self.centres = self.rng.normal(size=(self.classes, *self.shape))

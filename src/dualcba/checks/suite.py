@@ -110,7 +110,7 @@ def check_shapes(make_learner: MakeLearner) -> None:
 
 
 def _check_answers(learner: Learner, x: NDArray[Any], when: str) -> None:
-    n, C = len(x), learner.sets.num_classes
+    n, C = len(x), learner.num_classes
     try:
         y, p = learner.predict(x), learner.predict_proba(x)
     except Exception as error:
@@ -253,7 +253,7 @@ def check_memory(make_learner: MakeLearner) -> None:
         if learner.task > 0 and learner.step - learner.task_starts[-1] in (LONG // 4, LONG):
             state = sum(t.nbytes for t in learner.state_dict()["tensors"].values())
             own = arrived if rereads else 0
-            held = held_bytes(learner, leaving_out=(learner.engine,))  # may store CUDA graphs
+            held = held_bytes(learner, leaving_out=(learner.parts.engine,))  # it may hold graphs
             sizes.append((learner.step, state - own, held - own))
     step, state, held = sizes[0]
     for later, more_state, more_held in sizes[1:]:

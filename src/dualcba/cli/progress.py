@@ -20,7 +20,13 @@ from rich.progress import (
 )
 
 from dualcba.experiments import Hardware, Load, Spec
-from dualcba.experiments.pool import EVERY, News, how_many, work, work_in_processes
+from dualcba.experiments.pool import (
+    EVERY,
+    RunUpdate,
+    process_count,
+    run_specs,
+    run_specs_in_processes,
+)
 
 
 @dataclass(frozen=True)
@@ -35,12 +41,12 @@ def run_with_progress(
     specs: Sequence[Spec], load: Load, hardware: Hardware, out: Path, ways: Ways, *, show: bool
 ) -> list[dict[str, Any]]:
     """The results of all specs, in their order; `show` says whether there is a bar."""
-    jobs = how_many(ways.jobs, len(specs), hardware, abreast=ways.abreast)
+    jobs = process_count(ways.jobs, len(specs), hardware, abreast=ways.abreast)
     if jobs > 1:
-        source = work_in_processes(specs, load, hardware, out, jobs)
+        source = run_specs_in_processes(specs, load, hardware, out, jobs)
     else:
         every = EVERY if show else 0
-        source = work(specs, load, hardware, out, abreast=ways.abreast, every=every)
+        source = run_specs(specs, load, hardware, out, abreast=ways.abreast, every=every)
     results: dict[str, dict[str, Any]] = {}
     with closing(source), _bars(show) as progress:
         bars = Bars(progress, len(specs))
@@ -73,7 +79,7 @@ class Bars:
         self.samples = 0
         self.bars: dict[str, tuple[TaskID, float]] = {}
 
-    def tell(self, news: News) -> None:
+    def tell(self, news: RunUpdate) -> None:
         """Show how far a run is; one that is complete gives its place to the next."""
         spec, now = news.spec, self.progress.get_time()
         if spec.name not in self.bars:

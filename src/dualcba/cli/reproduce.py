@@ -27,7 +27,7 @@ from dualcba.experiments.paper.plan import (
     rounds,
     to_spec,
 )
-from dualcba.experiments.pool import how_many
+from dualcba.experiments.pool import process_count
 from dualcba.experiments.store import check_folder, read_runs
 from dualcba.options import ReproduceCommand
 from dualcba.report import render
@@ -165,7 +165,7 @@ def _how_long(plan: Plan, load: Load, hardware: Hardware, request: Request) -> s
     )
     sources += [f"{count(told.timed, 'run')} from a few timed steps"] * (told.timed > 0)
     ways = request.ways
-    jobs = how_many(ways.jobs, len(specs), hardware, abreast=ways.abreast)
+    jobs = process_count(ways.jobs, len(specs), hardware, abreast=ways.abreast)
     length, number = in_words(told.seconds / jobs), "one" if jobs == 1 else str(jobs)
     return (
         f"{count(len(specs), 'run')} to do, about {length} here {number} at a time "

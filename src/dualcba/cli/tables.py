@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from dualcba.evaluation import NORMS
+from dualcba.evaluation import STATISTICS
 from dualcba.experiments.paper.catalogue import Experiment
 from dualcba.report.comparison import Cell, Measure, Result, Row, Served, known, rows, serve
 from dualcba.report.gains import Gain, Gap, gains, in_one_line
@@ -106,7 +106,7 @@ def _wide(found: Sequence[Row], scores: Sequence[str]) -> Table:
     if compared:
         table.add_column("", no_wrap=True)
     for name in scores:
-        ours = ["ours"] if score(name).cost else [norm.upper() for norm in NORMS]
+        ours = ["ours"] if score(name).cost else [norm.upper() for norm in STATISTICS]
         for part in [*ours, *(["paper", "Δ"] if compared else [])]:
             _score_column(table, name, f"\n{part}")
     for row in found:
@@ -183,7 +183,7 @@ def as_data(experiment: Experiment, results: Sequence[Result]) -> list[dict[str,
     found = {(g.dual, g.column): g for g in gains(served)} if "acc" in experiment.scores else {}
     out = []
     for one, row in zip(served, rows(served, experiment.scores), strict=True):
-        ours: dict[str, dict[str, Any]] = {norm: {} for norm in NORMS}
+        ours: dict[str, dict[str, Any]] = {norm: {} for norm in STATISTICS}
         for cell in row.cells:
             for norm, m in (("bn", cell.bn), ("ibn", cell.ibn)):
                 ours[norm][cell.score] = None if m is None else (m.mean, m.half)

@@ -1,16 +1,16 @@
-"""Any-time evaluation, the scores of a continual run, and what else a run can record."""
+"""Evaluation at any time, the scores of a run, and recorders of what else happens in it."""
 
 from dualcba.evaluation.alignment import Alignment
 from dualcba.evaluation.evaluator import ANYTIME, Evaluator
 from dualcba.evaluation.recorders import Predictions, Recorder, Transitions
 from dualcba.evaluation.scores import interval, summarize
-from dualcba.prediction import NORMS
+from dualcba.prediction import STATISTICS
 
-__all__ = ["ANYTIME", "NORMS", "RECORDERS", "Evaluator", "Recorder", "interval", "summarize"]
+__all__ = ["ANYTIME", "RECORDERS", "STATISTICS", "Evaluator", "Recorder", "interval", "summarize"]
 
 RECORDERS: dict[str, type[Recorder]] = {
     "predictions": Predictions,
     "transitions": Transitions,
     "alignment": Alignment,
 }
-"""What `--record` takes."""
+"""The values of `--record`."""

@@ -1,4 +1,4 @@
-"""Scores a learner on the test tasks at any time, without leaving a trace in it."""
+"""Evaluation of a learner on the test tasks at any time, without changing it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from torch import Tensor
 from dualcba.data import Dataset, Task
 from dualcba.evaluation.scores import Scores, summarize
 from dualcba.learner import Learner
-from dualcba.prediction import NORMS
+from dualcba.prediction import STATISTICS
 
-ANYTIME = {"both": NORMS, "bn": ("bn",), "ibn": ("ibn",)}
-"""What may be scored between task ends, where twice a point is too dear."""
+ANYTIME = {"both": STATISTICS, "bn": ("bn",), "ibn": ("ibn",)}
+"""The statistics to evaluate under between task ends; one of them halves the cost."""
 
 _serial = itertools.count()
 
 
 class Evaluator:
-    """Counts correct answers per test task, under BN and under IBN, on the device.
+    """Counts correct predictions per test task, under BN and under IBN statistics.
 
-    The test set lies there in task order, so the tasks seen so far are a prefix. Counts stay on
-    the device until `result` asks for them.
+    The test set is on the device in task order, so the tasks seen so far are a prefix of it. The
+    counts stay on the device until `result` reads them. Between task ends only the statistics in
+    `anytime` are evaluated.
     """
 
     def __init__(
@@ -37,50 +38,52 @@ class Evaluator:
         stream: Sequence[Task],
         *,
         batch_size: int | None = None,
-        anytime: Sequence[str] = NORMS,
+        anytime: Sequence[str] = STATISTICS,
     ) -> None:
         self.learner = learner
+        self.engine = learner.parts.engine
         self.anytime = tuple(anytime)
-        self._key = next(_serial)  # graphs are the evaluator's own: they write into its counts
+        self._key = next(_serial)  # captured graphs write into the counts of one evaluator
         self.tasks = len(stream)
         device = learner.device
         cuda = device.type == "cuda"
         self.batch_size = batch_size or (1000 if cuda else 250)
-        self.together = 2 if cuda else 1  # batches at once, where there are as many left
+        self.together = 2 if cuda else 1  # batches per call, where enough are left
         rows = torch.from_numpy(np.concatenate([t.test for t in stream]))
         self.sizes = np.array([len(t.test) for t in stream])
         owner = torch.repeat_interleave(torch.arange(self.tasks), torch.from_numpy(self.sizes))
-        short = -len(rows) % self.batch_size  # padding answers for no task
+        short = -len(rows) % self.batch_size  # padding, which counts for no task
         rows = torch.cat([rows, rows[:1].expand(short)])
         self.x = data.test_x[rows].to(device)
         self.y = data.test_y[rows].to(device)
         self.owner = torch.cat([owner, torch.full((short,), self.tasks)]).to(device)
-        with learner.engine.scope():
+        with self.engine.scope():
             self._count = torch.zeros(self.tasks + 1, dtype=torch.long, device=device)
-            self._none = torch.full_like(self._count, -1)  # in the place of what is not scored
+            self._none = torch.full_like(self._count, -1)  # stands for "not evaluated"
         self.points: list[tuple[int, int, str]] = []  # step, task, kind
-        self.counts: dict[str, list[Tensor]] = {norm: [] for norm in NORMS}
+        self.counts: dict[str, list[Tensor]] = {statistics: [] for statistics in STATISTICS}
 
     def evaluate(self, kind: str, task: int | None = None) -> None:
-        """Score now; `kind` is `"start"`, `"anytime"`, `"end"` (of a task) or `"both"`.
+        """Evaluate now; `kind` is `"start"`, `"anytime"`, `"end"` (of a task) or `"both"`.
 
         `task` is the stream's current task, from 0; by default the learner's.
         """
         learner = self.learner
         task = learner.task if task is None else task
         self.points.append((learner.step, task, kind))
-        # where only the tasks so far are asked for, the others are not run
+        # an any-time point needs the tasks so far only
         tasks = task + 1 if kind == "anytime" else self.tasks
-        for norm in NORMS:
-            if kind == "anytime" and norm not in self.anytime:
-                self.counts[norm].append(self._none)
+        same = not learner.parts.forward_pass.trained_norm_layers  # IBN has nothing to estimate
+        for statistics in STATISTICS:
+            counts = self.counts[statistics]
+            if kind == "anytime" and statistics not in self.anytime:
+                counts.append(self._none)
                 continue
-            alike = norm == "ibn" and not learner.answers.norms  # nothing for IBN to estimate
-            if alike and self.counts["bn"][-1] is not self._none:
-                self.counts[norm].append(self.counts["bn"][-1])
+            if statistics == "ibn" and same and self.counts["bn"][-1] is not self._none:
+                counts.append(self.counts["bn"][-1])
                 continue
-            with learner.evaluating(norm):
-                self.counts[norm].append(self._correct(tasks))
+            with learner.evaluating(statistics):
+                counts.append(self._correct(tasks))
 
     def _correct(self, tasks: int) -> Tensor:
         self._count.zero_()
@@ -88,20 +91,23 @@ class Evaluator:
         for part in portions(int(self.sizes[:tasks].sum()), self.batch_size, self.together):
             inputs = (self.x[part], self.y[part], self.owner[part])
             key = ("evaluate", self._key, part.stop - part.start)
-            self.learner.engine.run(key, count, *inputs)
+            self.engine.run(key, count, *inputs)
         return self._count.clone()
 
-    def accuracy(self, norm: str = "bn") -> float:
-        """Mean over the tasks so far at the last point; waits for the device."""
+    def accuracy(self, statistics: str = "bn") -> float:
+        """Return the mean accuracy over the tasks so far at the last point; waits for the device.
+
+        If these statistics were not evaluated there, it is the accuracy under the others.
+        """
         seen = max(self.points[-1][1] + 1, 1)
-        if self.counts[norm][-1] is self._none:
-            norm = self.anytime[0]
-        with self.learner.engine.scope():
-            last = self.counts[norm][-1][:seen].cpu().numpy()
+        if self.counts[statistics][-1] is self._none:
+            statistics = self.anytime[0]
+        with self.engine.scope():
+            last = self.counts[statistics][-1][:seen].cpu().numpy()
         return float((100 * last / self.sizes[:seen]).mean())
 
     def result(self) -> dict[str, Any]:
-        """Scores, accuracy matrices and any-time curves; waits for the device once."""
+        """Return scores, accuracy matrices and any-time curves; waits for the device once."""
         steps, task, kind = (np.array(part) for part in zip(*self.points, strict=True))
         anytime = np.isin(kind, ["anytime", "both"])
         end = np.isin(kind, ["end", "both"])
@@ -110,27 +116,30 @@ class Evaluator:
             "accuracy_matrix": {},
             "anytime": {"step": steps[anytime].tolist(), "task": task[anytime].tolist()},
         }
-        for norm in NORMS:
-            table = self._table(norm)
-            at = anytime if norm in self.anytime else np.zeros_like(anytime)
+        for statistics in STATISTICS:
+            table = self._table(statistics)
+            at = anytime if statistics in self.anytime else np.zeros_like(anytime)
             curve = np.where(np.arange(self.tasks) <= task[:, None], table, np.nan)[at]
             matrix, untrained = table[end], table[kind == "start"][0]
             scores: Scores = summarize(matrix, untrained, curve, task[at])
-            out["scores"][norm] = scores
-            out["accuracy_matrix"][norm] = matrix.tolist()
-            out["anytime"][norm] = [
+            out["scores"][statistics] = scores
+            out["accuracy_matrix"][statistics] = matrix.tolist()
+            out["anytime"][statistics] = [
                 row[: t + 1].tolist() for row, t in zip(curve, task[at], strict=True)
             ]
         return out
 
-    def _table(self, norm: str) -> NDArray[np.float64]:
-        with self.learner.engine.scope():
-            counts = torch.stack(self.counts[norm])[:, : self.tasks].cpu().numpy()
+    def _table(self, statistics: str) -> NDArray[np.float64]:
+        """Return the accuracy in percent at each point (row) on each task (column)."""
+        with self.engine.scope():
+            counts = torch.stack(self.counts[statistics])[:, : self.tasks].cpu().numpy()
         return np.asarray(100 * counts / self.sizes)
 
 
 def portions(n: int, size: int, together: int) -> list[slice]:
-    """n rows, rounded up to whole batches, several at once as long as that many are left.
+    """Split n rows, rounded up to whole batches, into parts of `together` batches.
+
+    Batches that are left over are parts of their own.
 
     >>> portions(11, 4, 2)
     [slice(0, 8, None), slice(8, 12, None)]
@@ -144,6 +153,6 @@ def portions(n: int, size: int, together: int) -> list[slice]:
 
 
 def _count(learner: Learner, into: Tensor, x: Tensor, y: Tensor, owner: Tensor) -> None:
-    """Add the number of correct answers of a batch to each task's count."""
-    answers = learner.scores(x).argmax(1)
-    into.index_add_(0, owner, (answers == y).long())
+    """Add the number of correct predictions of a batch to the count of each task."""
+    predicted = learner.scores(x).argmax(1)
+    into.index_add_(0, owner, (predicted == y).long())

@@ -1,9 +1,9 @@
-"""Recorders: what a run is watched for beside its scores, without leaving a trace in it.
+"""Recorders: measurements along a run beside its scores, which do not change the run.
 
-A recorder looks at the learner before each step and at the end of the stream. It changes nothing
-there: it takes no random number from the learner's generators, moves no running statistics and
-writes no gradient, so the scores are the same with and without it. What it sees stays on the
-device until `result` asks for it.
+A recorder is called before each step and at the end of the stream. It must not change the learner:
+it draws no random numbers from the learner's generators, updates no running statistics and writes
+no gradients, so the scores are the same with and without it. Its measurements stay on the device
+until `result` reads them.
 """
 
 from __future__ import annotations
@@ -20,69 +20,70 @@ from torch import Tensor
 from dualcba.data import Dataset, Task
 from dualcba.learner import Learner
 from dualcba.normalization.statistics import evaluation_mode
-from dualcba.prediction import NORMS
+from dualcba.prediction import STATISTICS
 from dualcba.randomness import generator
 
 Rows = NDArray[np.int64]
 
 BATCH = 500
-"""Test samples in one forward."""
+"""Test samples per forward."""
 
 MOST = 500
-"""Test samples that a posterior is averaged over, at most."""
+"""Largest number of test samples that a posterior is averaged over."""
 
 OFFSETS = (-5, -1, *range(21), 25, 30, 40, 50, 75, 100, 150, 200, 300)
-"""Steps around a boundary: how many steps of the new task have been made, dense where it moves."""
+"""Where to measure around a boundary: steps since the new task began, dense at the beginning."""
 
 AFTER = 5
-"""How many steps of the new task "shortly after" a boundary means."""
+"""The step of the new task that counts as shortly after the boundary."""
 
 
 class Recorder:
-    """Watches one run; whoever calls it does so within the learner's `engine.scope()`.
+    """Records one run; its methods are called inside the `scope()` of the learner's engine.
 
     Parameters
     ----------
     learner, data, stream
-        What learns, from what, in which tasks.
+        The learner, its dataset and the tasks of its stream.
     steps
-        How many steps each task of the stream takes.
+        The number of steps of each task.
     """
 
     def __init__(
         self, learner: Learner, data: Dataset, stream: Sequence[Task], steps: Sequence[int]
     ) -> None:
         self.learner = learner
+        self.engine = learner.parts.engine
         self.data = data
         self.stream = stream
         self.lengths = list(steps)
 
     def before_step(self, x: Tensor, y: Tensor) -> None:
-        """Called before each step with the batch that it will learn, raw and on the device."""
+        """Called before each step with its new batch, raw and on the device."""
 
     def result(self) -> Any:
-        """What was recorded, as JSON takes it; called once, at the end of the stream."""
+        """Return the recording as JSON types; called once, at the end of the stream."""
         raise NotImplementedError
 
 
 class Predictions(Recorder):
-    """Counts of answers at the end of the stream: rows are true classes, columns predicted ones.
+    """The confusion matrix at the end of the stream: rows are true, columns predicted classes.
 
-    Over all test samples of the stream, under BN and under IBN, as `Learner.predict` answers.
+    It counts the predictions for all test samples of the stream, under BN and IBN statistics.
     """
 
     def result(self) -> dict[str, list[list[int]]]:
-        """`{"bn": C×C, "ibn": C×C}`."""
-        return {norm: self._counts(norm).cpu().tolist() for norm in NORMS}
+        """Return `{"bn": C×C, "ibn": C×C}`."""
+        return {s: self._counts(s).cpu().tolist() for s in STATISTICS}
 
-    def _counts(self, norm: str) -> Tensor:
+    def _counts(self, statistics: str) -> Tensor:
         learner, C = self.learner, self.data.num_classes
         rows = torch.from_numpy(np.concatenate([task.test for task in self.stream]))
-        with learner.evaluating(norm):
+        with learner.evaluating(statistics):
             counts = torch.zeros(C * C, dtype=torch.long, device=learner.device)
             for part in torch.split(rows, BATCH):
-                x = learner.engine.receive(self.data.test_x[part])
-                y = learner.engine.receive(self.data.test_y[part])
+                x = self.engine.receive(self.data.test_x[part])
+                y = self.engine.receive(self.data.test_y[part])
                 cell = y * C + learner.scores(x).argmax(1)
                 counts.index_add_(0, cell, torch.ones_like(cell))
             return counts.view(C, C)
@@ -90,27 +91,27 @@ class Predictions(Recorder):
 
 @dataclass
 class _Boundary:
-    """One boundary: the samples looked at, and the mean posteriors seen so far."""
+    """One boundary: its test samples, and the mean posteriors measured so far."""
 
-    task: int  # from 0: the one that begins
+    task: int  # the one that begins, from 0
     start: int  # its first step
     groups: tuple[Rows, Rows, Rows]  # test rows of old tasks, of the new one, of one old class
     one: int  # that class
     offsets: list[int] = field(default_factory=list)
     means: list[Tensor] = field(default_factory=list)  # (3, C) each, on the device
-    x: list[Tensor] = field(default_factory=list)  # the samples themselves, while needed
+    x: list[Tensor] = field(default_factory=list)  # the samples, while they are needed
 
 
 class Transitions(Recorder):
     """Mean posteriors of the raw network around each boundary between tasks.
 
-    The network is asked as at test time under BN: in evaluation mode, with the running statistics
-    that training left behind, without adaptor, its softmax over all classes. Old classes are those
-    of all tasks before the boundary, new ones those of the task that begins. Step 0 is the network
-    as the new task finds it, before any of its samples; step s has seen s of its batches. Test
-    samples are at most 500 of the old tasks and 500 of the new one, drawn once by the seed.
+    The network predicts as at test time under BN: in evaluation mode, with the running statistics
+    of training, without adaptor, with a softmax over all classes. Old classes are those of all
+    tasks before the boundary, new classes those of the task that begins. Step 0 is the network at
+    the boundary; at step s it was trained on s batches of the new task. At most 500 test samples of
+    the old tasks and 500 of the new one are drawn, once per boundary, from the seed.
 
-    The single class is the middle one of the task that has just ended: the fifth of ten, so at the
+    The single class is the middle one of the task before the boundary: the fifth of ten, so at the
     last boundary of Split CIFAR-100 the paper's 85th (index 84).
     """
 
@@ -137,11 +138,11 @@ class Transitions(Recorder):
         return _Boundary(t, sum(self.lengths[:t]), some, one)  # type: ignore[arg-type]
 
     def before_step(self, x: Tensor, y: Tensor) -> None:
-        """Look where a boundary is near."""
+        """Measure if a boundary is near."""
         for boundary, offset in self.due.pop(self.learner.step, []):
             if not boundary.x:
-                receive = self.learner.engine.receive
-                boundary.x = [receive(self.data.test_x[rows]) for rows in boundary.groups]
+                samples = [self.data.test_x[rows] for rows in boundary.groups]
+                boundary.x = [self.engine.receive(x) for x in samples]
             boundary.offsets.append(offset)
             boundary.means.append(torch.stack([self._posterior(part) for part in boundary.x]))
             if not any(boundary is b for points in self.due.values() for b, _ in points):
@@ -149,14 +150,14 @@ class Transitions(Recorder):
 
     @torch.no_grad()
     def _posterior(self, x: Tensor) -> Tensor:
-        """The mean posterior over samples, (C,)."""
-        learner = self.learner
-        with evaluation_mode(learner.network), learner.method.context.autocast():
-            z, _ = learner.network(learner.transform(x))
+        """Return the mean posterior over samples, (C,)."""
+        context = self.learner.parts.context
+        with evaluation_mode(context.network), context.autocast():
+            z, _ = context.network(context.transform(x))
         return z.softmax(1).mean(0)  # type: ignore[no-any-return]
 
     def result(self) -> list[dict[str, Any]]:
-        """One entry per boundary, tasks counted from 1."""
+        """Return one entry per boundary; tasks are counted from 1."""
         return [self._entry(boundary) for boundary in self.boundaries]
 
     def _entry(self, boundary: _Boundary) -> dict[str, Any]:

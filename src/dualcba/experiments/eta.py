@@ -1,4 +1,4 @@
-"""About how long runs will take here: from finished runs of the same kind, or a few timed steps."""
+"""Estimates of how long runs take, from finished runs of the same kind or a few timed steps."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dualcba.experiments.settings import parse_setting
 from dualcba.experiments.spec import Spec
 from dualcba.options import Hardware
 
-TEST_SAMPLES = 32  # of each task, for the timing
+TEST_SAMPLES = 32  # per task, for the timing
 ENOUGH = 1.0  # seconds of timed steps
-BUDGET = 20.0  # seconds for all timing, beyond which kinds borrow from each other
+BUDGET = 20.0  # seconds for all timing; afterwards similar kinds of runs share one timing
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds per step of training, and per sample that passes the network in evaluation."""
+    """Seconds per training step, and per sample in evaluation."""
 
     step: float
     sample: float
@@ -34,7 +34,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds for some runs, how many runs were told from finished ones, how many from timing."""
+    """Seconds for some runs; how many were estimated from finished runs and how many by timing."""
 
     seconds: float
     finished: int
@@ -44,7 +44,7 @@ class Estimate:
 def estimate(
     specs: Sequence[Spec], results: Sequence[dict[str, Any]], load: Load, hardware: Hardware
 ) -> Estimate:
-    """How long the runs take one after the other."""
+    """Estimate how long the runs take one after another."""
     device = device_name(resolve_device(hardware.device))
     known: dict[tuple[Any, ...], list[float]] = {}
     for result in results:
@@ -79,7 +79,7 @@ def _kind(spec: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def measure(spec: Spec, data: Dataset, hardware: Hardware) -> Pace:
-    """Time a few steps of the second task, where the outer step is taken too, and a small test."""
+    """Time a few steps of the second task, which include outer steps, and a small evaluation."""
     spec = dataclasses.replace(spec, eval_every=0)
     if parse_setting(spec.setting).kind == "offline":
         spec = dataclasses.replace(spec, epochs=1)
@@ -88,20 +88,23 @@ def measure(spec: Spec, data: Dataset, hardware: Hardware) -> Pace:
     window, enough = (10, math.inf) if cuda else (5, ENOUGH)  # a fifth of them take an outer step
     run.stream = [dataclasses.replace(t, test=t.test[:TEST_SAMPLES]) for t in run.stream[:2]]
     lengths = (2, 2 * window + 1) if len(run.stream) > 1 else (2 * window + 1,)
-    run.plan = [[p[0].first(n)] for p, n in zip(run.plan, lengths, strict=False)]
+    run.schedule = [[p[0].first(n)] for p, n in zip(run.schedule, lengths, strict=False)]
     run.evaluator = Evaluator(run.learner, data, run.stream)
     steps = run.steps()
     for _ in range(run.total - 2 * window - 1):
         next(steps)
-    count, seconds = _time(steps, window, run.learner.engine, enough)
-    if seconds < enough:  # the first time may prepare what the second uses
-        again = _time(steps, window, run.learner.engine, enough)
+    count, seconds = _time(steps, window, run.engine, enough)
+    if seconds < enough:  # the first window may include one-off preparation
+        again = _time(steps, window, run.engine, enough)
         count, seconds = again if again[0] else (count, seconds)
     return Pace(seconds / count, _evaluation(run))
 
 
 def _time(steps: Iterator[int], n: int, engine: Engine, enough: float) -> tuple[int, float]:
-    """How many of the next n steps were made in how many seconds; none begins after `enough`."""
+    """Return how many of the next n steps were taken, and in how many seconds.
+
+    No step begins after `enough` seconds.
+    """
     engine.finish()
     begun, count = time.perf_counter(), 0
     for count, _ in enumerate(islice(steps, n), 1):  # noqa: B007
@@ -112,10 +115,10 @@ def _time(steps: Iterator[int], n: int, engine: Engine, enough: float) -> tuple[
 
 
 def _evaluation(run: Run) -> float:
-    for _ in range(2):  # the first may prepare what the second uses
+    for _ in range(2):  # the first may include one-off preparation
         begun = time.perf_counter()
         run.evaluator.evaluate("end")
-        run.learner.engine.finish()
+        run.engine.finish()
         seconds = time.perf_counter() - begun
     passed = 2 * len(run.evaluator.x) + min(run.spec.buffer, run.learner.memory.seen)
     return seconds / passed
@@ -127,13 +130,13 @@ def _seconds(spec: Spec, data: Dataset, pace: Pace) -> float:
     tests = len(data.test_y)
     samples = (tasks + 1.0) * (2 * tests + spec.buffer)
     if spec.eval_every:
-        so_far = tests * (tasks + 1) / tasks  # twice, BN and IBN, half of them on average
+        so_far = tests * (tasks + 1) / tasks  # BN and IBN, each on half of the tasks on average
         samples += steps / spec.eval_every * (so_far + spec.buffer)
     return steps * pace.step + samples * pace.sample
 
 
 def in_words(seconds: float) -> str:
-    """A length of time as one says it.
+    """Return a duration as text.
 
     >>> in_words(42), in_words(600), in_words(9000), in_words(400_000)
     ('42 s', '10 min', '2 h 30 min', '4 d 15 h')

@@ -1,4 +1,4 @@
-"""Runs a spec from the data to the result."""
+"""Runs of a spec, from the data to the result."""
 
 from __future__ import annotations
 
@@ -38,45 +38,50 @@ Arrivals = Iterator[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """One pass over a task: (steps, n) rows, and which of them the memory may take, if not all."""
+    """One pass over a task: the rows of each batch, (steps, n)."""
 
     rows: Indices
-    kept: NDArray[np.bool_] | None = None
+    storable: NDArray[np.bool_] | None = None
+    """(steps, n) the samples that may enter the memory; None for all."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def first(self, steps: int) -> Pass:
-        """Its first so many steps."""
-        return Pass(self.rows[:steps], None if self.kept is None else self.kept[:steps])
+        """Return a pass with the first `steps` batches only."""
+        return Pass(self.rows[:steps], None if self.storable is None else self.storable[:steps])
 
 
 @dataclass
 class Run:
-    """One run under way: iterate `steps`, then ask for the `result`."""
+    """A run of one spec: iterate over `steps`, then call `result`.
+
+    `alone` says that no other run uses the device, so that its peak memory can be measured.
+    """
 
     spec: Spec
     data: Dataset
     hardware: Hardware = field(default_factory=Hardware)
-    alone: bool = True  # on its device; else nobody can say how much memory is whose
+    alone: bool = True
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
 
     def __post_init__(self) -> None:
         spec = self.spec
         self.setting = parse_setting(spec.setting)
         self.stream = make_stream(spec, self.data)
-        self.known = make_known(spec, self.data)
-        self.plan = make_plan(spec, self.stream, self.known)
+        self.has_label = make_label_mask(spec, self.data)
+        self.schedule = make_schedule(spec, self.stream, self.has_label)
         device = resolve_device(self.hardware.device)
         counts = self.alone and device.type == "cuda"
         self.held = torch.cuda.memory_allocated(device) if counts else None
         self.learner = make_learner(spec, self.data, self.hardware)
+        self.engine = self.learner.parts.engine
         if counts:
             torch.cuda.reset_peak_memory_stats(device)
         self.evaluator = Evaluator(
             self.learner, self.data, self.stream, anytime=ANYTIME[spec.anytime]
         )
-        lengths = [sum(map(len, epochs)) for epochs in self.plan]
+        lengths = [sum(map(len, passes)) for passes in self.schedule]
         self.recorders = {
             name: RECORDERS[name](self.learner, self.data, self.stream, lengths)
             for name in spec.record
@@ -84,48 +89,40 @@ class Run:
 
     @property
     def total(self) -> int:
-        """How many steps it takes."""
-        return sum(len(one) for epochs in self.plan for one in epochs)
+        """The number of steps."""
+        return sum(len(one) for passes in self.schedule for one in passes)
 
     def steps(self) -> Iterator[int]:
-        """Train and evaluate; yields after each step."""
-        learner, evaluator = self.learner, self.evaluator
-        device = learner.device
-        train_y = self.data.train_y.clone()
-        if self.known is not None:
-            train_y[torch.from_numpy(~self.known)] = -1  # nothing below can see these labels
+        """Train and evaluate; yields the number of steps so far after each step."""
+        train_y = self._visible_labels()
+        arrive = self._arrivals(train_y)
         labels = train_y.numpy()
-        arrive = self._arrivals(train_y, device)
         with self._clock("evaluate"):
-            evaluator.evaluate("start")
-        given = self.spec.boundaries == "given"
-        for number, (task, epochs) in enumerate(zip(self.stream, self.plan, strict=True)):
-            if given:
-                with self._clock("train"):
-                    learner.new_task(task.classes)
-            end_is_known = given or number == len(self.stream) - 1
-            for epoch, one in enumerate(epochs):
-                with self._clock("train"), learner.engine.scope():
-                    lr = learning_rate(self.spec.lr, self.setting, epoch, len(epochs))
-                    learner.lr.fill_(lr)
+            self.evaluator.evaluate("start")
+        for number, (task, passes) in enumerate(zip(self.stream, self.schedule, strict=True)):
+            self._begin_task(task)
+            for epoch, one in enumerate(passes):
+                self._set_learning_rate(epoch, len(passes))
                 for k, (x, y) in enumerate(arrive(one.rows)):
-                    last = epoch == len(epochs) - 1 and k == len(one) - 1
-                    if self.recorders:
-                        with self._clock("evaluate"), learner.engine.scope():
-                            for recorder in self.recorders.values():
-                                recorder.before_step(x, y)
-                    with self._clock("train"), learner.engine.scope():
-                        kept = None if one.kept is None else one.kept[k]
-                        learner.learn(x, y, kept, labels=labels[one.rows[k]], again=epoch > 0)
-                        if last and end_is_known:
-                            learner.end_task()
+                    self._record(x, y)
+                    last = epoch == len(passes) - 1 and k == len(one) - 1
+                    ends = last and self._end_is_known(number)
+                    storable = None if one.storable is None else one.storable[k]
+                    self._train(x, y, storable, labels[one.rows[k]], again=epoch > 0, ends=ends)
                     self._evaluate(number, last)
-                    yield learner.step
-        learner.check_finite()
+                    yield self.learner.step
+        self.learner.check_finite()
 
-    def _arrivals(self, train_y: Tensor, device: torch.device) -> Callable[[Indices], Arrivals]:
-        """A function from rows to the batches that arrive, on the device."""
-        train_x, engine = self.data.train_x, self.learner.engine
+    def _visible_labels(self) -> Tensor:
+        """Return a copy of the training labels, with −1 for those that the setting hides."""
+        train_y = self.data.train_y.clone()
+        if self.has_label is not None:
+            train_y[torch.from_numpy(~self.has_label)] = -1
+        return train_y
+
+    def _arrivals(self, train_y: Tensor) -> Callable[[Indices], Arrivals]:
+        """Return a function from the rows of a pass to its batches, on the device."""
+        train_x, engine, device = self.data.train_x, self.engine, self.learner.device
         if not fits_on_device(self.data, device):
             return lambda rows: (
                 (engine.receive(x), engine.receive(y))
@@ -135,7 +132,7 @@ class Run:
         engine.keep_alive([train_x, train_y])
 
         def arrive(rows: Indices) -> Arrivals:
-            index = engine.receive(torch.from_numpy(rows))  # the engine's: it may lag behind
+            index = engine.receive(torch.from_numpy(rows))  # a copy: the engine may lag behind
             for k in range(len(rows)):
                 with engine.scope():
                     batch = train_x[index[k]], train_y[index[k]]
@@ -143,7 +140,47 @@ class Run:
 
         return arrive
 
+    def _begin_task(self, task: Task) -> None:
+        """Announce a task, unless the learner infers the boundaries."""
+        if self.spec.boundaries == "given":
+            with self._clock("train"):
+                self.learner.new_task(task.classes)
+
+    def _end_is_known(self, number: int) -> bool:
+        """Return whether `end_task` is called at the end of a task."""
+        return self.spec.boundaries == "given" or number == len(self.stream) - 1
+
+    def _set_learning_rate(self, epoch: int, epochs: int) -> None:
+        with self._clock("train"), self.engine.scope():
+            lr = learning_rate(self.spec.lr, self.setting, epoch, epochs)
+            self.learner.parts.context.lr.fill_(lr)
+
+    def _record(self, x: Tensor, y: Tensor) -> None:
+        """Call the recorders before a step."""
+        if not self.recorders:
+            return
+        with self._clock("evaluate"), self.engine.scope():
+            for recorder in self.recorders.values():
+                recorder.before_step(x, y)
+
+    def _train(
+        self,
+        x: Tensor,
+        y: Tensor,
+        storable: NDArray[np.bool_] | None,
+        labels: Indices,
+        *,
+        again: bool,
+        ends: bool,
+    ) -> None:
+        """Take one step, and end the task if it is the last one of it."""
+        with self._clock("train"), self.engine.scope():
+            self.learner.observe_on_device(x, y, storable, labels=labels, again=again)
+            if ends:
+                self.learner.end_task()
+
     def _evaluate(self, task: int, last: bool) -> None:
+        """Evaluate if it is due; `last` says that the step was the last one of the task."""
         every = self.spec.eval_every
         anytime = every > 0 and self.learner.step % every == 0
         if anytime or last:
@@ -152,11 +189,11 @@ class Run:
                 self.evaluator.evaluate(kind, task)
 
     def result(self) -> dict[str, Any]:
-        """What `result.json` holds."""
+        """Return the content of `result.json`."""
         with self._clock("evaluate"):
             measured = self.evaluator.result()
             if self.recorders:
-                with self.learner.engine.scope():
+                with self.engine.scope():
                     recorded = {name: r.result() for name, r in self.recorders.items()}
                 measured["recordings"] = recorded
         spec = self.spec
@@ -176,7 +213,7 @@ class Run:
         }
 
     def files(self) -> dict[str, Callable[[Path], None]]:
-        """What lies beside `result.json`: ν, where it was learnt, by a function that writes it."""
+        """Return the files beside `result.json`, as functions that write them: ν, if trained."""
         adaptor = self.learner.adaptor
         if adaptor is None or adaptor.agnostic is None or self.spec.agnostic_from is not None:
             return {}
@@ -184,21 +221,21 @@ class Run:
         return {AGNOSTIC: save}
 
     def provenance(self) -> dict[str, Any]:
-        """What a part that this run trained comes from."""
+        """Return the origin of ν, to be stored with it."""
         shown = ("dataset", "setting", "method", "specific", "buffer", "seed", "tasks")
         made_by = versions(self.learner)["dualcba"]
         return {name: getattr(self.spec, name) for name in shown} | {"dualcba": made_by}
 
     @contextmanager
     def _clock(self, what: str) -> Iterator[None]:
-        """Time on the host; on CUDA work is queued, so the split is approximate."""
+        """Add the time on the host; work on CUDA is queued, so the split is approximate."""
         start = time.perf_counter()
         yield
         self.seconds[what] += time.perf_counter() - start
 
 
 def make_stream(spec: Spec, data: Dataset) -> list[Task]:
-    """The tasks of a spec, blurred where the setting says so."""
+    """Return the tasks of a spec, blurry if the setting is."""
     order = spec.class_order
     if isinstance(order, str):
         rng = generator(spec.seed, "classes")
@@ -210,32 +247,32 @@ def make_stream(spec: Spec, data: Dataset) -> list[Task]:
     return stream
 
 
-def make_known(spec: Spec, data: Dataset) -> NDArray[np.bool_] | None:
-    """Which samples have a label, where not all have."""
+def make_label_mask(spec: Spec, data: Dataset) -> NDArray[np.bool_] | None:
+    """Return the mask of training samples with a label; None if all have one."""
     setting = parse_setting(spec.setting)
     if setting.kind != "semi":
         return None
     return labelled(data, setting.value, generator(spec.seed, "labels"))
 
 
-def make_plan(
-    spec: Spec, stream: Sequence[Task], known: NDArray[np.bool_] | None
+def make_schedule(
+    spec: Spec, stream: Sequence[Task], has_label: NDArray[np.bool_] | None
 ) -> list[list[Pass]]:
-    """The passes over each task."""
+    """Return the passes over each task."""
     rng = generator(spec.seed, "order")
 
     def one(task: Task) -> Pass:
-        if known is not None and spec.labelled_batches == "cycled":
-            rows, first = cycled(task, known, spec.batch_size, rng)
-            return Pass(rows, known[rows] & first)
+        if has_label is not None and spec.labelled_batches == "cycled":
+            rows, first = cycled(task, has_label, spec.batch_size, rng)
+            return Pass(rows, has_label[rows] & first)
         rows = batches(task, spec.batch_size, rng)
-        return Pass(rows, None if known is None else known[rows])
+        return Pass(rows, None if has_label is None else has_label[rows])
 
     return [[one(task) for _ in range(spec.epochs)] for task in stream]
 
 
 def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
-    """The learner of a spec."""
+    """Make the learner of a spec."""
     with first_weights(spec.seed):
         network = make_network(spec.network, data.input_shape, data.num_classes)
         network = convert_normalization(network, spec.norm)
@@ -259,7 +296,7 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
 
 
 def versions(learner: Learner) -> dict[str, str]:
-    """What computed a result."""
+    """Return the versions of the software, and the hardware, that computed a result."""
     import dualcba
 
     return {
@@ -268,19 +305,22 @@ def versions(learner: Learner) -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "device": device_name(learner.device),
-        "engine": type(learner.engine).__name__.lower(),
-        "precision": "bf16" if learner.precision.bf16 else "fp32",
+        "engine": type(learner.parts.engine).__name__.lower(),
+        "precision": "bf16" if learner.parts.precision.bf16 else "fp32",
     }
 
 
 def device_name(device: torch.device) -> str:
-    """What a result calls the device that computed it."""
+    """Return the name of a device in a result."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return f"{device.type} ({name})"
 
 
 def cost(learner: Learner, held: int | None = None) -> dict[str, int | None]:
-    """Parameters of network and adaptor; the most bytes on the GPU at once, over those held."""
+    """Return the number of parameters of network and adaptor, and the peak GPU memory in bytes.
+
+    `held` is the memory allocated before the run, which does not count.
+    """
     parts = [learner.network, *([learner.adaptor] if learner.adaptor else [])]
     most = None if held is None else torch.cuda.max_memory_allocated(learner.device) - held
     return {

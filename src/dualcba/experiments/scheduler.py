@@ -1,4 +1,4 @@
-"""Runs many specs, several side by side where a device has room for them."""
+"""Runs of many specs, one after another or several in turn on one device."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dualcba.data import Dataset, load_dataset
 from dualcba.errors import at_least
 from dualcba.experiments.run import (
     Run,
-    make_known,
+    make_label_mask,
     make_learner,
-    make_plan,
+    make_schedule,
     make_stream,
 )
 from dualcba.experiments.spec import Spec
@@ -27,7 +27,7 @@ Load = Callable[[Spec], Dataset]
 
 @dataclass
 class Loader:
-    """Loads the dataset of a spec, each once; another process gets it without what it has loaded.
+    """Loads the dataset of a spec, each once; a pickled copy has no datasets loaded.
 
     >>> Loader()(Spec(dataset="digits")).num_classes
     10
@@ -37,7 +37,7 @@ class Loader:
     loaded: dict[str, Dataset] = field(default_factory=dict, repr=False)
 
     def __call__(self, spec: Spec) -> Dataset:
-        """The dataset of a spec."""
+        """Return the dataset of a spec."""
         if spec.dataset not in self.loaded:
             self.loaded[spec.dataset] = load_dataset(spec.dataset, self.data_dir)
         return self.loaded[spec.dataset]
@@ -48,7 +48,7 @@ class Loader:
 
 @contextmanager
 def few_threads(specs: Iterable[Spec]) -> Iterator[None]:
-    """One thread of torch while all networks are small: several would only wait for each other."""
+    """Use one thread while all networks are small: more threads would only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if all(spec.network == "mlp" for spec in specs) else before)
     try:
@@ -58,23 +58,23 @@ def few_threads(specs: Iterable[Spec]) -> Iterator[None]:
 
 
 def check_all(specs: Sequence[Spec], load: Load, hardware: Hardware) -> None:
-    """Raise for whatever would stop a run before its first step, before any of them begins."""
+    """Raise if a run would fail before its first step; called before any run begins."""
     first: dict[str, Spec] = {}
-    for spec in specs:  # seeds of one spec stand or fall together
+    for spec in specs:  # one seed of a spec stands for all of them
         first.setdefault(json.dumps(spec.to_dict() | {"seed": None}, sort_keys=True), spec)
     for spec in first.values():
         data = load(spec)
-        make_plan(spec, make_stream(spec, data), make_known(spec, data))
+        make_schedule(spec, make_stream(spec, data), make_label_mask(spec, data))
         make_learner(spec, data, hardware)
 
 
 def run_all(
     specs: Sequence[Spec], load: Load, hardware: Hardware, *, abreast: int = 1
 ) -> Iterator[tuple[Run, bool]]:
-    """Step through the runs, `abreast` of them in turn; yields each run after each step.
+    """Step through the runs, `abreast` of them in turn; yields a run after each of its steps.
 
-    The flag says that the run is complete. On CUDA each learner queues its work on a stream of its
-    own, so those in turn overlap; every run gives what it would give alone.
+    With the run comes whether it is complete. On CUDA each learner has a stream of its own, so the
+    work of runs in turn overlaps. The result of a run does not depend on the others.
     """
     at_least(1, abreast=abreast)
     waiting = list(specs)
@@ -89,4 +89,4 @@ def run_all(
             if done:
                 active.remove((run, steps))
             yield run, done
-        del run, steps  # one that is complete is gone before the next is made
+        del run, steps  # frees a complete run before the next one is made

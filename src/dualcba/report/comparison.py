@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dualcba.evaluation import NORMS, interval
+from dualcba.evaluation import STATISTICS, interval
 from dualcba.experiments.paper.catalogue import Entry, Experiment, serving
 from dualcba.experiments.paper.catalogue import score as value
 from dualcba.report.names import score as named
@@ -142,7 +142,7 @@ def known(found: Sequence[Row]) -> list[Row]:
 
 
 def _cell(served: Served, score: str) -> Cell:
-    bn, ibn = (measure(served.results, norm, score) for norm in NORMS)
+    bn, ibn = (measure(served.results, norm, score) for norm in STATISTICS)
     return Cell(score, served.entry.norm, bn, ibn, served.entry.paper.get(score))
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from dualcba.evaluation import NORMS, interval
+from dualcba.evaluation import STATISTICS, interval
 from dualcba.report.comparison import Served
 from dualcba.report.groups import collections
 from dualcba.report.names import method_title, seeds
@@ -48,10 +48,10 @@ def _table(served: Sequence[Served], keys: Sequence[str]) -> Table:
     )
     table.add_column("method", overflow="fold")  # where it is narrow, rather than a number
     for key in keys:
-        for norm in NORMS:
+        for norm in STATISTICS:
             table.add_column(f"{COLUMNS[key]}\n{norm.upper()}", justify="right", no_wrap=True)
     for s in served:
-        cells = (cell(s.results, norm, key) for key in keys for norm in NORMS)
+        cells = (cell(s.results, norm, key) for key in keys for norm in STATISTICS)
         table.add_row(_name(s), *cells)
     return table
 

@@ -47,17 +47,17 @@ MIN_LABELS = 8  # the labels of a task before it can end
 FRESH, SEEN = 1.0, -2.0  # log prior of being new, for classes not seen or seen before the boundary
 
 
-class Boundaries:
-    """Infers from the labels of a stream when a task begins and which classes are new.
+class TaskDetector:
+    """Follows the labels of a stream and says when a task begins and which classes are new.
 
     Parameters
     ----------
     num_classes
         The number of classes, including those to come.
 
-    >>> follow = Boundaries(6)
+    >>> detector = TaskDetector(6)
     >>> for classes in ([0, 1], [0, 1], [2, 3]):
-    ...     boundary, new = follow.update(np.tile(classes, 4))
+    ...     boundary, new = detector.update(np.tile(classes, 4))
     ...     print(boundary, sorted(new))
     True [0, 1]
     False [0, 1]

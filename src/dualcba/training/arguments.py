@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from dualcba.adaptors.outer_step import OuterLevel
+from dualcba.adaptors.outer_step import OuterLoop
 from dualcba.data import Transform
 from dualcba.errors import at_least, expected, unknown
 from dualcba.methods import Method, check_options, parse_method
@@ -36,6 +36,7 @@ from dualcba.options import (
 
 DTYPES = (torch.uint8, torch.float32)
 P = ParamSpec("P")
+C = TypeVar("C")
 
 
 def _method(name: str, value: Any) -> Any:
@@ -136,10 +137,10 @@ def keywords_of(
     return typed
 
 
-def documented(arguments: type) -> Callable[[type], type]:
+def documented(arguments: type) -> Callable[[type[C]], type[C]]:
     """Put the options of a dataclass into a class's docstring, in place of `{options}`."""
 
-    def document(cls: type) -> type:
+    def document(cls: type[C]) -> type[C]:
         lines = []
         for o in definitions(arguments).values():
             default = "" if o.default is None or callable(o.default) else f", default {o.default!r}"
@@ -201,10 +202,10 @@ def check_network(network: nn.Module) -> None:
         raise ValueError("no parameter of the network requires a gradient, expected at least one")
 
 
-def check_head(network: Network, outer: OuterLevel) -> None:
+def check_head(network: Network, outer_loop: OuterLoop) -> None:
     """Raise if the last layer is frozen and the adaptor is trained by a virtual step of it."""
     frozen = [name for name, p in network.head.named_parameters() if not p.requires_grad]
-    if frozen and outer.optimizer is not None and outer.levels == "bi":
+    if frozen and outer_loop.optimizer is not None and outer_loop.levels == "bi":
         name = f"{network.head_name}.{frozen[0]}"
         wanted = "a trainable last layer: the adaptor is trained by a step of it"
         raise ValueError(f"the network's {name} requires no gradient, expected {wanted}")

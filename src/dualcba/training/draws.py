@@ -1,19 +1,74 @@
-"""The draws: everything random that a step needs, made on the host ahead of it."""
+"""Everything random that a step needs, drawn on the host ahead of it.
+
+The draws are made as NumPy arrays, packed into one packet (`dualcba.engine.packet`) and unpacked
+on the device as the same dataclasses with tensors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dualcba.data import Transform
+from dualcba.engine.packet import Array
 from dualcba.methods import Context, Method
-from dualcba.randomness import Array, generator
+from dualcba.randomness import generator
+from dualcba.training.loss_monitor import loss_slot
+
+T = TypeVar("T", Array, Tensor)
 
 
-class Draws:
-    """Named generators of one seed, and what the next step takes from them."""
+@dataclass(frozen=True, slots=True)
+class MemoryDraw(Generic[T]):
+    """Samples drawn from the memory."""
+
+    rows: T
+    """(n,) their rows in the memory."""
+
+    augment: T | None
+    """(n, ...) parameters of the augmentation; None if the transform is not random."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDraws(Generic[T]):
+    """What the batches of a step depend on."""
+
+    new_augment: T | None
+    """Parameters of the augmentation of the new samples."""
+
+    memory: tuple[MemoryDraw[T], ...]
+    """The memory draws of the inner loss, `Method.draws` of them unless the memory is empty."""
+
+    outer_batch: MemoryDraw[T] | None
+    """B_buf, the fresh memory draw of the outer step; None if the step takes none."""
+
+    views: dict[str, T]
+    """Parameters of the method's other views of the new samples, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepDraws(Generic[T]):
+    """Everything random that one step needs."""
+
+    batches: BatchDraws[T]
+
+    slots: T
+    """(n,) the memory rows that the new samples go to; the spare row for those not stored."""
+
+    noise: T | None
+    """What the method's `noise` drew."""
+
+    loss_slot: T
+    """(1,) where the loss of this step goes in the `LossMonitor`."""
+
+
+class StepSampler:
+    """Named random generators of one seed, and what each step draws from them."""
 
     def __init__(
         self, seed: int, context: Context, method: Method, views: Mapping[str, Transform]
@@ -24,29 +79,33 @@ class Draws:
         self.views = views
 
     def draw(
-        self, step: int, n: int, store: NDArray[np.bool_], *, outer: bool = False
-    ) -> dict[str, Array]:
-        """The parts of a packet by name, for n new samples; `store`: what memory may take."""
-        memory, rng = self.context.memory, self.rng["memory"]
-        parts = self._augment("new", n)
-        for i in range(self.method.draws if memory.filled else 0):
-            parts |= self._rows(f"mem{i}")
-        if outer:
-            parts |= self._rows("outer")
-        for name, view in self.views.items():
-            parts[f"view.{name}"] = view.draw(self.rng["augmentation"], n - self.method.labelled)
-        parts["slots"] = np.full(n, memory.size)
-        parts["slots"][store] = memory.slots(int(store.sum()), rng)
+        self, step: int, n: int, storable: NDArray[np.bool_], *, outer_batch: bool = False
+    ) -> StepDraws[Array]:
+        """Draw what a step with n new samples needs.
+
+        `storable` is the mask of samples that may enter the memory; `outer_batch` says whether to
+        draw B_buf.
+        """
+        batches = self._batches(n, outer_batch)
+        memory = self.context.memory
+        slots = np.full(n, memory.size)
+        slots[storable] = memory.slots(int(storable.sum()), self.rng["memory"])
         noise = self.method.noise(self.rng["method"], step)
-        return parts if noise is None else {**parts, "noise": noise}
+        return StepDraws(batches, slots, noise, loss_slot(step))
 
-    def _rows(self, name: str) -> dict[str, Array]:
-        """A batch of the memory, and how to augment it."""
+    def _batches(self, n: int, outer_batch: bool) -> BatchDraws[Array]:
+        new_augment = self._augment(n)
+        count = self.method.draws if self.context.memory.filled else 0
+        memory = tuple([self._memory_draw() for _ in range(count)])
+        fresh = self._memory_draw() if outer_batch else None
+        unlabelled, rng = n - self.method.labelled, self.rng["augmentation"]
+        views = {name: view.draw(rng, unlabelled) for name, view in self.views.items()}
+        return BatchDraws(new_augment, memory, fresh, views)
+
+    def _memory_draw(self) -> MemoryDraw[Array]:
         rows = self.context.memory.draw(self.context.batch_size, self.rng["memory"])
-        return {name: rows, **self._augment(name, len(rows))}
+        return MemoryDraw(rows, self._augment(len(rows)))
 
-    def _augment(self, name: str, count: int) -> dict[str, Array]:
+    def _augment(self, n: int) -> Array | None:
         transform = self.context.transform
-        if not transform.random:
-            return {}
-        return {f"{name}.augment": transform.draw(self.rng["augmentation"], count)}
+        return transform.draw(self.rng["augmentation"], n) if transform.random else None

@@ -1,4 +1,4 @@
-"""From raw samples to logits: a step's batches read, augmented and put through the network."""
+"""From raw samples to logits: the batches of a step are read, augmented and passed forward."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from dualcba.data import Transform
 from dualcba.losses import Batch
@@ -18,18 +19,20 @@ from dualcba.normalization.statistics import (
     grouped_statistics,
     without_tracking,
 )
+from dualcba.training.draws import BatchDraws, MemoryDraw
 
 Raw = tuple[Tensor, Tensor, Mapping[str, Tensor]]
-"""Samples, labels and what is stored beside them."""
+"""Samples, labels and the columns stored with them."""
 
 Outputs = tuple[Tensor, Tensor]
 """Logits and features."""
 
 
-class Forwards:
-    """Forwards by batch statistics, as in training.
+class ForwardPass:
+    """Forward passes with batch statistics, as in training.
 
-    Batches pass together if `concat`, so that their statistics mix; otherwise as if one by one.
+    With `concat` all batches pass the network together and share batch statistics. Otherwise each
+    batch has statistics of its own.
     """
 
     def __init__(
@@ -39,94 +42,119 @@ class Forwards:
         self.method = method
         self.views = views
         self.concat = concat
-        self.norms = batch_norms(context.network)
-        self.aware = [layer for layer in self.norms if isinstance(layer, TaskAware)]
+        self.norm_layers = batch_norms(context.network)
+        # those in evaluation mode were frozen by the caller and keep their statistics
+        self.trained_norm_layers = [layer for layer in self.norm_layers if layer.training]
+        self._modes = [(module, module.training) for module in context.network.modules()]
+        self.task_aware = [layer for layer in self.norm_layers if isinstance(layer, TaskAware)]
         self.samplewise = context.network.samplewise
 
-    def inner(self, x: Tensor, y: Tensor, draw: Mapping[str, Tensor]) -> list[Batch]:
-        """B_trn: the new batch, with other views of it, and each memory draw."""
-        names = ["new", *(f"mem{i}" for i in range(self.method.draws) if f"mem{i}" in draw)]
-        raw: list[Raw] = [(x, y, {})]
-        raw += [self.context.memory.read(draw[name]) for name in names[1:]]
-        seen = self.augmented([r[0] for r in raw], [draw.get(f"{n}.augment") for n in names])
-        first = self.method.labelled
-        for name, other in self.views.items():
-            raw.append((x[first:], y[first:], {}))
-            seen.append(other(x[first:], draw[f"view.{name}"]))
-        with self.context.autocast():
-            outputs = self.through(seen, [r[1] for r in raw])
-        new, *rest = _batches(seen, raw, outputs)
-        mem, others = rest[: len(names) - 1], rest[len(names) - 1 :]
-        if others:
-            new.views = dict(zip(self.views, others, strict=True))
-        return [new, *mem]
+    def restore_modes(self) -> None:
+        """Put the network back into training mode, if the caller has put it into evaluation mode.
 
-    def outer(self, draw: Mapping[str, Tensor]) -> Batch:
-        """B_buf: a fresh memory draw through the network, which takes no notice of it."""
-        x, y, columns = self.context.memory.read(draw["outer"])
-        view = self.context.transform(x, draw.get("outer.augment"))
-        with torch.no_grad(), without_tracking(self.norms), self.context.autocast():
-            z, h = self.outputs(view, y)
-        return Batch(view, y, z, h, columns)
+        Layers that were in evaluation mode from the start stay so.
+        """
+        if not self.context.network.module.training:
+            for module, mode in self._modes:
+                module.training = mode
+
+    def inner_batches(
+        self, x: Tensor, y: Tensor, drawn: BatchDraws[Tensor]
+    ) -> tuple[Batch, list[Batch]]:
+        """B_trn: the new batch, with its other views, and the memory draws."""
+        raw: list[Raw] = [(x, y, {})]
+        raw += [self.context.memory.read(draw.rows) for draw in drawn.memory]
+        params = [drawn.new_augment, *(draw.augment for draw in drawn.memory)]
+        inputs = self.augmented([samples for samples, _, _ in raw], params)
+        first = self.method.labelled
+        for name, view in self.views.items():
+            raw.append((x[first:], y[first:], {}))
+            inputs.append(view(x[first:], drawn.views[name]))
+        with self.context.autocast():
+            outputs = self.through(inputs, [labels for _, labels, _ in raw])
+        new, *rest = _batches(inputs, raw, outputs)
+        mem, views = rest[: len(drawn.memory)], rest[len(drawn.memory) :]
+        if views:
+            new.views = dict(zip(self.views, views, strict=True))
+        return new, mem
+
+    def outer_batch(self, draw: MemoryDraw[Tensor]) -> Batch:
+        """B_buf: a fresh memory draw; running statistics are left unchanged."""
+        x, y, columns = self.context.memory.read(draw.rows)
+        inputs = self.context.transform(x, draw.augment)
+        with without_tracking(self.norm_layers), self.context.autocast():
+            z, h = self.outputs(inputs, y)
+        return Batch(inputs, y, z, h, columns)
 
     def augmented(self, raw: list[Tensor], params: list[Tensor | None]) -> list[Tensor]:
-        """All raw batches augmented at once."""
+        """Augment and normalise all raw batches in one call."""
         drawn = [p for p in params if p is not None]
-        views = self.context.transform(torch.cat(raw), torch.cat(drawn) if drawn else None)
-        return list(torch.split(views, [len(part) for part in raw]))
+        inputs = self.context.transform(torch.cat(raw), torch.cat(drawn) if drawn else None)
+        return list(torch.split(inputs, [len(part) for part in raw]))
 
-    def through(self, views: Sequence[Tensor], labels: Sequence[Tensor]) -> Sequence[Outputs]:
-        """Logits and features of each view."""
-        sizes = [len(v) for v in views]
-        parts, labels = self._apart(views), self._apart(labels)
+    def through(self, inputs: Sequence[Tensor], labels: Sequence[Tensor]) -> Sequence[Outputs]:
+        """Return logits and features of each batch."""
+        sizes = [len(v) for v in inputs]
+        parts, labels = self._with_own_statistics(inputs), self._with_own_statistics(labels)
         alike = len(parts[0]) > 1 and len({len(part) for part in parts}) == 1
         if not self.concat and not (alike and self.samplewise):
             z, h = map(torch.cat, zip(*self._one_by_one(parts, labels), strict=True))
         else:
-            apart = nullcontext() if self.concat else grouped_statistics(self.norms, len(parts))
-            with apart:
+            groups = (
+                nullcontext() if self.concat else grouped_statistics(self.norm_layers, len(parts))
+            )
+            with groups:
                 z, h = self.outputs(torch.cat(parts), torch.cat(labels))
         return list(zip(torch.split(z, sizes), torch.split(h, sizes), strict=True))
 
-    def _apart(self, views: Sequence[Tensor]) -> list[Tensor]:
-        """What has statistics of its own; labelled samples have, where they lead a batch."""
+    def _with_own_statistics(self, batches: Sequence[Tensor]) -> list[Tensor]:
+        """Split the new batch where labelled samples lead it: they have their own statistics."""
         first = self.method.labelled
-        led = first and len(views[0]) > first
-        new = views[0].tensor_split([first]) if led else [views[0]]
-        return [*new, *views[1:]]
+        led = first and len(batches[0]) > first
+        new = batches[0].tensor_split([first]) if led else [batches[0]]
+        return [*new, *batches[1:]]
 
-    def _one_by_one(self, views: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Outputs]:
-        """Each view in a forward of its own; lone samples last.
+    def _one_by_one(self, inputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Outputs]:
+        """Pass each batch separately, batches of one sample last.
 
-        Those take running statistics, which no later forward may move before the backward.
+        Such a batch uses the running statistics, which must not change between its forward and
+        the backward.
         """
         outputs: dict[int, Outputs] = {}
-        for i in sorted(range(len(views)), key=lambda i: len(views[i]) == 1):
-            outputs[i] = self.outputs(views[i], labels[i])
-        return [outputs[i] for i in range(len(views))]
+        for i in sorted(range(len(inputs)), key=lambda i: len(inputs[i]) == 1):
+            outputs[i] = self.outputs(inputs[i], labels[i])
+        return [outputs[i] for i in range(len(inputs))]
 
-    def outputs(self, view: Tensor, y: Tensor) -> Outputs:
-        """Logits and features; a lone sample has no batch statistics and takes the running ones."""
+    def outputs(
+        self, inputs: Tensor, y: Tensor, parameters: Mapping[str, Tensor] | None = None
+    ) -> Outputs:
+        """Return logits and features, with `parameters` in the place of the network's own if given.
+
+        A single sample has no batch statistics; the running statistics are used instead.
+        """
         network = self.context.network
-        mode = evaluation_mode(network) if len(view) == 1 else nullcontext()
-        with mode, self.tell_tasks(y):
-            return network(view)  # type: ignore[no-any-return]
+        mode = evaluation_mode(network) if len(inputs) == 1 else nullcontext()
+        with mode, self.sample_tasks(y):
+            if parameters is None:
+                return network(inputs)  # type: ignore[no-any-return]
+            return functional_call(network, dict(parameters), (inputs,))  # type: ignore[no-any-return]
 
-    def tell_tasks(self, y: Tensor) -> AbstractContextManager[object]:
-        """Let layers that ask for it know the task of each sample."""
-        if not self.aware:
+    def sample_tasks(self, y: Tensor) -> AbstractContextManager[object]:
+        """Give the task of each sample to the layers that use it; unlabelled: the newest task."""
+        if not self.task_aware:
             return nullcontext()
         owner = self.context.sets.owner
-        return sample_tasks(self.aware, torch.where(y < 0, owner.max(), owner[y.clamp(min=0)]))
+        tasks = torch.where(y < 0, owner.max(), owner[y.clamp(min=0)])
+        return sample_tasks(self.task_aware, tasks)
 
 
 def _batches(
-    views: Sequence[Tensor], raw: Sequence[Raw], outputs: Sequence[Outputs]
+    inputs: Sequence[Tensor], raw: Sequence[Raw], outputs: Sequence[Outputs]
 ) -> list[Batch]:
-    """Rows count on from batch to batch."""
+    """Make batches whose `rows` are consecutive."""
     batches, start = [], 0
-    for view, (_, y, columns), (z, h) in zip(views, raw, outputs, strict=True):
-        rows = slice(start, start + len(view))
-        batches.append(Batch(view, y, z, h, columns, rows))
+    for x, (_, y, columns), (z, h) in zip(inputs, raw, outputs, strict=True):
+        rows = slice(start, start + len(x))
+        batches.append(Batch(x, y, z, h, columns, rows))
         start = rows.stop
     return batches

@@ -1,4 +1,4 @@
-"""The losses of recent steps, to find where one ceased to be finite."""
+"""The losses of recent steps, to find the step at which the loss stopped being finite."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ RECENT = 1024
 """How many losses are kept."""
 
 
-class RecentLosses:
-    """A ring of losses on the device: that of step s lies at s mod `RECENT`."""
+def loss_slot(step: int) -> NDArray[np.int64]:
+    """Return the index at which `LossMonitor.values` holds the loss of a step, as shape (1,)."""
+    return np.array([step % RECENT])
+
+
+class LossMonitor:
+    """A ring buffer of losses on the device; the loss of step s is at s mod `RECENT`."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.values = torch.zeros(RECENT, device=engine.device)
 
-    def place(self, step: int) -> NDArray[np.int64]:
-        """Where the loss of a step goes, as a part of its packet."""
-        return np.array([step % RECENT])
-
-    def write(self, at: Tensor, loss: Tensor) -> None:
-        """Keep a loss, on the device and without waiting for it."""
-        self.values.index_copy_(0, at, loss.detach().float().view(1))
+    def write(self, slot: Tensor, loss: Tensor) -> None:
+        """Store a loss without waiting for the device."""
+        self.values.index_copy_(0, slot, loss.detach().float().view(1))
 
     def due(self, step: int) -> bool:
-        """Whether to look now: on a CPU after every step, where looking is free."""
+        """Return whether to check now: after every step on a CPU, where it costs no wait."""
         return self.engine.device.type == "cpu" or step % (RECENT // 2) == 0
 
     def check(self, step: int, task_starts: Sequence[int]) -> None:
@@ -41,7 +42,7 @@ class RecentLosses:
         if cpu and step and math.isfinite(self.values[(step - 1) % RECENT].item()):
             return
         steps = np.arange(step - min(step, RECENT), step)
-        if cpu:  # the others were fine
+        if cpu:  # earlier losses were checked after their own steps
             steps = steps[-2:]
         with self.engine.scope():
             index = torch.from_numpy(steps % RECENT).to(self.engine.device)

@@ -1,4 +1,4 @@
-"""The precision of forwards: full, or bfloat16 where that is quick."""
+"""The precision of forward passes: float32, or bfloat16 where the hardware is fast at it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ PRECISIONS = ("auto", "fp32", "bf16")
 
 
 @contextmanager
-def undisturbed(device: torch.device) -> Iterator[None]:
-    """Torch's modes as they are by default, whatever the caller has around the learner.
+def default_modes(device: torch.device) -> Iterator[None]:
+    """Set torch's modes to their defaults, whatever modes the caller has enabled.
 
-    >>> with torch.no_grad(), undisturbed(torch.device("cpu")):
+    Gradients are enabled; inference mode and autocast are off; the default dtype is float32.
+
+    >>> with torch.no_grad(), default_modes(torch.device("cpu")):
     ...     torch.is_grad_enabled()
     True
     """
@@ -28,7 +30,7 @@ def undisturbed(device: torch.device) -> Iterator[None]:
         and not autocast
         and default == torch.float32
     ):
-        yield  # as nearly always
+        yield  # the usual case
         return
     off = torch.autocast(device.type, enabled=False)
     torch.set_default_dtype(torch.float32)
@@ -40,20 +42,26 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 
 
 class Precision:
-    """What a network computes in: `"fp32"`, `"bf16"`, or `"auto"`, bfloat16 where a GPU has it."""
+    """The precision a network computes in.
+
+    `name` is `"fp32"`, `"bf16"`, or `"auto"`: bfloat16 on a GPU that supports it, else float32.
+    """
 
     def __init__(self, name: str, device: torch.device, network: Network) -> None:
         self.bf16 = name == "bf16" or (name == "auto" and has_bfloat16(device))
         self.device = device
         self.network = network
 
-    def lowered(self) -> AbstractContextManager[object]:
-        """The network's weights in bfloat16, cast at once, where that is the precision."""
+    def cast_weights(self) -> AbstractContextManager[object]:
+        """Use bfloat16 copies of the network's weights, all cast in one launch, if bf16 is set."""
         return self.network.cast_weights(torch.bfloat16) if self.bf16 else nullcontext()
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Casts of weights are not kept: where an autocast is around they would outlive a step,
-        or, cast before a function is captured, be read by its graph for ever."""
+        """Run operations in bfloat16 if bf16 is set.
+
+        The cache of cast weights is off: inside a caller's autocast it would outlive the step, and
+        a captured graph would go on reading weights that were cast before the capture.
+        """
         if not self.bf16:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)

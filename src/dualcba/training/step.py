@@ -1,90 +1,137 @@
-"""One iteration of Algorithm 1: φ moves if it is due, then θ; then the memory takes its share.
+"""One training step (Algorithm 1): φ is updated if it is due, then θ, then the memory.
 
-Everything random comes in as a packet and nothing waits for the device, so the same code runs
-eagerly and as a captured graph. φ moves first, on the logits that θ then learns from: by the
-virtual step of `bilevel` both come from one forward.
+Everything random arrives in a packet and nothing waits for the device, so the same code runs
+eagerly and as a captured graph. φ is updated first, from the logits that θ is then trained on:
+through the virtual step of `dualcba.adaptors.hypergradient` both updates share one forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from dualcba.adaptors.outer_step import OuterLevel
+from dualcba.adaptors.outer_step import OuterLoop
 from dualcba.engine import Engine
+from dualcba.engine.packet import Layout, pack, unpack
 from dualcba.losses import Adapt, Batch
 from dualcba.methods import Context, Method
 from dualcba.normalization.layers import collect_penalties
-from dualcba.randomness import Layout, unpack
-from dualcba.training.forward import Forwards
-from dualcba.training.loss_monitor import RecentLosses
+from dualcba.training.draws import BatchDraws, StepDraws, StepSampler
+from dualcba.training.forward import ForwardPass
+from dualcba.training.loss_monitor import LossMonitor
 from dualcba.training.precision import Precision
 
 
 @dataclass(eq=False)
-class Iteration:
-    """The step of a learner, in place on the device."""
+class TrainingStep:
+    """The step of a learner; it updates all state in place on the device."""
 
     context: Context
     method: Method
-    forwards: Forwards
-    outer: OuterLevel
+    sampler: StepSampler
+    forward_pass: ForwardPass
+    outer_loop: OuterLoop
     optimizer: torch.optim.Optimizer  # of θ
-    losses: RecentLosses
+    loss_monitor: LossMonitor
     precision: Precision
     engine: Engine
 
-    def run(self, x: Tensor, y: Tensor, packet: Tensor, *, layout: Layout, outer: bool) -> None:
-        """Raw samples, labels and the step's draws; `outer`: whether φ moves."""
-        with self.precision.lowered():
-            self._iterate(x, y, unpack(packet, layout), outer)
+    def take(
+        self,
+        x: Tensor,
+        y: Tensor,
+        storable: NDArray[np.bool_] | None,
+        step: int,
+        *,
+        update_adaptor: bool,
+    ) -> None:
+        """Take the step on raw samples and labels, as often as the method's `repeats`.
 
-    def _iterate(self, x: Tensor, y: Tensor, draw: Mapping[str, Tensor], outer: bool) -> None:
-        collect_penalties(self.forwards.aware)  # what a step that failed may have left behind
-        new, mem, buf = self._batches(x, y, draw)
-        if outer:
-            self.outer.step(new, mem, buf)
-        adapt = self.outer.adapt(new, mem)
+        `storable` is the mask of samples that may enter the memory, by default all. They enter in
+        the last repetition; φ is updated in the first.
+        """
+        self.forward_pass.restore_modes()
+        for k in range(self.method.repeats):
+            last = k == self.method.repeats - 1
+            stored = np.full(len(x), last) if storable is None else storable & last
+            self._take(x, y, stored, step, update_adaptor and k == 0)
+
+    def _take(
+        self, x: Tensor, y: Tensor, storable: NDArray[np.bool_], step: int, update_adaptor: bool
+    ) -> None:
+        """Draw what the step needs on the host, then run it on the engine.
+
+        If the step fails, for example for lack of memory, its samples do not count as seen.
+        """
+        memory = self.context.memory
+        seen = memory.seen
+        outer_batch = update_adaptor and self.outer_loop.uses_outer_batch
+        drawn = self.sampler.draw(step, len(x), storable, outer_batch=outer_batch)
+        packet, layout = pack(drawn)
+        trained = len(self.outer_loop.phi) if update_adaptor else 0
+        run = partial(self.run, layout=layout, update_adaptor=update_adaptor)
+        try:
+            self.engine.run(("step", layout, trained), run, x, y, packet)
+        except BaseException:
+            memory.seen = seen
+            raise
+
+    def run(
+        self, x: Tensor, y: Tensor, packet: Tensor, *, layout: Layout, update_adaptor: bool
+    ) -> None:
+        """Run the step on raw samples and labels, with the draws in a packet."""
+        with self.precision.cast_weights():
+            self._run(x, y, unpack(packet, layout), update_adaptor)
+
+    def _run(self, x: Tensor, y: Tensor, drawn: StepDraws[Tensor], update_adaptor: bool) -> None:
+        collect_penalties(self.forward_pass.task_aware)  # discard what a failed step may have left
+        new, mem, outer_batch = self._batches(x, y, drawn.batches)
+        if update_adaptor:
+            self.outer_loop.step(new, mem, outer_batch)
+        adapt = self.outer_loop.adapt(new, mem)
         loss = self._inner_step(new, mem, adapt)
         with torch.no_grad():
-            self.method.after_step(draw.get("noise"))
+            self.method.after_step(drawn.noise)
             self.context.sets.appear(y)
-            self._remember(x, y, draw["slots"], new, adapt)
-            self.losses.write(draw["at"], loss)
+            self._remember(x, y, drawn.slots, new, adapt)
+            self.loss_monitor.write(drawn.loss_slot, loss)
 
     def _batches(
-        self, x: Tensor, y: Tensor, draw: Mapping[str, Tensor]
+        self, x: Tensor, y: Tensor, drawn: BatchDraws[Tensor]
     ) -> tuple[Batch, list[Batch], Batch | None]:
-        """The new batch and the memory draws, and a fresh draw where the outer step takes one."""
-        if "outer" not in draw:
-            new, *mem = self.forwards.inner(x, y, draw)
-            return new, mem, None
-        # it takes the network as it is, and nothing of the rest; but a lone sample takes running
-        # statistics, which the others move, and who knows what an unknown module keeps
-        beside = len(draw["outer"]) > 1 and self.forwards.samplewise
-        with self.engine.branch() if beside else nullcontext():
-            buf = self.forwards.outer(draw)
-        new, *mem = self.forwards.inner(x, y, draw)
-        if beside:
+        """Return the new batch, the memory draws and, if the outer step uses one, B_buf."""
+        if drawn.outer_batch is None:
+            return *self.forward_pass.inner_batches(x, y, drawn), None
+        # B_buf is independent of the other batches and may run in parallel, with two exceptions:
+        # a single sample uses running statistics, which the others update, and an unknown module
+        # may keep state of its own
+        parallel = len(drawn.outer_batch.rows) > 1 and self.forward_pass.samplewise
+        with self.engine.branch() if parallel else nullcontext(), torch.no_grad():
+            outer_batch = self.forward_pass.outer_batch(drawn.outer_batch)
+        new, mem = self.forward_pass.inner_batches(x, y, drawn)
+        if parallel:
             self.engine.join_branch()
-        return new, mem, buf
+        return new, mem, outer_batch
 
     def _inner_step(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
-        """Move θ by the loss at adapted logits; returns that loss."""
+        """Update θ by the loss at adapted logits, and return that loss."""
         loss = self.method.loss(new, mem, adapt)
-        extra = collect_penalties(self.forwards.aware)
-        loss = loss if extra is None else loss + extra
+        penalty = collect_penalties(self.forward_pass.task_aware)
+        loss = loss if penalty is None else loss + penalty
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return loss
 
     def _remember(self, x: Tensor, y: Tensor, slots: Tensor, new: Batch, adapt: Adapt) -> None:
-        """Write new samples to the memory, with the logits they had where it stores those."""
+        """Write new samples to the memory, with their logits if the memory stores them."""
         columns = {}
         if self.context.memory.columns:
             columns = {"logits": adapt(new).detach(), "raw_logits": new.z.detach()}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dualcba.evaluation import NORMS, interval
+from dualcba.evaluation import STATISTICS, interval
 from dualcba.report.comparison import Result, Served
 from dualcba.report.figures.style import (
     FAINT,
@@ -133,7 +133,7 @@ def anytime(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot]
 
 def _anytime(served: Sequence[Served], name: str, title: str) -> Plot:
     figure, axes = new_figure(1, 2, sharey=True, height=2.9)
-    for ax, norm in zip(axes[0], NORMS, strict=True):
+    for ax, norm in zip(axes[0], STATISTICS, strict=True):
         ends = draw(ax, served, norm, so_far, palette=colours(served))
         ax.set_title(NORM_TITLES[norm])
         ax.set_xlabel("step")

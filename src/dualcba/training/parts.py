@@ -1,0 +1,120 @@
+"""The parts that a learner is made of, and how they are put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dualcba.adaptors.adaptor import Adaptor
+from dualcba.adaptors.hypergradient import trainable
+from dualcba.adaptors.outer_step import OuterLoop
+from dualcba.engine import Engine
+from dualcba.engine.optimizers import SGD
+from dualcba.memory import Memory
+from dualcba.methods import Context, Method
+from dualcba.nets import Network
+from dualcba.tasks.class_sets import ClassSets
+from dualcba.training.arguments import LearnerArguments
+from dualcba.training.draws import StepSampler
+from dualcba.training.forward import ForwardPass
+from dualcba.training.loss_monitor import LossMonitor
+from dualcba.training.precision import Precision
+from dualcba.training.step import TrainingStep
+from dualcba.training.task_lifecycle import TaskLifecycle
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The parts of a learner, for evaluation, experiments and benchmarks.
+
+    They are internal: their names and methods may change from one version to the next.
+    """
+
+    engine: Engine
+    context: Context
+    """Network, class sets, memory, transform and learning rate."""
+
+    method: Method
+    precision: Precision
+    forward_pass: ForwardPass
+    outer_loop: OuterLoop
+    sampler: StepSampler
+    optimizer: torch.optim.Optimizer
+    """That of θ; the one of φ is `outer_loop.optimizer`."""
+
+    loss_monitor: LossMonitor
+    training_step: TrainingStep
+    tasks: TaskLifecycle
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return all modules that are part of the state, by name."""
+        modules: dict[str, nn.Module] = {
+            "network": self.context.network,
+            "sets": self.context.sets,
+            "memory": self.context.memory,
+            "method": self.method,
+        }
+        adaptor = self.outer_loop.adaptor
+        return modules if adaptor is None else {**modules, "adaptor": adaptor}
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Return the optimisers of θ and, if φ is trained, of φ, by name."""
+        of_phi = self.outer_loop.optimizer
+        theta: dict[str, torch.optim.Optimizer] = {"optimizer": self.optimizer}
+        return theta if of_phi is None else {**theta, "adaptor_optimizer": of_phi}
+
+
+def make_parts(
+    engine: Engine,
+    network: Network,
+    sets: ClassSets,
+    adaptor: Adaptor | None,
+    rng: torch.Generator,
+    given: LearnerArguments,
+) -> Parts:
+    """Move everything to the engine's device, bind the method, and build the parts on top.
+
+    `rng` draws the adaptor's weights when they are reset.
+    """
+    method, shape = given.base, network.input_shape
+    precision = Precision(given.precision, engine.device, network)
+    memory = method.make_memory(given.buffer, shape, given.dtype, given.num_classes)
+    transform = method.make_transform(given.transform).to(engine.device)
+    views = {k: v.to(engine.device) for k, v in method.make_views(given.transform).items()}
+    _place(engine, network, sets, memory, method, adaptor)
+    lr = torch.tensor(given.lr, device=engine.device)
+    context = Context(
+        network, sets, memory, transform, lr, given.batch_size, precision.autocast, engine.run
+    )
+    method.bind(context)
+    method.to(engine.device)
+    forward_pass = ForwardPass(context, method, views, concat=given.forward == "concat")
+    outer_loop = OuterLoop(adaptor, rng, method, context, given)
+    sampler = StepSampler(given.seed, context, method, views)
+    optimizer = SGD(trainable(network) + trainable(method), lr=lr, fused=True)
+    monitor = LossMonitor(engine)
+    step = TrainingStep(
+        context, method, sampler, forward_pass, outer_loop, optimizer, monitor, precision, engine
+    )
+    inferred = given.boundaries == "inferred"
+    tasks = TaskLifecycle(context, method, outer_loop, engine, inferred=inferred)
+    return Parts(
+        engine, context, method, precision, forward_pass, outer_loop, sampler, optimizer, monitor,
+        step, tasks,
+    )  # fmt: skip
+
+
+def _place(
+    engine: Engine, network: Network, sets: ClassSets, memory: Memory, method: Method,
+    adaptor: Adaptor | None,
+) -> None:  # fmt: skip
+    """Move the modules to the device; images use the memory format that convolutions prefer."""
+    for given in (network, method):
+        engine.keep_alive([*given.parameters(), *given.buffers()])
+    for module in (network, sets, memory, adaptor):
+        if module is not None:
+            module.to(engine.device)
+    if len(network.input_shape) == 3:
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -1,0 +1,138 @@
+"""A learner in a caller's own program: modes around it, and a network that the caller also uses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dualcba import Learner
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "double": lambda: default_dtype(torch.float64),
+}
+
+
+def make_network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def make_learner(network: nn.Module | None = None, **options: Any) -> Learner:
+    given = {"input_shape": (6,), "num_classes": 4, "method": "er-dual-cba", "dtype": torch.float32}
+    given |= {"buffer": 20, "batch_size": 8, "outer_every": 2, "device": "cpu"}
+    return Learner(network or make_network(), **(given | options))
+
+
+def live(learner: Learner) -> torch.Tensor:
+    """Two tasks, with answers on the way; returns the last."""
+    rng = np.random.default_rng(0)
+    for classes in ([0, 1], [2, 3]):
+        learner.new_task(classes)
+        for _ in range(8):
+            y = torch.from_numpy(rng.choice(classes, 8))
+            x = torch.from_numpy(rng.normal(size=(8, 6))).float() + y[:, None]
+            learner.observe(x, y)
+            learner.predict(x)
+    learner.end_task()
+    return learner.predict_proba(x)
+
+
+@pytest.mark.parametrize("method", ["er-dual-cba", "bic"])
+@pytest.mark.parametrize("mode", MODES)
+def test_modes_around_the_learner_change_nothing(mode: str, method: str) -> None:
+    network = make_network()
+    answers = live(make_learner(method=method))
+    with MODES[mode]():
+        assert torch.equal(live(make_learner(network, method=method)), answers)
+
+
+class Own(nn.Linear):
+    """A layer that autocast lowers, not the learner."""
+
+
+@pytest.mark.parametrize("method", ["er-dual-cba", "icarl", "lucir"])
+def test_under_autocast_no_weights_of_former_steps_are_met_again(method: str) -> None:
+    layers = (Own(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    network = nn.Sequential(*layers)
+    same = copy.deepcopy(network)
+    answers = live(make_learner(network, method=method, precision="bf16"))
+    with MODES["autocast"]():
+        assert torch.equal(live(make_learner(same, method=method, precision="bf16")), answers)
+
+
+def test_a_state_can_be_loaded_in_inference_mode() -> None:
+    first, second = make_learner(), make_learner()
+    live(first)
+    state = first.state_dict()
+    with torch.inference_mode():
+        second.load_state_dict(state)
+    assert torch.equal(live(second), live(first))
+
+
+def test_samples_made_in_inference_mode_can_be_learnt_from() -> None:
+    learner = make_learner()
+    learner.new_task([0, 1])
+    with torch.inference_mode():
+        x, y = torch.rand(8, 6), torch.tensor([0, 1] * 4)
+    learner.observe(x, y)
+    assert learner.step == 1
+
+
+@pytest.mark.parametrize("options", [{"method": "er"}, {"levels": "buffer"}])
+def test_a_frozen_head_is_fine_where_no_step_of_it_is_taken(options: dict[str, Any]) -> None:
+    network = frozen_head()
+    before = network[-1].weight.clone()  # type: ignore[index, operator, union-attr]
+    live(make_learner(network, **options))
+    assert torch.equal(network[-1].weight, before)  # type: ignore[index, arg-type]
+
+
+def frozen_head() -> nn.Module:
+    network = make_network()
+    network[-1].requires_grad_(False)
+    return network
+
+
+def test_a_learning_rate_may_come_from_numpy() -> None:
+    lr, adaptor_lr = np.logspace(-2, -1, 2, dtype=np.float32)
+    got = live(make_learner(lr=lr, adaptor_lr=adaptor_lr))
+    assert torch.equal(got, live(make_learner(lr=float(lr), adaptor_lr=float(adaptor_lr))))
+
+
+def test_a_network_that_the_caller_put_into_evaluation_mode_goes_on_learning() -> None:
+    network = make_network()
+    learner, twin = make_learner(network), make_learner()
+    live(learner)
+    live(twin)
+    network.eval()
+    assert torch.equal(live(learner), live(twin))
+    assert network.training
+
+
+def test_what_was_frozen_stays_so_after_that() -> None:
+    network = make_network()
+    network[1].eval()
+    learner = make_learner(network)
+    network.eval()
+    live(learner)
+    assert [m.training for m in network] == [True, False, True, True]

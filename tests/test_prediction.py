@@ -1,0 +1,162 @@
+"""Predictions: under BN and IBN, at any time, without a trace in the learner."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dualcba import Dataset, Learner
+from dualcba.data import disjoint
+from dualcba.evaluation import Evaluator
+from dualcba.normalization.statistics import batch_norms
+
+Make = Callable[..., Learner]
+Teach = Callable[..., Learner]
+Differ = Callable[[dict[str, Any], dict[str, Any]], list[str]]
+
+METHODS = ["er", "er-cba", "er-dual-cba"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("ibn", [False, True])
+def test_predicting_and_evaluating_change_no_byte(
+    method: str, ibn: bool, images: Dataset, make_learner: Make, teach: Teach, differ: Differ
+) -> None:
+    learner = teach(make_learner(method, ibn=ibn), tasks=3)
+    evaluator = Evaluator(learner, images, disjoint(images, 3), batch_size=7)
+    before = learner.state_dict()
+    modes = [m.training for m in learner.network.modules()]
+    momenta = [n.momentum for n in learner.parts.forward_pass.norm_layers]
+    learner.predict(images.test_x)
+    learner.predict_proba(images.test_x[:3])
+    for kind in ("start", "anytime", "end", "end", "both"):
+        evaluator.evaluate(kind)
+    evaluator.accuracy()
+    evaluator.result()
+    assert differ(before, learner.state_dict()) == []
+    assert [m.training for m in learner.network.modules()] == modes
+    assert [n.momentum for n in learner.parts.forward_pass.norm_layers] == momenta
+    assert all(n.track_running_stats for n in learner.parts.forward_pass.norm_layers)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_answering_in_between_does_not_change_what_is_learnt(
+    method: str, images: Dataset, make_learner: Make, make_batches: Any, differ: Differ
+) -> None:
+    talkative, silent = make_learner(method), make_learner(method)
+    for k, batches in enumerate(make_batches(3)):
+        for learner in (talkative, silent):
+            learner.new_task([2 * k, 2 * k + 1])
+        for x, y in batches:
+            talkative.observe(x, y)
+            talkative.predict(images.test_x[:4])
+            silent.observe(x, y)
+    assert differ(talkative.state_dict(), silent.state_dict()) == []
+
+
+@pytest.mark.parametrize("method", ["er-cba", "er-dual-cba"])
+@pytest.mark.parametrize("ibn", [False, True])
+def test_the_adaptor_takes_no_part_in_answers(
+    method: str, ibn: bool, images: Dataset, make_learner: Make, teach: Teach, monkeypatch: Any
+) -> None:
+    learner = teach(make_learner(method, ibn=ibn))
+    evaluator = Evaluator(learner, images, disjoint(images, 3))
+
+    def answers() -> tuple[Tensor, Tensor, list[Tensor]]:
+        evaluator.evaluate("end")
+        counts = [evaluator.counts[n][-1] for n in ("bn", "ibn")]
+        return learner.predict(images.test_x), learner.predict_proba(images.test_x), counts
+
+    classes, probabilities, counts = answers()
+    assert learner.adaptor is not None
+    for p in learner.adaptor.parameters():
+        p.data.fill_(torch.nan)
+    monkeypatch.setattr(learner.adaptor, "forward", None)
+    monkeypatch.setattr(learner.adaptor, "adapt", None)
+    learner._predictor.forget()  # have IBN estimated anew
+    again = answers()
+    assert torch.equal(again[0], classes)
+    assert torch.equal(again[1], probabilities)
+    assert all(torch.equal(a, b) for a, b in zip(again[2], counts, strict=True))
+
+
+def test_probabilities_are_the_networks_own(
+    images: Dataset, make_learner: Make, teach: Any
+) -> None:
+    learner = teach(make_learner("er", ibn=False))
+    x = images.test_x
+    p = learner.predict_proba(x)
+    network = copy.deepcopy(learner.network.module).eval()
+    with torch.no_grad():
+        want = network(images.transform()(x)).softmax(1)
+    torch.testing.assert_close(p, want)
+    assert torch.equal(learner.predict(x), want.argmax(1))
+    torch.testing.assert_close(p.sum(1), torch.ones(len(x)))
+
+
+def test_answers_do_not_depend_on_their_company(
+    images: Dataset, make_learner: Make, teach: Teach, monkeypatch: Any
+) -> None:
+    learner = teach(make_learner())
+    together = learner.predict_proba(images.test_x)
+    alone = torch.cat([learner.predict_proba(images.test_x[i : i + 1]) for i in range(30)])
+    monkeypatch.setattr("dualcba.prediction.PREDICT_BATCH", 7)
+    torch.testing.assert_close(alone, together)
+    torch.testing.assert_close(learner.predict_proba(images.test_x), together)
+
+
+def test_answers_before_anything_was_learnt(images: Dataset, make_learner: Make) -> None:
+    learner = make_learner()
+    assert learner.task == -1
+    assert learner.predict(images.test_x[:2]).shape == (2,)
+    assert learner.predict_proba(images.test_x[:2]).shape == (2, 6)
+
+
+def test_evaluating_may_be_nested(make_learner: Any, teach: Any, images: Any) -> None:
+    learner = teach(make_learner())
+    before = [(n.running_mean.clone(), n.running_var.clone()) for n in batch_norms(learner.network)]
+    with learner.evaluating("ibn"):
+        inside = [n.running_mean.clone() for n in batch_norms(learner.network)]
+        learner.predict(images.test_x[:3])
+        again = [n.running_mean.clone() for n in batch_norms(learner.network)]
+    assert all(torch.equal(a, b) for a, b in zip(inside, again, strict=True))
+    for layer, (mean, var) in zip(batch_norms(learner.network), before, strict=True):
+        assert torch.equal(layer.running_mean, mean)
+        assert torch.equal(layer.running_var, var)
+
+
+def test_evaluating_under_unknown_statistics(vectors: Make) -> None:
+    with pytest.raises(ValueError, match="statistics is 'IBN', expected 'bn' or 'ibn'"):
+        vectors().evaluating("IBN").__enter__()
+
+
+def test_only_classes_that_were_seen(vectors: Make) -> None:
+    learner = vectors(seen_only=True, buffer=20)
+    x = np.random.default_rng(0).normal(size=(9, 5))
+    assert torch.equal(learner.predict_proba(x), vectors(buffer=20).predict_proba(x))  # none yet
+    learner.new_task([2])
+    learner.observe(np.zeros((4, 5)), [2, 2, 2, 2])
+    assert learner.predict(x).unique().tolist() == [2]
+    assert learner.predict_proba(np.zeros((1, 5))).tolist() == [[0.0, 0.0, 1.0, 0.0]]
+
+
+def test_an_ema_of_batches_of_one(vectors: Make) -> None:
+    learner = vectors(batch_size=1, ibn=True, ibn_average="ema")
+    learner.new_task([0, 1])
+    for k in range(5):
+        learner.observe(np.random.default_rng(k).normal(size=(2, 5)), [0, 1])
+    assert learner.predict(np.zeros((1, 5))).shape == (1,)
+
+
+def test_an_ema_leaves_no_sample_alone(vectors: Make) -> None:
+    """Of three samples in batches of two, one would have no batch statistics."""
+    learner = vectors(batch_size=2, ibn=True, ibn_average="ema")
+    learner.new_task([0, 1])
+    learner.observe(np.random.default_rng(0).normal(size=(3, 5)), [0, 1, 0])
+    assert learner.predict(np.zeros((1, 5))).shape == (1,)
