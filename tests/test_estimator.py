@@ -20,7 +20,7 @@ from dualcba import Learner, load_dataset
 from dualcba.estimator import DualCBAClassifier
 from dualcba.methods.er import ER
 from dualcba.nets import MLP
-from dualcba.training.loss_monitor import RecentLosses
+from dualcba.training.loss_monitor import LossMonitor
 
 CLASSES = ["a", "b", "c", "d"]
 SMALL: dict[str, Any] = {"buffer": 20, "random_state": 0}
@@ -245,7 +245,7 @@ def test_a_fit_that_fails_keeps_what_was_learnt(wrong: dict[str, Any]) -> None:
 
 
 def test_a_fit_ends_with_a_finite_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RecentLosses, "due", lambda *_: False)  # as between two checks on a GPU
+    monkeypatch.setattr(LossMonitor, "due", lambda *_: False)  # as between two checks on a GPU
     with pytest.raises(FloatingPointError):
         DualCBAClassifier(lr=1e30, epochs=1, **SMALL).fit(*stream()[0])
 

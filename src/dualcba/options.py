@@ -190,11 +190,11 @@ def not_an_option(name: str, value: object, adaptor: str | None) -> str:
 
 def check_adaptor_parts(options: TrainingOptions) -> None:
     """Raise unless the parts of an adaptor fit each other."""
-    if options.specific == "none" and not options.agnostic:
-        raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
     if options.agnostic_from is not None and not options.agnostic:
         wanted = "None if agnostic is False"
         raise ValueError(expected("agnostic_from", options.agnostic_from, wanted))
+    if options.specific == "none" and not options.agnostic:
+        raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
     trained = options.agnostic and options.agnostic_from is None
     if options.freeze_after is not None and not trained:
         wanted = "None if no class-agnostic part is trained"

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from typing import get_args
 
 import numpy as np
 import torch
@@ -24,12 +25,13 @@ from dualcba.normalization.statistics import (
     ibn_momentum,
     temporary_momentum,
 )
+from dualcba.options import Statistics
 from dualcba.randomness import generator
 from dualcba.training.draws import MemoryDraw
 from dualcba.training.parts import Parts
 from dualcba.training.precision import default_modes
 
-STATISTICS = ("bn", "ibn")
+STATISTICS: tuple[Statistics, ...] = get_args(Statistics)
 """Whose statistics the normalisation layers use in evaluation: training's, or the memory's."""
 
 PREDICT_BATCH = 512

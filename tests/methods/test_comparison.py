@@ -23,7 +23,6 @@ from dualcba.memory import Balanced
 from dualcba.methods import METHODS, method_names
 from dualcba.nets import make_network
 from dualcba.normalization.statistics import evaluation_mode
-from dualcba.randomness import pack, unpack
 
 COMPARISON = ["icarl", "lucir", "bic", "er-ace", "ss-il"]
 Make = Callable[..., Learner]

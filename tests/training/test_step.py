@@ -54,7 +54,7 @@ def test_no_gradient_flows_through_the_adaptors_input(
     def attached(z: Tensor) -> Tensor:
         """The same correction, its input left attached."""
         p = z.softmax(1)
-        return adaptor._of(p)
+        return adaptor._from_posterior(p)
 
     batches = spy.steps[-1][0]
     constant = expected_gradients(before, batches, lambda z: attached(z.detach()).detach())

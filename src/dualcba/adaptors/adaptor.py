@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dualcba.errors import at_least, expected
+from dualcba.errors import expected
 from dualcba.kernels import adaptor as kernels
+from dualcba.options import TrainingOptions, definitions
 from dualcba.tasks.class_sets import ClassSets
 
-WIDTH = 256
+WIDTH: int = definitions(TrainingOptions)["width"].default
 
 
 class _MLP(nn.Module):
@@ -233,16 +234,14 @@ class Adaptor(nn.Module):
 
 
 def _check(specific: str, agnostic: bool, continual: bool, space: str, width: int) -> None:
-    if specific not in ("single", "individual", "none"):
-        raise ValueError(expected("specific", specific, "'single', 'individual' or 'none'"))
-    if space not in ("logit", "probability"):
-        raise ValueError(expected("space", space, "'logit' or 'probability'"))
+    options = definitions(TrainingOptions)
+    for name, value in (("specific", specific), ("space", space), ("width", width)):
+        options[name].check(value)
     if specific == "none" and not agnostic:
         raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
     if continual and (specific != "single" or agnostic):
         wanted = "False unless specific is 'single' and agnostic is False"
         raise ValueError(expected("continual", continual, wanted))
-    at_least(1, width=width)
 
 
 def class_specific(sets: ClassSets, generator: torch.Generator, **options: object) -> Adaptor:
@@ -257,9 +256,3 @@ def dual(sets: ClassSets, generator: torch.Generator, **options: object) -> Adap
 
 
 ADAPTORS = {"cba": class_specific, "dual-cba": dual}
-
-ADAPTOR_OPTIONS = {
-    "cba": ("space", "width"),
-    "dual-cba": ("specific", "agnostic", "divide", "space", "width"),
-}
-"""What may be chosen about each; the rest is what makes it that adaptor."""

@@ -7,10 +7,10 @@ import torch
 from dualcba.engine.captured import Captured
 from dualcba.engine.eager import Eager, Engine
 from dualcba.errors import expected
+from dualcba.options import Hardware, definitions
 
 __all__ = ["Captured", "Eager", "Engine", "make_engine", "resolve_device"]
 
-ENGINES = ("auto", "eager", "captured")
 DEVICES = "'auto', 'cpu', 'cuda' or 'cuda:N'"
 
 
@@ -37,8 +37,7 @@ def resolve_device(name: str | torch.device) -> torch.device:
 
 def make_engine(name: str, device: torch.device) -> Engine:
     """Return the engine of that name; `"auto"` is captured on CUDA and eager on a CPU."""
-    if name not in ENGINES:
-        raise ValueError(expected("engine", name, " or ".join(map(repr, ENGINES))))
+    definitions(Hardware)["engine"].check(name)
     if name == "captured" and device.type != "cuda":
         raise ValueError(expected("engine", name, f"'eager' on the device '{device}'"))
     return Captured(device) if device.type == "cuda" and name != "eager" else Eager(device)

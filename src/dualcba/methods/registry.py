@@ -9,7 +9,7 @@ import re
 import warnings
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar, overload
+from typing import TypeVar, get_args, overload
 
 from dualcba.errors import expected
 from dualcba.methods.base import Method
@@ -22,6 +22,7 @@ from dualcba.methods.icarl import ICaRL
 from dualcba.methods.lucir import LUCIR
 from dualcba.methods.rar import RAR
 from dualcba.methods.ss_il import SSIL
+from dualcba.options import AdaptorKind
 
 METHODS: dict[str, type[Method]] = {
     "er": ER,
@@ -36,7 +37,7 @@ METHODS: dict[str, type[Method]] = {
 }
 """The methods by name, without the suffix of an adaptor."""
 
-SUFFIXES = ("cba", "dual-cba")
+SUFFIXES: tuple[str, ...] = get_args(AdaptorKind)
 """The kinds of adaptors, as suffixes of a method's name."""
 
 ENTRY_POINTS = "dualcba.methods"

@@ -10,8 +10,6 @@ import torch
 from dualcba.kernels.conv_norm import has_bfloat16
 from dualcba.nets import Network
 
-PRECISIONS = ("auto", "fp32", "bf16")
-
 
 @contextmanager
 def default_modes(device: torch.device) -> Iterator[None]:
