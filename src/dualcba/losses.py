@@ -74,7 +74,7 @@ def identity(batch: Batch) -> Tensor:
 
 
 class Term(Protocol):
-    """One summand of a loss over logits."""
+    """A term of a loss over logits."""
 
     batch: Batch
     adapted: bool

@@ -1,7 +1,7 @@
 """Every private or undocumented name of torch that the package uses.
 
-`tests/engine/test_torch_private.py` checks what is relied on, for torch 2.6 and later. Functions
-are plain aliases, so a call costs the same as a call of the original.
+`tests/engine/test_torch_private.py` checks what is relied on, for torch 2.6 and later. Functions of
+tensors are plain aliases, so a call costs the same as a call of the original.
 """
 
 from __future__ import annotations

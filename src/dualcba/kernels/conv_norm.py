@@ -37,7 +37,7 @@ def conv_norm(
     *,
     relu: bool = True,
 ) -> Tensor:
-    """Return relu(norm(conv(x)) + residual); without a residual or the ReLU if so given.
+    """Return relu(norm(conv(x)) + residual); the residual and the ReLU are optional.
 
     >>> conv, norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
     >>> conv_norm(conv, norm, torch.randn(4, 3, 6, 6)).shape

@@ -29,7 +29,7 @@ class CosineHead(nn.Module):
         self.scale = nn.Parameter(weight.new_tensor(scale))
 
     def cosine(self, h: Tensor) -> Tensor:
-        """Return cosines (n, C) of features (n, d), in float32 because they differ little."""
+        """Return cosines (n, C) of features (n, d), without autocast because they differ little."""
         with torch.autocast(h.device.type, enabled=False):
             return F.linear(F.normalize(h.to(self.weight.dtype)), F.normalize(self.weight))
 

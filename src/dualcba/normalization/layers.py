@@ -80,7 +80,7 @@ class ContinualNorm(BatchNorm):
         return next(g for g in range(most, 0, -1) if C % g == 0)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Inputs (n, C, ...) → the same shape, normalised."""
+        """Return the normalised inputs (n, C, ...)."""
         self._check_input_dim(input)
         return super().forward(F.group_norm(input, self.groups(input)).to(input.dtype))
 
@@ -158,7 +158,7 @@ class AdaB2N(BatchNorm):
         self._pending: list[Tensor] = []
 
     def forward(self, input: Tensor) -> Tensor:
-        """Inputs (n, C, ...) → the same shape, normalised."""
+        """Return the normalised inputs (n, C, ...)."""
         if not self.training or self.momentum is not None:  # evaluation, or the estimate of IBN
             return super().forward(input)
         self._check_input_dim(input)
