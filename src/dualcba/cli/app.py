@@ -14,7 +14,6 @@ import typer
 from dualcba.cli.progress import Ways, run_with_progress
 from dualcba.cli.reproduce import Request
 from dualcba.cli.reproduce import reproduce as reproduce_all
-from dualcba.cli.tables import wide_console
 from dualcba.data import DATASETS
 from dualcba.data import data_dir as find_data
 from dualcba.data.download.fetch import check, fetch
@@ -23,6 +22,7 @@ from dualcba.experiments import (
     SETTINGS,
     Hardware,
     Loader,
+    Result,
     Spec,
     check_all,
     check_free,
@@ -37,6 +37,7 @@ from dualcba.experiments import (
 )
 from dualcba.methods import method_names
 from dualcba.report import summary, write_report
+from dualcba.report.tables.terminal import wide_console
 
 app = typer.Typer(
     add_completion=False,
@@ -132,8 +133,8 @@ def run(
     space: Annotated[str | None, typer.Option(help="logit or probability")] = None,
     divide: Annotated[bool | None, typer.Option(help="divide by the number of classes")] = None,
     width: Annotated[int | None, typer.Option(help="hidden units of the adaptor")] = None,
-    adaptor: Annotated[
-        str | None, typer.Option(help="class-agnostic part: trained, pretrained or a file")
+    agnostic_from: Annotated[
+        str | None, typer.Option(help="class-agnostic part: pretrained or a file")
     ] = None,
     freeze_after: Annotated[
         int | None, typer.Option(help="tasks in which the class-agnostic part learns")
@@ -174,7 +175,7 @@ def run(
         if field in given:
             options[field] = _numbers(given[field])
     if option:
-        options["options"] = dict(_pair(text) for text in option)
+        options["method_options"] = dict(_pair(text) for text in option)
     options = options if options else dict(DEMO)
     if isinstance(options.get("method"), str):
         options["method"] = [m.strip() for m in options["method"].split(",")]
@@ -187,7 +188,7 @@ def run(
     write_plan(out, specs)
     show = not quiet and not as_json
     results = run_with_progress(specs, load, hardware, out, Ways(jobs, abreast), show=show)
-    _tell(results, out, quiet=quiet, as_json=as_json)
+    _tell([Result.from_dict(r) for r in results], out, quiet=quiet, as_json=as_json)
 
 
 def _tell_left_out(tasks: Any, classes: int) -> None:
@@ -197,9 +198,9 @@ def _tell_left_out(tasks: Any, classes: int) -> None:
         typer.echo(f"dualcba: {text}", err=True)
 
 
-def _tell(results: list[dict[str, Any]], out: Path, *, quiet: bool, as_json: bool) -> None:
+def _tell(results: list[Result], out: Path, *, quiet: bool, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(results))
+        typer.echo(json.dumps([result.to_dict() for result in results]))
     elif not quiet:
         console = wide_console()
         for table in summary(results, console):
@@ -220,7 +221,7 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with what an interrupted `dualcba run` left: its runs that have no result."""
-    specs, there = read_plan(out), read_results(out)
+    specs, there = read_plan(out), list(read_results(out).values())
     missing = [spec for spec in specs if not _results_of([spec], there)]
     hardware, load = Hardware(device, engine, precision), Loader(data_dir)
     check_all(missing, load, hardware)
@@ -229,16 +230,15 @@ def resume(
         typer.echo(f"{len(specs) - len(missing)} of {len(specs)} runs are there")
     if missing:
         run_with_progress(missing, load, hardware, out, Ways(jobs, abreast), show=show)
-    _tell(_results_of(specs, read_results(out)), out, quiet=quiet, as_json=as_json)
+    _tell(_results_of(specs, list(read_results(out).values())), out, quiet=quiet, as_json=as_json)
 
 
-def _results_of(specs: list[Spec], results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _results_of(specs: list[Spec], results: list[Result]) -> list[Result]:
     """For each spec the result that serves it, where there is one."""
-    found = []
+    found: list[Result] = []
     for spec in specs:
-        wanted = spec.to_dict()
-        of_seed = [r for r in results if r["seed"] == spec.seed]
-        found += [r for r in of_seed if matches(r, wanted)][:1]
+        of_seed = [r for r in results if r.seed == spec.seed]
+        found += [r for r in of_seed if matches(r, spec)][:1]
     return found
 
 

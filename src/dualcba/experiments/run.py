@@ -16,10 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualcba.adaptors.pretrained import load_agnostic
 from dualcba.data import Dataset, Task, batches, blurry, cycled, disjoint, labelled
 from dualcba.data.prefetch import read_ahead, resident
 from dualcba.engine import resolve_device
 from dualcba.evaluation import ANYTIME, RECORDERS, Evaluator
+from dualcba.experiments.result import SCHEMA
 from dualcba.experiments.settings import learning_rate, parse_setting
 from dualcba.experiments.spec import Spec
 from dualcba.learner import Learner
@@ -72,6 +74,8 @@ class Run:
     def __post_init__(self) -> None:
         spec = self.spec
         self.setting = parse_setting(spec.setting)
+        source = spec.agnostic_from  # read now: the file may be gone when the run is complete
+        self.agnostic_provenance = source and load_agnostic(source).provenance
         self.stream = make_stream(spec, self.data)
         self.known = make_known(spec, self.data)
         self.plan = make_plan(spec, self.stream, self.known)
@@ -170,6 +174,7 @@ class Run:
         spec = self.spec
         total = self.seconds["train"] + self.seconds["evaluate"]
         return {
+            "schema": SCHEMA,
             "method": spec.method,
             "dataset": spec.dataset,
             "setting": spec.setting,
@@ -180,6 +185,7 @@ class Run:
             "seconds": {**self.seconds, "total": total},
             "cost": cost(self.learner, self.held),
             "spec": spec.to_dict(),
+            "agnostic_provenance": self.agnostic_provenance,
             "versions": versions(self.learner),
         }
 
@@ -248,7 +254,7 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
         network = make_network(spec.network, data.input_shape, data.num_classes)
         network = convert_normalization(network, spec.norm)
     base, kind = parse_method(spec.method)
-    method = base(**spec.options)
+    method = base(**spec.method_options)
     if parse_setting(spec.setting).kind == "semi":
         first = spec.batch_size if spec.labelled_batches == "cycled" else 0
         method = FixMatch(method, labelled=first)
@@ -265,7 +271,7 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
         batch_size=spec.batch_size,
         lr=spec.lr,
         adaptor_options=adaptor,
-        agnostic_from=spec.adaptor if spec.loads_adaptor else None,
+        agnostic_from=spec.agnostic_from,
         freeze_after=spec.freeze_after,
         transform=data.transform(),
         dtype=data.train_x.dtype,

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ OFFLINE: dict[tuple[str, str], dict[str, Any]] = {
 ADAPTOR_DEFAULTS: dict[str, Any] = {
     "adaptor_lr": 0.01, "outer_every": 5, "space": "logit", "width": 256,
     "levels": "bi", "specific": "single", "agnostic": True, "divide": False,
-    "adaptor": "trained", "freeze_after": None,
+    "agnostic_from": None, "freeze_after": None,
 }  # fmt: skip
 
 ADAPTOR_OPTIONS: dict[str | None, tuple[str, ...]] = {
@@ -52,8 +52,8 @@ ADAPTOR_OPTIONS: dict[str | None, tuple[str, ...]] = {
 
 
 WORDS = (
-    "method", "dataset", "setting", "network", "levels", "adaptor", "specific", "space", "norm",
-    "forward", "ibn_average", "boundaries", "labelled_batches", "anytime",
+    "method", "dataset", "setting", "network", "levels", "agnostic_from", "specific", "space",
+    "norm", "forward", "ibn_average", "boundaries", "labelled_batches", "anytime",
 )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ class Spec:
     divide: bool | None = _option("divide class-agnostic corrections by the number of classes")
     space: str | None = _option("what the adaptor corrects: logit or probability")
     width: int | None = _option("hidden units of the adaptor")
-    adaptor: str | None = _option("class-agnostic part: trained; or pretrained or a file, frozen")
+    agnostic_from: str | None = _option("class-agnostic part: pretrained or a file, frozen")
     freeze_after: int | None = _option("the class-agnostic part learns in so many first tasks only")
     norm: str = _option("normalisation in training: bn, cn or adab2n", "bn")
     forward: str = _option("split: new and memory batches apart; concat: together", "split")
@@ -105,7 +105,7 @@ class Spec:
     )
     anytime: str = _option("what is scored between task ends: both, bn or ibn", "both")
     eval_every: int = _option("score every so many steps; 0 for task ends only", 5)
-    options: dict[str, Any] = dataclasses.field(
+    method_options: dict[str, Any] = dataclasses.field(
         default_factory=dict, metadata={"help": "options of the method itself"}
     )
     record: list[str] = dataclasses.field(
@@ -151,14 +151,14 @@ class Spec:
             wanted = "another" if said == "setting" else "1"
             wanted += f": {self.method} only makes sense in a single pass"
             raise ValueError(expected(said, getattr(self, said), wanted))
-        if not isinstance(self.options, dict):
-            raise ValueError(expected("options", self.options, "names and values"))
+        if not isinstance(self.method_options, dict):
+            raise ValueError(expected("method_options", self.method_options, "names and values"))
         self._check_record()
         self._check_dataset()
         self._check_transfer()
         self._check_choices(kind)
         self._check_numbers(kind)
-        check_options(self.method, self.options)
+        check_options(self.method, self.method_options)
 
     def _check_record(self) -> None:
         """A list of names, or one text with commas."""
@@ -192,8 +192,8 @@ class Spec:
 
     def _check_transfer(self) -> None:
         if self.loads_adaptor and not self.agnostic:
-            wanted = "'trained' where agnostic is False"
-            raise ValueError(expected("adaptor", self.adaptor, wanted))
+            wanted = "None if agnostic is False"
+            raise ValueError(expected("agnostic_from", self.agnostic_from, wanted))
         if self.freeze_after is None:
             return
         at_least(2, freeze_after=self.freeze_after)
@@ -204,7 +204,7 @@ class Spec:
     @property
     def loads_adaptor(self) -> bool:
         """Whether the class-agnostic part comes from a file."""
-        return self.adaptor not in (None, "trained")
+        return self.agnostic_from is not None
 
     def _check_numbers(self, kind: str | None) -> None:
         least = {"buffer": 1, "seed": 0, "epochs": 1, "batch_size": 1, "eval_every": 0}
@@ -262,6 +262,19 @@ class Spec:
 def fields() -> list[str]:
     """The names of a spec's fields."""
     return [f.name for f in dataclasses.fields(Spec)]
+
+
+def upgrade_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a spec under today's names; older files have two other ones.
+
+    >>> upgrade_fields({"adaptor": "trained", "options": {"alpha": 0.5}})
+    {'agnostic_from': None, 'method_options': {'alpha': 0.5}}
+    """
+    renamed = {"adaptor": "agnostic_from", "options": "method_options"}
+    out = {renamed.get(name, name): value for name, value in spec.items()}
+    if out.get("agnostic_from") == "trained":
+        out["agnostic_from"] = None
+    return out
 
 
 def make_specs(options: dict[str, Any]) -> list[Spec]:

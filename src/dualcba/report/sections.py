@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dualcba.experiments.paper.catalogue import Experiment, experiments, matches
-from dualcba.experiments.paper.plan import scaled
+from dualcba.experiments.matching import matches
+from dualcba.experiments.paper.catalogue import Experiment, experiments
+from dualcba.experiments.paper.scale import SMALL_DATASET
+from dualcba.experiments.paper.selection import scaled
+from dualcba.experiments.result import Result
+from dualcba.report.commands import repeat
 from dualcba.report.comparison import (
     TOLERANCE,
-    Result,
     Row,
     Served,
     known,
@@ -24,19 +27,10 @@ from dualcba.report.figures import registry as figures
 from dualcba.report.figures.bars import cost, score_bars, seconds
 from dualcba.report.figures.style import Plot
 from dualcba.report.gains import Gain, gains, in_one_line, means
-from dualcba.report.groups import Collection, collections, command
-from dualcba.report.names import NORMS, SCORES, slug
-from dualcba.report.tables import (
-    GAIN_NOTE,
-    Column,
-    Table,
-    blocks,
-    gain_table,
-    number,
-    p_value,
-    spread,
-    with_gains,
-)
+from dualcba.report.names import SCORES, STATISTICS, slug
+from dualcba.report.results import Collection, collections
+from dualcba.report.tables.model import Column, Table, number, p_value, spread, text_columns
+from dualcba.report.tables.scores import GAIN_NOTE, blocks, gain_table, with_gains
 
 Item = str | Table | Plot | dict[str, str] | tuple[str, ...]
 """A paragraph, a table, a figure, terms with their meaning, or a fold: its title, then texts."""
@@ -103,17 +97,18 @@ def _beyond(shown: Sequence[Result], results: Sequence[Result]) -> list[Result]:
         r
         for r in results
         if id(r) not in like.get(_kind(r), {})
-        and not any(matches(other, r["spec"]) for other in like.get(_kind(r), {}).values())
+        and not any(matches(other, r.spec) for other in like.get(_kind(r), {}).values())
     ]
 
 
 def _kind(result: Result) -> tuple[Any, ...]:
-    return tuple(result[name] for name in ("method", "dataset", "setting", "buffer", "seed"))
+    spec = result.spec
+    return spec.method, spec.dataset, spec.setting, spec.buffer, result.seed
 
 
 def small_experiments(results: list[Result]) -> list[tuple[Experiment, list[Served]]]:
     """The paper's experiments on digits of which at least one column is complete."""
-    digits = [r for r in results if r["dataset"] == "digits"]
+    digits = [r for r in results if r.dataset == SMALL_DATASET]
     found = []
     for experiment in experiments().values() if digits else ():
         experiment = scaled(experiment)
@@ -214,8 +209,7 @@ def _paper_bars(experiment: Experiment, served: list[Served]) -> list[Plot]:
 
 
 def _bars(served: Sequence[Served], name: str, title: str) -> Plot:
-    methods = [str(s.entry.spec.get("method", "")) for s in served]
-    return score_bars(rows(served, ["acc"]), methods, name, title)
+    return score_bars(rows(served, ["acc"]), [s.entry.method for s in served], name, title)
 
 
 def _collection(group: Collection) -> Section:
@@ -243,7 +237,7 @@ def _scores(group: Collection, name: str) -> Section:
     section = Section("Scores")
     halves = {"at the end and at any time": slice(3), "stability and transfer": slice(3, None)}
     for title, part in halves.items():
-        cut = known([Row(r.row, r.column, r.norm, r.seeds, r.cells[part]) for r in found])
+        cut = known([dataclasses.replace(r, cells=r.cells[part]) for r in found])
         if not cut[0].cells:
             continue
         section.items += [Table(f"{group.title}: {title}", t.columns, t.rows) for t in blocks(cut)]
@@ -259,7 +253,7 @@ def _scores(group: Collection, name: str) -> Section:
 
 
 def _cost_table(served: Sequence[Served]) -> Table:
-    columns = (Column("method", number=False), *map(Column, ("runs", "train", "evaluate", "total")))
+    columns = (*text_columns("method"), *map(Column, ("runs", "train", "evaluate", "total")))
     lines = []
     for s in served:
         parts = [number(seconds(s, part), 2) for part in ("train", "evaluate", "total")]
@@ -272,13 +266,13 @@ def _cost_table(served: Sequence[Served]) -> Table:
 
 def _provenance(groups: list[Collection], results: list[Result]) -> Section:
     terms = {s.arrowed: f"{s.meaning}." for s in SCORES.values()}
-    norms = {
-        NORMS["bn"]: "evaluation with the running statistics of training.",
-        NORMS["ibn"]: "evaluation with statistics from one pass over the memory; training never "
-        "notices.",
+    statistics = {
+        STATISTICS["bn"]: "evaluation with the running statistics of training.",
+        STATISTICS["ibn"]: "evaluation with statistics from one pass over the memory; training "
+        "is not affected.",
     }
     parts = [
-        Section("Scores and norms", [terms | norms]),
+        Section("Scores and statistics", [terms | statistics]),
         Section("Versions and devices", [_versions(results)]),
         Section("Specs and commands", [*_specs(groups)]),
     ]
@@ -288,7 +282,7 @@ def _provenance(groups: list[Collection], results: list[Result]) -> Section:
 def _versions(results: list[Result]) -> Table:
     kinds: dict[str, tuple[dict[str, Any], int]] = {}
     for result in results:
-        found = result.get("versions", {})
+        found = dict(result.versions)
         key = json.dumps(found, sort_keys=True)
         kinds[key] = found, kinds.get(key, (found, 0))[1] + 1
     names = list(dict.fromkeys(name for found, _ in kinds.values() for name in found))
@@ -296,17 +290,16 @@ def _versions(results: list[Result]) -> Table:
         (str(count), *(str(found.get(name, "–")) for name in names))
         for found, count in kinds.values()
     )
-    columns = (Column("runs", number=False), *(Column(n, number=False) for n in names))
-    return Table("What computed the runs", columns, lines)
+    return Table("What computed the runs", text_columns("runs", *names), lines)
 
 
 def _specs(groups: list[Collection]) -> list[Item]:
     folds: list[Item] = []
     for group in groups:
         for s in group.served:
-            seeds = [int(r["seed"]) for r in s.results]
-            spec = {k: v for k, v in s.entry.spec.items() if v is not None}
+            seeds = [r.seed for r in s.results]
+            spec = {k: v for k, v in s.entry.given.items() if v is not None}
             lines = "\n".join(f"{k} = {json.dumps(v)}" for k, v in spec.items())
             title = f"{s.entry.row}, {group.title}, seeds {', '.join(map(str, seeds))}"
-            folds.append((title, command(s.entry.spec, seeds), lines))
+            folds.append((title, repeat(s), lines))
     return folds
