@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.collected import Collected, Fields, named
+from benchmarks.collected import Collected, Fields, Sourced, named
 from dualcba.errors import unknown
-from dualcba.experiments.paper.catalogue import Entry, complete, experiments
+from dualcba.experiments.paper.catalogue import Entry, experiments
+from dualcba.experiments.result import NAMED, identity
 from dualcba.report.comparison import (
     TOLERANCE,
     Measure,
@@ -21,9 +21,10 @@ from dualcba.report.comparison import (
     within_tolerance,
 )
 from dualcba.report.gains import Gap, alike, gap
-from dualcba.report.groups import NAMED, SCORING, usual
-from dualcba.report.names import MISSING, NORMS, method_title, score, split_method
-from dualcba.report.tables import WIDE, number, p_value
+from dualcba.report.names import MISSING, STATISTICS, method_title, score_info, split_method
+from dualcba.report.results import SCORING, usual
+from dualcba.report.tables.model import number, p_value
+from dualcba.report.tables.scores import WIDE
 
 SEEDS = 3
 """Not said where each row has so many, or one, which stands beside the number."""
@@ -73,8 +74,8 @@ def over(counts: Mapping[str, int]) -> str:
     return ", ".join([f"{most} seeds", *rest])
 
 
-def sources(served: Sequence[Served]) -> str:
-    files = sorted({f"`results/{s.results[0]['file']}`" for s in served})
+def sources(served: Sequence[Sourced]) -> str:
+    files = sorted({f"`results/{s.file}`" for s in served})
     seeds = over({s.entry.row: len(s.results) for s in served})
     return f"From {', '.join(files)}." + f" {seeds}." * bool(seeds)
 
@@ -112,23 +113,26 @@ def wide(lines: Sequence[Row]) -> str:
     given = [any(row.cells[k].paper is not None for row in lines) for k in range(len(scores))]
     heads, body = [""], [[row.row] for row in lines]
     for k, name in enumerate(scores):
-        what = score(name)
-        norms = [""] if what.cost else [f", {norm}" for norm in NORMS.values()]
-        heads += [what.title + norm for norm in norms] + ["paper"] * given[k]
+        info = score_info(name)
+        parts = [""] if info.cost else [f", {title}" for title in STATISTICS.values()]
+        heads += [info.title + part for part in parts] + ["paper"] * given[k]
         for row, line in zip(lines, body, strict=True):
             cell = row.cells[k]
-            ours = [cell.ours] if what.cost else [cell.bn, cell.ibn]
-            line += [spread(m, what.digits) for m in ours]
+            ours = [cell.ours] if info.cost else [cell.bn, cell.ibn]
+            line += [spread(m, info.digits) for m in ours]
             line += [number(cell.paper, 2)] * given[k]
     return markdown(heads, body)
 
 
 def tall(lines: Sequence[Row]) -> str:
-    heads = ["", *(head for row in lines for head in (f"{row.row}, {NORMS[row.norm]}", "paper"))]
+    heads = [
+        "",
+        *(head for row in lines for head in (f"{row.row}, {STATISTICS[row.statistics]}", "paper")),
+    ]
     body = []
     for k, cell in enumerate(lines[0].cells):
         cells = [row.cells[k] for row in lines]
-        body.append([score(cell.score).title])
+        body.append([score_info(cell.score).title])
         body[-1] += [text for c in cells for text in (spread(c.ours), number(c.paper, 2))]
     return markdown(heads, body)
 
@@ -140,23 +144,23 @@ def differences(spec: Fields) -> dict[str, Any]:
     """What a spec has that its method has not by itself; how it was scored is left out."""
     plain = usual(dict(spec))
     changed = {k: v for k, v in spec.items() if k not in SCORING and v != plain.get(k)}
-    options: dict[str, Any] = changed.pop("options", None) or {}
+    options: dict[str, Any] = changed.pop("method_options", None) or {}
     return changed | options
 
 
 def variants(found: Collected, file: str, scores: Sequence[str]) -> str:
     """Each row of a file by what is not usual in it, beside the main table's value."""
-    main = {tuple(complete(e.spec)[name] for name in NAMED): e for e in named("main").entries}
-    order = {e.spec["method"]: k for k, e in enumerate(main.values())}
+    main = {tuple(e.fields[name] for name in NAMED): e for e in named("main").entries}
+    order = {e.method: k for k, e in enumerate(main.values())}
     served = []
     for group in found.of(file):
-        title, spec = method_title(group.spec["method"]), dict(group.spec)
-        changed = [f"{k} = {v}" for k, v in differences(spec).items()]
-        entry = main.get(tuple(spec[name] for name in NAMED))
+        fields = group.fields
+        changed = [f"{k} = {v}" for k, v in differences(fields).items()]
+        entry = main.get(tuple(fields[name] for name in NAMED))
         paper = entry.paper if entry else {}
-        shown = Entry(", ".join([title, *changed]), "", spec, "bn", paper)
-        served.append(Served(shown, group.results))
-    served.sort(key=lambda s: (order.get(s.entry.spec["method"], len(order)), s.entry.row))
+        row = ", ".join([method_title(fields["method"]), *changed])
+        served.append(Sourced(Entry(row, "", fields, "bn", paper), group.results, group.file))
+    served.sort(key=lambda s: (order.get(s.entry.method, len(order)), s.entry.row))
     return f"{wide(known(rows(served, scores or ['acc', 'fm'])))}\n\n{sources(served)}"
 
 
@@ -169,11 +173,15 @@ def paired(served: Sequence[Served]) -> dict[str, dict[str, Gap]]:
     found: dict[str, dict[str, Gap]] = {}
     seen = []
     for dual in served:
-        name, kind = split_method(dual.entry.spec["method"])
+        name, kind = split_method(dual.entry.method)
         same = [s for s in served if alike(s.entry, dual.entry)]
-        base = next((s for s in same if s.entry.spec["method"] == name), None)
-        cba = next((s for s in same if s.entry.spec["method"] == f"{name}-cba"), None)
-        if kind != "dual-cba" or base is None or (key := (base.entry, dual.entry.spec)) in seen:
+        base = next((s for s in same if s.entry.method == name), None)
+        cba = next((s for s in same if s.entry.method == f"{name}-cba"), None)
+        if (
+            kind != "dual-cba"
+            or base is None
+            or (key := (base.entry, dual.entry.given, dual.entry.donor)) in seen
+        ):
             continue
         seen.append(key)
         found[(dual if base.entry.row in found else base).entry.row] = {
@@ -228,7 +236,7 @@ def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> 
     """How many cells lie near the paper's ACC, by table; which do not; what has not been run."""
     usual: list[tuple[str, str, Fields]] = [(n, c, {}) for n in experiments() for c in columns(n)]
     lines, far, counted = [], [], []
-    distinct: dict[tuple[str, str, float | None], Row] = {}
+    distinct: dict[Hashable, Row] = {}
     missing: dict[str, list[str]] = {}
     for name, column, changed in [*usual, *readings]:
         asked = [e for e in named(name).entries if e.column == column and e.paper.get("acc")]
@@ -242,9 +250,9 @@ def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> 
         far += [[name, where, *outside(row)] for row in cells if row.cells[0].within is False]
         for s, row in zip(served, cells, strict=True) if not changed else ():
             counted.append(row)
-            spec = complete(s.entry.spec) | {"eval_every": 0, "record": []}
-            run = json.dumps(spec), s.entry.norm, row.cells[0].paper
-            distinct.setdefault(run, row)
+            spec, entry = s.entry.spec, s.entry
+            run = identity(spec), spec.agnostic_from, entry.donor, entry.statistics
+            distinct.setdefault((*run, row.cells[0].paper), row)
     if not lines:
         return NOTHING
     lines.append(["**all**", "", f"**{told(within_tolerance(counted), percent=True)}**", ""])

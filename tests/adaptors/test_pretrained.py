@@ -312,20 +312,34 @@ def test_a_run_leaves_nu_and_another_takes_it(dualcba: Run) -> None:
     made = load_agnostic(path).provenance
     shown = {"dataset": "digits", "method": "er-dual-cba", "buffer": 100, "seed": 0}
     assert {k: made[k] for k in shown} == shown
-    got = dualcba("run", "--method", "er,er-dual-cba", "--adaptor", path, "--out", "b", *quick)
+    got = dualcba(
+        "run", "--method", "er,er-dual-cba", "--agnostic-from", path, "--out", "b", *quick
+    )
     assert got.code == 0, got.err
     assert not [p for p in got.files if p.startswith("b/") and p.endswith("agnostic.safetensors")]
     spec = json.loads(next((got.folder / "b").glob("*dual*/result.json")).read_text())["spec"]
-    assert (spec["adaptor"], spec["specific"]) == (str(path), "none")
+    assert (spec["agnostic_from"], spec["specific"]) == (str(path), "none")
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--adaptor", "none.safetensors"), "none.safetensors is missing, expected a class-agn"),
-        (("--adaptor", "x", "--no-agnostic"), "adaptor is 'x', expected 'trained' where agnostic"),
-        (("--adaptor", "x", "--method", "er-cba"), "adaptor is 'x' for the method 'er-cba'"),
-        (("--adaptor", "x", "--freeze-after", 2), "freeze_after is 2, expected none where no"),
+        (
+            ("--agnostic-from", "none.safetensors"),
+            "none.safetensors is missing, expected a class-agn",
+        ),
+        (
+            ("--agnostic-from", "x", "--no-agnostic"),
+            "agnostic_from is 'x', expected None if agnostic",
+        ),
+        (
+            ("--agnostic-from", "x", "--method", "er-cba"),
+            "agnostic_from is 'x' for the method 'er-cba'",
+        ),
+        (
+            ("--agnostic-from", "x", "--freeze-after", 2),
+            "freeze_after is 2, expected none where no",
+        ),
         (("--freeze-after", 1), "freeze_after is 1, expected a whole number of at least 2"),
         (("--freeze-after", 2, "--no-agnostic"), "freeze_after is 2, expected none where no"),
         (("--freeze-after", 2, "--method", "er"), "freeze_after is 2 for the method 'er', which"),

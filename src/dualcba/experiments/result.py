@@ -174,7 +174,7 @@ class Result:
         """Read what `result.json` holds, of schema 1 or 2."""
         content = _checked(content)
         anytime = dict(content.get("anytime") or {})
-        steps, tasks = anytime.pop("step", ()), anytime.pop("task", ())
+        steps, tasks = (tuple(anytime.pop(name, ())) for name in ("step", "task"))
         given = {name: content[name] for name in _PLAIN if content.get(name) is not None}
         return cls(
             spec=make_spec(content["spec"]),
@@ -186,7 +186,7 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `result.json` holds."""
-        curves = {"step": self.anytime.step, "task": self.anytime.task, **self.anytime.accuracy}
+        points = {"step": list(self.anytime.step), "task": list(self.anytime.task)}
         recordings = {"recordings": dict(self.recordings)} if self.recordings else {}
         return {
             "schema": SCHEMA,
@@ -195,7 +195,7 @@ class Result:
             "status": self.status,
             "scores": dict(self.scores),
             "accuracy_matrix": dict(self.accuracy_matrix),
-            "anytime": curves,
+            "anytime": {**points, **self.anytime.accuracy},
             **recordings,
             "seconds": dict(self.seconds),
             "cost": dict(self.cost),

@@ -74,6 +74,11 @@ def gains(served: Sequence[Served], score: str = "acc") -> list[Gain]:
     return [_gain(base, dual, score) for base, dual in found.values()]
 
 
+def known_gains(served: Sequence[Served], score: str = "acc") -> list[Gain]:
+    """Return the gains over at least one common seed."""
+    return [g for g in gains([s for s in served if s.results], score) if g.adaptors.seeds]
+
+
 def _bases(dual: Served, served: Sequence[Served]) -> list[Served]:
     """Return the entries of the base method that a Dual-CBA can be compared with."""
     name, kind = split_method(dual.entry.method)

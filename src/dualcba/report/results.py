@@ -39,14 +39,13 @@ class Collection:
 def collections(results: Iterable[Result]) -> list[Collection]:
     """Return the results by dataset, setting and buffer; in each, one entry per group of seeds."""
     ordered = sorted(results, key=_order)
-    shared = _shared_files(ordered)
+    grouping = Grouping(ordered)
     places: dict[str, dict[Hashable, dict[int, Result]]] = {}
     for result in ordered:
         groups = places.setdefault(place_title(result), {})
-        group = groups.setdefault(_key(result, shared), {})
-        group.setdefault(result.seed, result)
+        groups.setdefault(grouping.key(result), {}).setdefault(result.seed, result)
     return [
-        Collection(title, tuple(_serve(title, [list(g.values()) for g in groups.values()], shared)))
+        Collection(title, tuple(_serve(title, list(groups.values()), grouping)))
         for title, groups in places.items()
     ]
 
@@ -81,24 +80,41 @@ def _defaults(given: tuple[tuple[str, Any], ...]) -> Fields:
     return Spec(**dict(given)).to_dict()
 
 
-# ---------------------------------------------------------------------- parts from other runs
+# ---------------------------------------------------------------------- runs that differ by seed
 
 
-def _shared_files(results: Iterable[Result]) -> set[str]:
-    """Return the files of class-agnostic parts that runs of several seeds have loaded."""
-    seeds: dict[str, set[int]] = {}
-    for result in results:
-        if path := result.spec.agnostic_from:
-            seeds.setdefault(path, set()).add(result.seed)
-    return {path for path, found in seeds.items() if len(found) > 1}
+class Grouping:
+    """Tells which of some results differ only by seed.
 
+    Runs that loaded the same class-agnostic part differ only by seed; so do runs that each loaded
+    one from a run of their own seed, if those runs differ only by seed.
+    """
 
-def origin(result: Result, shared: set[str]) -> dict[str, Any] | None:
-    """Return the run that a class-agnostic part was trained in, if each seed loads its own part."""
-    found = own_origin(result)
-    if found is None or result.spec.agnostic_from in shared:
-        return None
-    return {name: found[name] for name in PROVENANCE if name in found}
+    def __init__(self, results: Iterable[Result]) -> None:
+        seeds: dict[str, set[int]] = {}
+        for result in results:
+            if path := result.spec.agnostic_from:
+                seeds.setdefault(path, set()).add(result.seed)
+        self._shared = {path for path, found in seeds.items() if len(found) > 1}
+
+    def origin(self, result: Result) -> dict[str, Any] | None:
+        """Return the run that a class-agnostic part was trained in, if each seed has its own."""
+        found = own_origin(result)
+        if found is None or result.spec.agnostic_from in self._shared:
+            return None
+        return {name: found[name] for name in PROVENANCE if name in found}
+
+    def key(self, result: Result) -> Hashable:
+        """Return a value that is equal for results that differ only by seed."""
+        found = self.origin(result)
+        path = {} if found is None else {"agnostic_from": None}
+        return frozen({**result.fields, "seed": None, **path}), frozen(found)
+
+    def fields(self, result: Result) -> dict[str, Any]:
+        """Return the fields that all seeds of a group share."""
+        fields = {name: value for name, value in result.fields.items() if name != "seed"}
+        found = self.origin(result)
+        return fields if found is None else fields | {"agnostic_from": origin_title(found)}
 
 
 def origin_title(found: Fields) -> str:
@@ -113,31 +129,20 @@ def origin_title(found: Fields) -> str:
     return f"{found['dataset']}{size}"
 
 
-def _key(result: Result, shared: set[str]) -> Hashable:
-    found = origin(result, shared)
-    path = {} if found is None else {"agnostic_from": None}
-    return frozen({**result.fields, "seed": None, **path}), frozen(found)
-
-
-def _group_fields(result: Result, shared: set[str]) -> dict[str, Any]:
-    """Return the fields that all seeds of a group share."""
-    fields = {name: value for name, value in result.fields.items() if name != "seed"}
-    found = origin(result, shared)
-    return fields if found is None else fields | {"agnostic_from": origin_title(found)}
-
-
 # ---------------------------------------------------------------------- the names of groups
 
 
-def _serve(column: str, groups: list[list[Result]], shared: set[str]) -> list[Served]:
-    full = [_group_fields(g[0], shared) for g in groups]
-    brief = [_brief(spec, origin(g[0], shared)) for g, spec in zip(groups, full, strict=True)]
+def _serve(column: str, groups: list[dict[int, Result]], grouping: Grouping) -> list[Served]:
+    """Return groups of results, by seed, as the entries of a column."""
+    first = [next(iter(group.values())) for group in groups]
+    full = [grouping.fields(result) for result in first]
+    brief = [_brief(spec, grouping.origin(r)) for spec, r in zip(full, first, strict=True)]
     labels = [_label(spec, brief, without=SCORING) for spec in brief]
     served = []
     for group, spec, label in zip(groups, full, labels, strict=True):
         row = label if labels.count(label) == 1 else _label(spec, full)
         entry = Entry(row, column, spec, "ibn", {})
-        served.append(Served(entry, tuple(sorted(group, key=lambda r: r.seed))))
+        served.append(Served(entry, tuple(group[seed] for seed in sorted(group))))
     return sorted(served, key=lambda s: _place(s.entry.method))
 
 

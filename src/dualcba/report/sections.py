@@ -26,7 +26,7 @@ from dualcba.report.comparison import (
 from dualcba.report.figures import registry as figures
 from dualcba.report.figures.bars import cost, score_bars, seconds
 from dualcba.report.figures.style import Plot
-from dualcba.report.gains import Gain, gains, in_one_line, means
+from dualcba.report.gains import Gain, in_one_line, known_gains, means
 from dualcba.report.names import SCORES, STATISTICS, slug
 from dualcba.report.results import Collection, collections
 from dualcba.report.tables.model import Column, Table, number, p_value, spread, text_columns
@@ -121,7 +121,7 @@ def small_experiments(results: list[Result]) -> list[tuple[Experiment, list[Serv
 
 def _whose(shown: list[tuple[Experiment, list[Served]]]) -> list[Fact]:
     """What Dual-CBA gains in the main table, and how much of it is IBN's."""
-    told = means([g for e, served in shown if e.name == "main" for g in gains(served)])
+    told = means([g for e, served in shown if e.name == "main" for g in known_gains(served)])
     if told is None:
         return []
     whole, ibn, adaptors = (number(x, sign=True) for x in told[1:])
@@ -162,7 +162,7 @@ def _facts(group: Collection, most: int) -> list[Fact]:
         best, row = max(ranked, key=lambda pair: pair[0].mean)
         highest = spread(best).replace("\u2007", "")
         out.append(Fact(f"Highest ACC, {group.title}", highest, f"{row.row}, IBN"))
-    found = [g for g in gains(group.served) if g.adaptors.seeds]
+    found = known_gains(group.served)
     for gain in sorted(found, key=_rank)[:most]:
         value = spread(gain.adaptors, sign=True).replace("\u2007", "")
         p = "" if gain.adaptors.p is None else f", p = {p_value(gain.adaptors.p)}"
@@ -242,7 +242,7 @@ def _scores(group: Collection, name: str) -> Section:
             continue
         section.items += [Table(f"{group.title}: {title}", t.columns, t.rows) for t in blocks(cut)]
     section.items.append(_bars(group.served, name, group.title))
-    pairs = [g for g in gains(group.served) if g.adaptors.seeds]
+    pairs = known_gains(group.served)
     if pairs:
         table = dataclasses.replace(gain_table(pairs, group.title), note=GAIN_NOTE)
         section.items.append(table)

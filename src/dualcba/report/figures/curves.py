@@ -105,14 +105,15 @@ def draw(
     palette: Sequence[str],
     width: float = 2.0,
 ) -> list[tuple[float, str, str]]:
-    """Draw mean and band of each entry, with some statistics or its own.
+    """Draw mean and band of each entry, with some statistics or its own, if it has such a curve.
 
     Returns where each line ends, its name and its colour.
     """
     ends = []
     for s, colour in zip(served, palette, strict=True):
-        own = statistics or s.entry.statistics
-        step, mean, half = band(s.results, own, curve) if with_curve([s], own) else _NOTHING
+        shown = [statistics] if statistics else [s.entry.statistics, *STATISTICS]
+        own = next((one for one in shown if with_curve([s], one)), None)
+        step, mean, half = band(s.results, own, curve) if own else _NOTHING
         if not len(step):
             continue
         ax.plot(step, mean, color=colour, linewidth=width)

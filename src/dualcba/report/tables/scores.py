@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from dualcba.report.comparison import Cell, Row, Served, known, rows
-from dualcba.report.gains import Gain, Gap, gains
+from dualcba.report.gains import Gain, Gap, known_gains
 from dualcba.report.names import MISSING, STATISTICS, score_info
 from dualcba.report.tables.model import Column, Strong, Table, number, p_value, spread, text_columns
 
@@ -39,7 +39,7 @@ def with_gains(served: Sequence[Served], scores: Sequence[str]) -> tuple[list[Ta
 
 def column_gains(served: Sequence[Served], scores: Sequence[str]) -> list[Gain]:
     """Return the gains in ACC that are known, if ACC is among the scores."""
-    return [g for g in gains(served) if g.adaptors.seeds] if "acc" in scores else []
+    return known_gains(served) if "acc" in scores else []
 
 
 # ---------------------------------------------------------------------- scores
