@@ -27,7 +27,7 @@ from dualcba.report.tables.model import number, p_value
 from dualcba.report.tables.scores import WIDE
 
 SEEDS = 3
-"""Not said where each row has so many, or one, which stands beside the number."""
+"""The usual number of seeds, which is not mentioned; a single seed is, beside the number."""
 
 NOTHING = "No runs yet."
 GAINS = {
@@ -49,7 +49,7 @@ def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def spread(m: Measure | None, digits: int = 1) -> str:
-    """Mean ± half-width.
+    """Return mean ± half-width.
 
     >>> spread(Measure(26.25, 4.04, 3)), spread(Measure(26.31, None, 1)), spread(None)
     ('26.2 ± 4.0', '26.3 (1 seed)', '–')
@@ -61,7 +61,7 @@ def spread(m: Measure | None, digits: int = 1) -> str:
 
 
 def over(counts: Mapping[str, int]) -> str:
-    """The seeds of most rows, then the rows that have another number; nothing where all is usual.
+    """Return the seeds of most rows, then the rows with another number; empty if all are usual.
 
     >>> over({"ER": 8, "RAR": 8, "LUCIR": 3, "BiC": 3}), over({"ER": 3, "RAR": 1})
     ('8 seeds, 3 of: LUCIR; BiC', '')
@@ -91,7 +91,7 @@ def each(
     column: str,
     changed: Fields,
 ) -> str:
-    """What is made of one column of an experiment, or below its title of each that has runs."""
+    """Apply `make` to one column of an experiment, or to each that has runs, below its title."""
     if column:
         return make(found, experiment, column, changed) or NOTHING
     parts = {one: make(found, experiment, one, changed) for one in columns(experiment)}
@@ -99,7 +99,7 @@ def each(
 
 
 def table(found: Collected, experiment: str, column: str, changed: Fields) -> str:
-    """Scores under both norms beside the paper's; many scores below each other."""
+    """Return scores with both statistics beside the paper's; many scores below each other."""
     served = found.serve(experiment, column, changed)
     if not served:
         return ""
@@ -141,7 +141,7 @@ def tall(lines: Sequence[Row]) -> str:
 
 
 def differences(spec: Fields) -> dict[str, Any]:
-    """What a spec has that its method has not by itself; how it was scored is left out."""
+    """Return the fields of a spec that are not the defaults of its method, without the scoring."""
     plain = usual(dict(spec))
     changed = {k: v for k, v in spec.items() if k not in SCORING and v != plain.get(k)}
     options: dict[str, Any] = changed.pop("method_options", None) or {}
@@ -149,7 +149,7 @@ def differences(spec: Fields) -> dict[str, Any]:
 
 
 def variants(found: Collected, file: str, scores: Sequence[str]) -> str:
-    """Each row of a file by what is not usual in it, beside the main table's value."""
+    """Return each row of a file, named by its unusual fields, beside the main table's value."""
     main = {tuple(e.fields[name] for name in NAMED): e for e in named("main").entries}
     order = {e.method: k for k, e in enumerate(main.values())}
     served = []
@@ -168,7 +168,7 @@ def variants(found: Collected, file: str, scores: Sequence[str]) -> str:
 
 
 def paired(served: Sequence[Served]) -> dict[str, dict[str, Gap]]:
-    """For each method with a Dual-CBA, by the name of its row, the differences seed by seed."""
+    """Return, by the row of each method with a Dual-CBA, the differences seed by seed."""
     both, first = ("ibn", "ibn"), ("ibn", "bn")
     found: dict[str, dict[str, Gap]] = {}
     seen = []
@@ -196,7 +196,7 @@ def paired(served: Sequence[Served]) -> dict[str, dict[str, Gap]]:
 
 
 def signed(one: Gap) -> str:
-    """A difference.
+    """Return a difference as text.
 
     >>> signed(Gap(3, 1.26, 0.4, 0.01)), signed(Gap(1, -1.26, None, None))
     ('+1.3 ± 0.4', '−1.3 (1 seed)')
@@ -206,7 +206,7 @@ def signed(one: Gap) -> str:
 
 
 def gains(found: Collected, experiment: str, column: str, changed: Fields) -> str:
-    """The gains of each method with their p."""
+    """Return the gains of each method with their p."""
     pairs = paired(found.serve(experiment, column, changed))
     if not pairs:
         return ""
@@ -220,7 +220,7 @@ def gains(found: Collected, experiment: str, column: str, changed: Fields) -> st
 
 
 def gained(found: Collected, experiment: str, column: str, part: str, changed: Fields) -> str:
-    """One kind of gain of all methods, in a line."""
+    """Return one kind of gain of all methods, in a line."""
     if part not in GAINS:
         raise ValueError(unknown("gain", part, GAINS))
     pairs = paired(found.serve(experiment, column, changed))
@@ -233,7 +233,7 @@ def gained(found: Collected, experiment: str, column: str, part: str, changed: F
 
 
 def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> str:
-    """How many cells lie near the paper's ACC, by table; which do not; what has not been run."""
+    """Return how many cells agree with the paper's ACC, by table; which do not; what is not run."""
     usual: list[tuple[str, str, Fields]] = [(n, c, {}) for n in experiments() for c in columns(n)]
     lines, far, counted = [], [], []
     distinct: dict[Hashable, Row] = {}
@@ -246,7 +246,7 @@ def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> 
         if asked and not cells and not changed:
             missing.setdefault(name, []).append(column)
         if cells:
-            lines.append([name, where, told(within_tolerance(cells)), str(len(asked))])
+            lines.append([name, where, as_text(within_tolerance(cells)), str(len(asked))])
         far += [[name, where, *outside(row)] for row in cells if row.cells[0].within is False]
         for s, row in zip(served, cells, strict=True) if not changed else ():
             counted.append(row)
@@ -255,14 +255,15 @@ def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> 
             distinct.setdefault((*run, row.cells[0].paper), row)
     if not lines:
         return NOTHING
-    lines.append(["**all**", "", f"**{told(within_tolerance(counted), percent=True)}**", ""])
+    lines.append(["**all**", "", f"**{as_text(within_tolerance(counted), percent=True)}**", ""])
     heads = ["experiment", "column", "cells that agree", "cells of the paper"]
     parts = [
         f"Cells within max({TOLERANCE} points, the interval) of the paper's ACC, of those that "
         "have been run:",
         markdown(heads, lines),
         "Some runs stand in several tables beside the same value. Counted once: "
-        f"{told(within_tolerance(distinct.values()), percent=True)}.\nOf all, {near(counted)} lie "
+        f"{as_text(within_tolerance(distinct.values()), percent=True)}.\n"
+        f"Of all, {near(counted)} lie "
         f"within {TOLERANCE} points; the others that agree do so by their interval alone.\nAnother "
         "reading of a setting has the field in its line and is not in the total.",
     ]
@@ -276,12 +277,12 @@ def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> 
 
 
 def near(rows: Iterable[Row]) -> int:
-    """How many lie within the tolerance however wide their interval is."""
+    """Return how many are within the tolerance, whatever their interval."""
     differences = [row.cells[0].difference for row in rows]
     return sum(d is not None and abs(d) <= TOLERANCE for d in differences)
 
 
-def told(share: Share, *, percent: bool = False) -> str:
+def as_text(share: Share, *, percent: bool = False) -> str:
     text = f"{share.within} of {share.cells}"
     return f"{text}, {share.percent or 0.0:.0f} %" if percent else text
 

@@ -1,4 +1,4 @@
-"""One HTML file that holds a whole report: no network, no scripts, figures inside."""
+"""A report as one HTML file: figures inside, no scripts, nothing loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ REPORT = "report.html"
 
 @dataclass
 class Anchors:
-    """Names for places of the page, each given once."""
+    """Names of anchors in the page, each used once."""
 
     taken: set[str] = field(default_factory=set)
 
     def name(self, title: str) -> str:
-        """A name made of a title.
+        """Return a new name made from a title.
 
         >>> anchors = Anchors()
         >>> anchors.name("Any-time, M = 100"), anchors.name("Any-time, M = 100")
@@ -42,7 +42,7 @@ class Anchors:
 
 
 def write_report(out: Path) -> Path:
-    """Write the report on all complete runs below a folder, and say where it lies."""
+    """Write the report on all complete runs below a folder and return its path."""
     results = find_results(out)
     page = make_page(results, out.resolve().name)
     with whole(out / REPORT) as draft:
@@ -51,7 +51,7 @@ def write_report(out: Path) -> Path:
 
 
 def make_page(results: list[Result], title: str) -> str:
-    """The page on results, as text."""
+    """Return the page on results as text."""
     facts, sections = report_sections(results)
     anchors = Anchors()
     names = [(anchors.name(s.title), [anchors.name(p.title) for p in s.parts]) for s in sections]
@@ -138,7 +138,7 @@ def _terms(terms: dict[str, str]) -> str:
 
 
 def figure(plot: Plot) -> str:
-    """A figure in the page: SVG within the file, its description and its caption."""
+    """Return a figure as HTML: an embedded SVG with its alternative text and its caption."""
     svg = b64encode(render(plot, "svg")).decode()
     alt, caption = escape(plot.alt), escape(plot.caption)
     return (

@@ -105,14 +105,14 @@ def _shares(served: Sequence[Served], name: str, title: str) -> Plot:
     )  # fmt: skip
     ax.set_xlim(-0.6, len(tasks) - 0.4)
     ax.set_xticks(range(len(tasks)), [str(k + 1) for k in range(len(tasks))])
-    ax.set(xlabel="task of the answer", ylabel="answers (%)")
+    ax.set(xlabel="predicted task", ylabel="predictions (%)")
     grid(ax)
     key(figure, [s.entry.row for s in served], colours(served))
     caption = (
-        f"Answers at the end of the stream by task, {title}, {_statistics(served)}. "
+        f"Predictions at the end of the stream by task, {title}, {_statistics(served)}. "
         "Dashed: an unbiased classifier."
     )
-    return Plot(name, caption, "Bars: share of answers that fall on each task, per method", figure)
+    return Plot(name, caption, "Bars: share of predictions on each task, per method", figure)
 
 
 def _statistics(served: Sequence[Served]) -> str:
@@ -149,9 +149,9 @@ def _confusions(served: Sequence[Served], name: str, title: str) -> Plot:
         ax.set_yticks(middles, names, fontsize=9)
         ax.tick_params(length=0)
         ax.set_title(folded(s.entry.row), fontsize=10)
-        ax.set_xlabel("task of the answer", fontsize=9.5)
+        ax.set_xlabel("predicted task", fontsize=9.5)
         if n % columns == 0:
-            ax.set_ylabel("task of the truth", fontsize=9.5)
+            ax.set_ylabel("true task", fontsize=9.5)
     bar = figure.colorbar(image, ax=cells, shrink=0.75, aspect=25, ticks=[0, top / 2, top])
     bar.outline.set_visible(False)
     bar.set_label("share of the row", fontsize=9.5)
