@@ -60,7 +60,8 @@ def test_a_result_without_a_loaded_part_has_no_origin() -> None:
 
 def test_what_may_be_absent_is_empty() -> None:
     spec = Spec(method="er").to_dict()
-    result = Result.from_dict({"spec": spec, "seed": 0, "scores": {"bn": {"acc": 1.0}}})
+    needed = {"spec": spec, "seed": 0, "status": "complete", "scores": {"bn": {"acc": 1.0}}}
+    result = Result.from_dict(needed)
     assert result == Result(Spec(method="er"), 0, {"bn": {"acc": 1.0}})
     assert result.anytime == Anytime()
     assert result.complete
@@ -96,7 +97,7 @@ def test_scores_by_their_names() -> None:
 )  # fmt: skip
 def test_a_spec_of_another_place_is_kept_as_fields(changed: dict[str, Any]) -> None:
     fields = Spec(method="er").to_dict() | changed
-    result = Result.from_dict({"spec": fields, "seed": 0, "scores": {}})
+    result = Result.from_dict({"spec": fields, "seed": 0, "status": "complete", "scores": {}})
     assert isinstance(result.spec, ForeignSpec)
     assert result.fields == fields
     assert result.method == fields["method"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dualcba.experiments.paper.catalogue import Entry
+from dualcba.experiments.provenance import PROVENANCE
 from dualcba.experiments.result import AnySpec, Fields, Result, identity
 from dualcba.experiments.spec import Spec
-from dualcba.experiments.upgrade import PROVENANCE
 
 
 def matches(result: Result, spec: AnySpec, source: Spec | None = None) -> bool:

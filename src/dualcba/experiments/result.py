@@ -215,7 +215,7 @@ def _checked(content: Any) -> dict[str, Any]:
     schema = content.get("schema", 1)
     if schema not in (1, SCHEMA):
         raise ValueError(f"has the schema {schema!r}, expected 1 or {SCHEMA}")
-    for name, kind in (("spec", dict), ("seed", int), ("scores", dict)):
+    for name, kind in (("spec", dict), ("seed", int), ("status", str), ("scores", dict)):
         _check(content, name, kind)
     for name in NAMED:
         if name not in content["spec"]:

@@ -1,8 +1,8 @@
 """Files of older versions: results and collected rows of schema 1.
 
-Only here is anything read from the name of a file. `reproduce` used to lay the class-agnostic part
-of a run on CIFAR-100 with seed 2 ready as `cifar100-s2.safetensors`, that of its small counterpart
-as `small-cifar100-s2.safetensors`. From schema 2 on a result records its origin itself.
+Only here is anything read from the name of a file. `dualcba reproduce` copies the class-agnostic
+part of a run on CIFAR-100 with seed 2 to `cifar100-s2.safetensors`, that of its small counterpart
+to `small-cifar100-s2.safetensors`. From schema 2 on, a result records where the part came from.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dualcba.experiments.paper.scale import SOURCES, source_spec
+from dualcba.experiments.provenance import provenance
 from dualcba.experiments.spec import upgrade_fields
-
-PROVENANCE = ("dataset", "setting", "method", "specific", "buffer", "tasks")
-"""Fields of a run that identify the class-agnostic part that it leaves, beside the seed."""
 
 _FROM, _SMALL = "from ", "small-"
 
@@ -58,5 +56,4 @@ def _provenance(stem: str, seed: int | None) -> dict[str, Any]:
     dataset = stem.removeprefix(_SMALL)
     if dataset not in SOURCES:
         return {"dataset": stem, "seed": seed}
-    spec = source_spec(dataset, "paper" if dataset == stem else "small")
-    return {name: getattr(spec, name) for name in PROVENANCE} | {"seed": seed}
+    return provenance(source_spec(dataset, "paper" if dataset == stem else "small"), seed)

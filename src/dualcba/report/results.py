@@ -11,9 +11,9 @@ from typing import Any
 from dualcba.data.stream import split_classes
 from dualcba.experiments.matching import own_origin
 from dualcba.experiments.paper.catalogue import Entry
+from dualcba.experiments.provenance import PROVENANCE
 from dualcba.experiments.result import NAMED, Fields, Result, frozen
 from dualcba.experiments.spec import Spec
-from dualcba.experiments.upgrade import PROVENANCE
 from dualcba.methods import METHODS
 from dualcba.randomness import generator
 from dualcba.report.comparison import Served
