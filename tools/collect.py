@@ -4,8 +4,8 @@ usage: python -m tools.collect RUNS OUT --command "dualcba run …" --commit HAS
 
 Each row is a group of runs that differ only by seed: mean, half-width of the 95 % interval, the
 seeds, every run's own scores, and its accuracy of each task at the end. Recordings and any-time
-curves are left out. A class-agnostic part that came from another dataset's run of the
-same seed is `from` that dataset, as in the catalogue.
+curves are left out. If each seed loaded a class-agnostic part from a run of its own seed, the row
+says which run that was, without the seed and without the file.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-from dualcba.evaluation import STATISTICS, interval
-from dualcba.experiments import read_results
-from dualcba.experiments.paper.catalogue import seedless
+from dualcba.evaluation import interval
+from dualcba.experiments import Result, read_results
+from dualcba.experiments.result import SCHEMA
+from dualcba.report.names import STATISTICS
+from dualcba.report.results import Grouping
 
 
 def measured(values: list[float | None]) -> dict[str, Any] | None:
@@ -30,30 +33,29 @@ def measured(values: list[float | None]) -> dict[str, Any] | None:
     return {"mean": round(mean, 3), "half": rounded, "values": [round(v, 3) for v in known]}
 
 
-def row(group: list[dict[str, Any]]) -> dict[str, Any]:
-    group = sorted(group, key=lambda r: r["seed"])
-    seeds = [r["seed"] for r in group]
-    spec = seedless(group[0]["spec"])
+def row(group: list[Result]) -> dict[str, Any]:
+    group = sorted(group, key=lambda r: r.seed)
+    first, seeds = group[0], [r.seed for r in group]
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"{spec['method']} has seeds {seeds}, expected each once")
+        raise ValueError(f"{first.method} has seeds {seeds}, expected each once")
     scores = {
-        norm: {
-            name: measured([r["scores"][norm].get(name) for r in group])
-            for name in group[0]["scores"][norm]
-        }
-        for norm in STATISTICS
+        statistics: {name: measured([r.value(statistics, name) for r in group]) for name in found}
+        for statistics, found in first.scores.items()
     }
     tasks = {
-        norm: [[round(v, 3) for v in r["accuracy_matrix"][norm][-1]] for r in group]
-        for norm in STATISTICS
+        statistics: [[round(v, 3) for v in r.accuracy_matrix[statistics][-1]] for r in group]
+        for statistics in STATISTICS
     }
+    origin = Grouping(group).origin(first)
+    spec = {name: value for name, value in first.fields.items() if name != "seed"}
     return {
-        "method": spec["method"],
+        "method": first.method,
         "seeds": seeds,
         "scores": scores,
         "tasks": tasks,
-        "seconds": [round(r["seconds"]["total"], 2) for r in group],
-        "spec": spec,
+        "seconds": [round(r.seconds["total"], 2) for r in group],
+        "spec": spec if origin is None else spec | {"agnostic_from": None},
+        "agnostic_provenance": origin,
     }
 
 
@@ -64,21 +66,22 @@ def main() -> None:
     parser.add_argument("--command", required=True, action="append")
     parser.add_argument("--commit", required=True)
     args = parser.parse_args()
-    groups: dict[str, list[dict[str, Any]]] = {}
     folders = sorted({args.runs, *args.runs.glob("*/")})
-    results = [result for folder in folders for result in read_results(folder)]
+    results = [result for folder in folders for result in read_results(folder).values()]
     if not results:
         sys.exit(f"error: {args.runs} holds no complete run, expected a folder of runs")
+    grouping, groups = Grouping(results), dict[Hashable, list[Result]]()
     for result in results:
-        groups.setdefault(json.dumps(seedless(result["spec"]), sort_keys=True), []).append(result)
+        groups.setdefault(grouping.key(result), []).append(result)
     try:
         rows = [row(group) for group in groups.values()]
     except ValueError as error:
         sys.exit(f"error: {error}")
     content = {
+        "schema": SCHEMA,
         "command": args.command,
         "commit": args.commit,
-        "versions": results[0]["versions"],
+        "versions": dict(results[0].versions),
         "rows": rows,
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -6,15 +6,18 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from dualcba.errors import unknown
-from dualcba.evaluation import STATISTICS
-from dualcba.experiments.paper.catalogue import Experiment, donor, experiments, matches
-from dualcba.experiments.spec import ADAPTOR_DEFAULTS, ADAPTOR_OPTIONS
-from dualcba.methods import parse_method
-from dualcba.report.comparison import Result, Served
+from dualcba.experiments import Spec, matches
+from dualcba.experiments.paper.catalogue import Entry, Experiment, experiments
+from dualcba.experiments.result import Result, make_spec
+from dualcba.experiments.run import AGNOSTIC
+from dualcba.experiments.upgrade import upgrade_row
+from dualcba.report.comparison import Served
+from dualcba.report.names import STATISTICS, split_method
 
 Fields = Mapping[str, Any]
 
@@ -24,12 +27,23 @@ class Group:
     """One row of a file, as a result per seed."""
 
     file: str
-    spec: Fields
     results: tuple[Result, ...]
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the spec, without the seed."""
+        return {k: v for k, v in self.results[0].fields.items() if k != "seed"}
+
+
+@dataclass(frozen=True)
+class Sourced(Served):
+    """An entry that has been served, and the file that its results come from."""
+
+    file: str = ""
 
 
 def read(folder: Path) -> list[Group]:
-    """All rows of all files that `collect` wrote there; other files are passed over."""
+    """Return all rows of all files that `collect` wrote; other files are ignored."""
     groups = []
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text("utf-8"))
@@ -40,25 +54,30 @@ def read(folder: Path) -> list[Group]:
 
 
 def unfold(file: str, row: dict[str, Any]) -> Group:
-    """A row as the results that it was made of, so far as it holds them.
-
-    Early files give the adaptor's fields to methods without one; these are dropped.
-    """
-    own = ADAPTOR_OPTIONS[parse_method(row["method"])[1]]
-    spec = {k: v for k, v in row["spec"].items() if k not in ADAPTOR_DEFAULTS or k in own}
-    top = {name: spec[name] for name in ("method", "dataset", "setting", "buffer")}
+    """Return a row as the results that it was made of, as far as it holds them."""
+    fields, source = row["spec"], row.get("agnostic_provenance")
+    if "agnostic_provenance" not in row:
+        fields, source = upgrade_row(fields)
+    fields = _own(fields) | ({} if source is None else {"agnostic_from": AGNOSTIC})
+    spec = make_spec(fields)
     results = []
     for k, seed in enumerate(row["seeds"]):
         scores = {
-            norm: {name: m and m["values"][k] for name, m in row["scores"][norm].items()}
-            for norm in STATISTICS
+            statistics: {name: m and m["values"][k] for name, m in found.items()}
+            for statistics, found in row["scores"].items()
         }
-        tasks = {norm: [each[k]] for norm, each in row.get("tasks", {}).items()}
-        source = donor(spec)
-        part = {} if source is None else {"adaptor": f"{source}-s{seed}.safetensors"}
-        result = {"status": "complete", "seed": seed, "spec": spec | part, "file": file}
-        results.append(top | result | {"scores": scores, "accuracy_matrix": tasks})
-    return Group(file, spec, tuple(results))
+        tasks = {statistics: [each[k]] for statistics, each in row.get("tasks", {}).items()}
+        origin = None if source is None else {**source, "seed": seed}
+        results.append(Result(spec, seed, scores, tasks, agnostic_provenance=origin))
+    return Group(file, tuple(results))
+
+
+def _own(fields: Fields) -> dict[str, Any]:
+    """Drop the options of an adaptor that the method does not have: early files hold them too."""
+    if split_method(fields["method"])[1] == "dual-cba":
+        return dict(fields)
+    usual = Spec(method=fields["method"], dataset=fields["dataset"]).to_dict()
+    return {name: value for name, value in fields.items() if usual.get(name) is not None}
 
 
 @dataclass(frozen=True)
@@ -73,46 +92,41 @@ class Collected:
             self.of(file)
 
     def of(self, file: str) -> list[Group]:
-        """The groups of one file."""
+        """Return the groups of one file."""
         found = [g for g in self.groups if g.file == file]
         if not found:
             raise ValueError(unknown("file", file, dict.fromkeys(g.file for g in self.groups)))
         return found
 
-    def serving(self, spec: dict[str, Any]) -> tuple[Result, ...]:
-        """The group with most seeds that serves a spec; of several, one of a file preferred."""
-        found = [g for g in self.groups if _quick(g.spec) == _quick(spec)]
-        found = [g for g in found if matches(g.results[0], spec)]
+    def serving(self, entry: Entry) -> Group | None:
+        """Return the group with most seeds that serves an entry; of several, a preferred file's."""
+        found = [g for g in self.groups if matches(g.results[0], entry.spec, entry.source)]
         most = max((len(g.results) for g in found), default=0)
         found = [g for g in found if len(g.results) == most]
         named = [g for file in self.prefer for g in found if g.file == file]
         for other in found[1:] if not named else ():
             if _accuracies(other) != _accuracies(found[0]):
-                what = f"{found[0].file} and {other.file} disagree on {spec['method']}"
+                what = f"{found[0].file} and {other.file} disagree on {entry.method}"
                 raise ValueError(f"{what}, expected one of them in the prefer marker")
-        return (named or found)[0].results if found else ()
+        return next(iter(named or found), None)
 
-    def serve(self, experiment: str, column: str, changed: Fields | None = None) -> list[Served]:
-        """The entries of a column that have been run, with their results."""
+    def serve(self, experiment: str, column: str, changed: Fields | None = None) -> list[Sourced]:
+        """Return the entries of a column that have been run, with their results."""
         entries = [e for e in named(experiment).entries if e.column == column]
         if not entries:
             known = dict.fromkeys(e.column for e in named(experiment).entries)
             raise ValueError(unknown(f"column of {experiment}", column, known))
-        entries = [dataclasses.replace(e, spec=e.spec | dict(changed or {})) for e in entries]
-        served = [Served(entry, self.serving(entry.spec)) for entry in entries]
-        return [s for s in served if s.results]
+        entries = [dataclasses.replace(e, given={**e.given, **(changed or {})}) for e in entries]
+        served = [(entry, self.serving(entry)) for entry in entries]
+        return [Sourced(entry, group.results, group.file) for entry, group in served if group]
 
 
 def named(experiment: str) -> Experiment:
-    """An experiment by its name."""
+    """Return an experiment by its name."""
     if experiment not in experiments():
         raise ValueError(unknown("experiment", experiment, experiments()))
     return experiments()[experiment]
 
 
-def _quick(spec: Fields) -> tuple[Any, ...]:
-    return spec["method"], spec["dataset"]
-
-
 def _accuracies(group: Group) -> list[Any]:
-    return [(r["seed"], *(r["scores"][norm]["acc"] for norm in STATISTICS)) for r in group.results]
+    return [(r.seed, *(r.scores[s]["acc"] for s in STATISTICS)) for r in group.results]

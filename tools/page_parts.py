@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.collected import Collected, Fields, Sourced, named
+
 from dualcba.errors import unknown
-from dualcba.experiments.paper.catalogue import Entry, complete, experiments
+from dualcba.experiments.paper.catalogue import Entry, experiments
+from dualcba.experiments.result import NAMED, identity
 from dualcba.report.comparison import (
     TOLERANCE,
     Measure,
@@ -20,13 +22,13 @@ from dualcba.report.comparison import (
     within_tolerance,
 )
 from dualcba.report.gains import Gap, alike, gap
-from dualcba.report.groups import NAMED, SCORING, usual
-from dualcba.report.names import MISSING, NORMS, method_title, score, split_method
-from dualcba.report.tables import WIDE, number, p_value
-from tools.collected import Collected, Fields, named
+from dualcba.report.names import MISSING, STATISTICS, method_title, score_info, split_method
+from dualcba.report.results import SCORING, usual
+from dualcba.report.tables.model import number, p_value
+from dualcba.report.tables.scores import WIDE
 
 SEEDS = 3
-"""Not said where each row has so many, or one, which stands beside the number."""
+"""The usual number of seeds, which is not mentioned; a single seed is, beside the number."""
 
 NOTHING = "No runs yet."
 GAINS = {
@@ -48,7 +50,7 @@ def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def spread(m: Measure | None, digits: int = 1) -> str:
-    """Mean ± half-width.
+    """Return mean ± half-width.
 
     >>> spread(Measure(26.25, 4.04, 3)), spread(Measure(26.31, None, 1)), spread(None)
     ('26.2 ± 4.0', '26.3 (1 seed)', '–')
@@ -60,7 +62,7 @@ def spread(m: Measure | None, digits: int = 1) -> str:
 
 
 def over(counts: Mapping[str, int]) -> str:
-    """The seeds of most rows, then the rows that have another number; nothing where all is usual.
+    """Return the seeds of most rows, then the rows with another number; empty if all are usual.
 
     >>> over({"ER": 8, "RAR": 8, "LUCIR": 3, "BiC": 3}), over({"ER": 3, "RAR": 1})
     ('8 seeds, 3 of: LUCIR; BiC', '')
@@ -73,8 +75,8 @@ def over(counts: Mapping[str, int]) -> str:
     return ", ".join([f"{most} seeds", *rest])
 
 
-def sources(served: Sequence[Served]) -> str:
-    files = sorted({f"`results/{s.results[0]['file']}`" for s in served})
+def sources(served: Sequence[Sourced]) -> str:
+    files = sorted({f"`results/{s.file}`" for s in served})
     seeds = over({s.entry.row: len(s.results) for s in served})
     return f"From {', '.join(files)}." + f" {seeds}." * bool(seeds)
 
@@ -90,7 +92,7 @@ def each(
     column: str,
     changed: Fields,
 ) -> str:
-    """What is made of one column of an experiment, or below its title of each that has runs."""
+    """Apply `make` to one column of an experiment, or to each that has runs, below its title."""
     if column:
         return make(found, experiment, column, changed) or NOTHING
     parts = {one: make(found, experiment, one, changed) for one in columns(experiment)}
@@ -98,7 +100,7 @@ def each(
 
 
 def table(found: Collected, experiment: str, column: str, changed: Fields) -> str:
-    """Scores under both norms beside the paper's; many scores below each other."""
+    """Return scores with both statistics beside the paper's; many scores below each other."""
     served = found.serve(experiment, column, changed)
     if not served:
         return ""
@@ -112,23 +114,26 @@ def wide(lines: Sequence[Row]) -> str:
     given = [any(row.cells[k].paper is not None for row in lines) for k in range(len(scores))]
     heads, body = [""], [[row.row] for row in lines]
     for k, name in enumerate(scores):
-        what = score(name)
-        norms = [""] if what.cost else [f", {norm}" for norm in NORMS.values()]
-        heads += [what.title + norm for norm in norms] + ["paper"] * given[k]
+        info = score_info(name)
+        parts = [""] if info.cost else [f", {title}" for title in STATISTICS.values()]
+        heads += [info.title + part for part in parts] + ["paper"] * given[k]
         for row, line in zip(lines, body, strict=True):
             cell = row.cells[k]
-            ours = [cell.ours] if what.cost else [cell.bn, cell.ibn]
-            line += [spread(m, what.digits) for m in ours]
+            ours = [cell.ours] if info.cost else [cell.bn, cell.ibn]
+            line += [spread(m, info.digits) for m in ours]
             line += [number(cell.paper, 2)] * given[k]
     return markdown(heads, body)
 
 
 def tall(lines: Sequence[Row]) -> str:
-    heads = ["", *(head for row in lines for head in (f"{row.row}, {NORMS[row.norm]}", "paper"))]
+    heads = [
+        "",
+        *(head for row in lines for head in (f"{row.row}, {STATISTICS[row.statistics]}", "paper")),
+    ]
     body = []
     for k, cell in enumerate(lines[0].cells):
         cells = [row.cells[k] for row in lines]
-        body.append([score(cell.score).title])
+        body.append([score_info(cell.score).title])
         body[-1] += [text for c in cells for text in (spread(c.ours), number(c.paper, 2))]
     return markdown(heads, body)
 
@@ -137,26 +142,26 @@ def tall(lines: Sequence[Row]) -> str:
 
 
 def differences(spec: Fields) -> dict[str, Any]:
-    """What a spec has that its method has not by itself; how it was scored is left out."""
+    """Return the fields of a spec that are not the defaults of its method, without the scoring."""
     plain = usual(dict(spec))
     changed = {k: v for k, v in spec.items() if k not in SCORING and v != plain.get(k)}
-    options: dict[str, Any] = changed.pop("options", None) or {}
+    options: dict[str, Any] = changed.pop("method_options", None) or {}
     return changed | options
 
 
 def variants(found: Collected, file: str, scores: Sequence[str]) -> str:
-    """Each row of a file by what is not usual in it, beside the main table's value."""
-    main = {tuple(complete(e.spec)[name] for name in NAMED): e for e in named("main").entries}
-    order = {e.spec["method"]: k for k, e in enumerate(main.values())}
+    """Return each row of a file, named by its unusual fields, beside the main table's value."""
+    main = {tuple(e.fields[name] for name in NAMED): e for e in named("main").entries}
+    order = {e.method: k for k, e in enumerate(main.values())}
     served = []
     for group in found.of(file):
-        title, spec = method_title(group.spec["method"]), dict(group.spec)
-        changed = [f"{k} = {v}" for k, v in differences(spec).items()]
-        entry = main.get(tuple(spec[name] for name in NAMED))
+        fields = group.fields
+        changed = [f"{k} = {v}" for k, v in differences(fields).items()]
+        entry = main.get(tuple(fields[name] for name in NAMED))
         paper = entry.paper if entry else {}
-        shown = Entry(", ".join([title, *changed]), "", spec, "bn", paper)
-        served.append(Served(shown, group.results))
-    served.sort(key=lambda s: (order.get(s.entry.spec["method"], len(order)), s.entry.row))
+        row = ", ".join([method_title(fields["method"]), *changed])
+        served.append(Sourced(Entry(row, "", fields, "bn", paper), group.results, group.file))
+    served.sort(key=lambda s: (order.get(s.entry.method, len(order)), s.entry.row))
     return f"{wide(known(rows(served, scores or ['acc', 'fm'])))}\n\n{sources(served)}"
 
 
@@ -164,16 +169,20 @@ def variants(found: Collected, file: str, scores: Sequence[str]) -> str:
 
 
 def paired(served: Sequence[Served]) -> dict[str, dict[str, Gap]]:
-    """For each method with a Dual-CBA, by the name of its row, the differences seed by seed."""
+    """Return, by the row of each method with a Dual-CBA, the differences seed by seed."""
     both, first = ("ibn", "ibn"), ("ibn", "bn")
     found: dict[str, dict[str, Gap]] = {}
     seen = []
     for dual in served:
-        name, kind = split_method(dual.entry.spec["method"])
+        name, kind = split_method(dual.entry.method)
         same = [s for s in served if alike(s.entry, dual.entry)]
-        base = next((s for s in same if s.entry.spec["method"] == name), None)
-        cba = next((s for s in same if s.entry.spec["method"] == f"{name}-cba"), None)
-        if kind != "dual-cba" or base is None or (key := (base.entry, dual.entry.spec)) in seen:
+        base = next((s for s in same if s.entry.method == name), None)
+        cba = next((s for s in same if s.entry.method == f"{name}-cba"), None)
+        if (
+            kind != "dual-cba"
+            or base is None
+            or (key := (base.entry, dual.entry.given, dual.entry.donor)) in seen
+        ):
             continue
         seen.append(key)
         found[(dual if base.entry.row in found else base).entry.row] = {
@@ -188,7 +197,7 @@ def paired(served: Sequence[Served]) -> dict[str, dict[str, Gap]]:
 
 
 def signed(one: Gap) -> str:
-    """A difference.
+    """Return a difference as text.
 
     >>> signed(Gap(3, 1.26, 0.4, 0.01)), signed(Gap(1, -1.26, None, None))
     ('+1.3 ± 0.4', '−1.3 (1 seed)')
@@ -198,7 +207,7 @@ def signed(one: Gap) -> str:
 
 
 def gains(found: Collected, experiment: str, column: str, changed: Fields) -> str:
-    """The gains of each method with their p."""
+    """Return the gains of each method with their p."""
     pairs = paired(found.serve(experiment, column, changed))
     if not pairs:
         return ""
@@ -212,7 +221,7 @@ def gains(found: Collected, experiment: str, column: str, changed: Fields) -> st
 
 
 def gained(found: Collected, experiment: str, column: str, part: str, changed: Fields) -> str:
-    """One kind of gain of all methods, in a line."""
+    """Return one kind of gain of all methods, in a line."""
     if part not in GAINS:
         raise ValueError(unknown("gain", part, GAINS))
     pairs = paired(found.serve(experiment, column, changed))
@@ -225,10 +234,10 @@ def gained(found: Collected, experiment: str, column: str, part: str, changed: F
 
 
 def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> str:
-    """How many cells lie near the paper's ACC, by table; which do not; what has not been run."""
+    """Return how many cells agree with the paper's ACC, by table; which do not; what is not run."""
     usual: list[tuple[str, str, Fields]] = [(n, c, {}) for n in experiments() for c in columns(n)]
     lines, far, counted = [], [], []
-    distinct: dict[tuple[str, str, float | None], Row] = {}
+    distinct: dict[Hashable, Row] = {}
     missing: dict[str, list[str]] = {}
     for name, column, changed in [*usual, *readings]:
         asked = [e for e in named(name).entries if e.column == column and e.paper.get("acc")]
@@ -238,23 +247,24 @@ def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> 
         if asked and not cells and not changed:
             missing.setdefault(name, []).append(column)
         if cells:
-            lines.append([name, where, told(within_tolerance(cells)), str(len(asked))])
+            lines.append([name, where, as_text(within_tolerance(cells)), str(len(asked))])
         far += [[name, where, *outside(row)] for row in cells if row.cells[0].within is False]
         for s, row in zip(served, cells, strict=True) if not changed else ():
             counted.append(row)
-            spec = complete(s.entry.spec) | {"eval_every": 0, "record": []}
-            run = json.dumps(spec), s.entry.norm, row.cells[0].paper
-            distinct.setdefault(run, row)
+            spec, entry = s.entry.spec, s.entry
+            run = identity(spec), spec.agnostic_from, entry.donor, entry.statistics
+            distinct.setdefault((*run, row.cells[0].paper), row)
     if not lines:
         return NOTHING
-    lines.append(["**all**", "", f"**{told(within_tolerance(counted), percent=True)}**", ""])
+    lines.append(["**all**", "", f"**{as_text(within_tolerance(counted), percent=True)}**", ""])
     heads = ["experiment", "column", "cells that agree", "cells of the paper"]
     parts = [
         f"Cells within max({TOLERANCE} points, the interval) of the paper's ACC, of those that "
         "have been run:",
         markdown(heads, lines),
         "Some runs stand in several tables beside the same value. Counted once: "
-        f"{told(within_tolerance(distinct.values()), percent=True)}.\nOf all, {near(counted)} lie "
+        f"{as_text(within_tolerance(distinct.values()), percent=True)}.\n"
+        f"Of all, {near(counted)} lie "
         f"within {TOLERANCE} points; the others that agree do so by their interval alone.\nAnother "
         "reading of a setting has the field in its line and is not in the total.",
     ]
@@ -268,12 +278,12 @@ def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> 
 
 
 def near(rows: Iterable[Row]) -> int:
-    """How many lie within the tolerance however wide their interval is."""
+    """Return how many are within the tolerance, whatever their interval."""
     differences = [row.cells[0].difference for row in rows]
     return sum(d is not None and abs(d) <= TOLERANCE for d in differences)
 
 
-def told(share: Share, *, percent: bool = False) -> str:
+def as_text(share: Share, *, percent: bool = False) -> str:
     text = f"{share.within} of {share.cells}"
     return f"{text}, {share.percent or 0.0:.0f} %" if percent else text
 

@@ -422,6 +422,11 @@ class OutputOptions:
     quiet: bool = option(False, "print no progress and no table", OUTPUT)
     json: bool = option(False, "print the results as JSON", OUTPUT)
 
+    @property
+    def verbose(self) -> bool:
+        """Whether text for people is printed."""
+        return not self.quiet and not self.json
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunCommand(RunOptions, ExecutionOptions, OutputOptions):

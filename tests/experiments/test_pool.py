@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import weakref
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dualcba.experiments import Hardware, Loader, Run, Spec
+from dualcba.experiments import Hardware, Loader, Result, Run, Spec
 from dualcba.experiments.pool import (
     RunUpdate,
     cores,
@@ -31,8 +32,8 @@ def specs(*methods: str, **given: Any) -> list[Spec]:
     return [Spec(method=m, seed=k, **fields) for m in methods for k in (0, 1)]
 
 
-def timeless(out: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in r.items() if k != "seconds"} for r in read_results(out)]
+def timeless(out: Path) -> list[Result]:
+    return [replace(r, seconds={}) for r in read_results(out).values()]
 
 
 def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:

@@ -321,12 +321,15 @@ def test_later_epochs_are_not_read_again():
     assert max(sizes) == len(run.schedule[0][0]) * 10
 
 
-@pytest.mark.parametrize("adaptor", [None, "trained", "pretrained"])
-def test_building_a_learner_leaves_the_global_generator_alone(adaptor):
+@pytest.mark.parametrize(
+    "spec",
+    [Spec(method="er"), Spec(method="er-dual-cba"), Spec(agnostic_from="pretrained")],
+    ids=["er", "trained", "pretrained"],
+)
+def test_building_a_learner_leaves_the_global_generator_alone(spec):
     from dualcba import load_dataset
     from dualcba.experiments import make_learner
 
-    spec = Spec(method="er-dual-cba", adaptor=adaptor) if adaptor else Spec(method="er")
     torch.manual_seed(3)
     before = torch.get_rng_state()
     make_learner(spec, load_dataset("digits"), Hardware(device="cpu"))

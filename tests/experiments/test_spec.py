@@ -210,12 +210,12 @@ def test_files_of_one_stem_in_two_folders_have_two_names(tmp_path: Path) -> None
 @pytest.mark.parametrize("value", ["abc", -1, float("nan"), True, None])
 def test_values_of_options(value):
     with pytest.raises(ValueError, match=r"'alpha' of 'derpp' is .*expected a number"):
-        Spec(method="derpp", options={"alpha": value})
+        Spec(method="derpp", method_options={"alpha": value})
 
 
 def test_options_and_tasks_from_a_file_are_checked():
     with pytest.raises(ValueError, match="options is 3, expected"):
-        make_specs({"options": 3})
+        make_specs({"method_options": 3})
     from dualcba.data import load_dataset
     from dualcba.experiments.run import make_stream
 

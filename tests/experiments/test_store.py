@@ -1,17 +1,21 @@
-"""A result is there whole or not at all."""
+"""A result is written whole or not at all, and read in one place; so is a plan."""
 
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dualcba.experiments import (
+    Result,
     Spec,
     check_free,
+    find_results,
     read_plan,
     read_results,
     write_plan,
@@ -21,16 +25,71 @@ from dualcba.experiments import (
 ONE, TWO = Spec(method="er", seed=0), Spec(method="er", seed=1)
 
 
+def made(acc: float = 1.5, status: str = "complete", **given: Any) -> Result:
+    spec = Spec(**{"method": "er"} | given)
+    return Result(spec, spec.seed, {"bn": {"acc": acc, "fm": None}}, status=status)
+
+
+def write(out: Path, name: str, content: object) -> Path:
+    path = out / name / "result.json"
+    path.parent.mkdir(parents=True)
+    content = content.to_dict() if isinstance(content, Result) else content
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
 def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "runs"
-    for spec, acc in ((ONE, 1.5), (TWO, 2.5)):
-        path = write_result(out, spec, {"seed": spec.seed, "acc": acc, "none": None})
+    results = [made(1.5), made(2.5, seed=1)]
+    for spec, result in zip((ONE, TWO), results, strict=True):
+        path = write_result(out, spec, result.to_dict())
         assert path == out / spec.name / "result.json"
         assert [p.name for p in path.parent.iterdir()] == ["result.json"]
-    assert read_results(out) == [
-        {"seed": 0, "acc": 1.5, "none": None},
-        {"seed": 1, "acc": 2.5, "none": None},
-    ]
+    assert read_results(out) == {out / r.spec.name: r for r in results}
+
+
+def test_only_the_runs_of_the_folder_itself_are_read(tmp_path: Path) -> None:
+    write(tmp_path, "a", made())
+    write(tmp_path, "below/b", made(seed=1))
+    assert [r.seed for r in read_results(tmp_path).values()] == [0]
+
+
+def test_a_report_finds_runs_at_any_depth_and_each_once(tmp_path: Path) -> None:
+    write(tmp_path, "a", made())
+    write(tmp_path, "main/b", made(seed=1))
+    write(tmp_path, "other/b", made(seed=1))
+    write(tmp_path, "c", made(method="er-cba", status="stopped"))
+    assert [r.seed for r in find_results(tmp_path)] == [0, 1]
+
+
+def test_a_folder_that_is_missing_or_empty_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere is missing, expected a folder of runs$"):
+        find_results(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="holds no complete run, expected") as error:
+        find_results(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "is not JSON: "),
+        ("[]", "holds a list, expected the result of a run"),
+        ({}, "lacks 'spec', expected the result of a run"),
+        ({"spec": {}, "seed": 0, "scores": {}}, "lacks 'status', expected the result of a run"),
+        (made().to_dict() | {"spec": {}}, "lacks 'method' in its spec, expected the result of a"),
+        (made().to_dict() | {"spec": []}, "has 'spec' of type list, expected dict"),
+        (made().to_dict() | {"seed": "0"}, "has 'seed' of type str, expected int"),
+        (made().to_dict() | {"scores": {"bn": 3}}, "has 'bn' of type int, expected dict"),
+        (made().to_dict() | {"schema": 3}, "has the schema 3, expected 1 or 2"),
+    ],
+)
+def test_a_damaged_result_is_named_in_one_line(tmp_path: Path, content: Any, says: str) -> None:
+    path = write(tmp_path, "a", content)
+    for read in (read_results, find_results):
+        with pytest.raises(ValueError, match=re.escape(f"{path} {says}")) as error:
+            read(tmp_path)
+        assert "\n" not in str(error.value)
 
 
 def test_the_result_comes_after_the_files_beside_it(tmp_path: Path) -> None:
@@ -87,7 +146,7 @@ def test_drafts_are_no_results(tmp_path: Path) -> None:
     folder = tmp_path / ONE.name
     folder.mkdir()
     (folder / ".draft-x").write_text("{")
-    assert read_results(tmp_path) == []
+    assert read_results(tmp_path) == {}
     check_free(tmp_path, [ONE])
 
 
@@ -97,3 +156,31 @@ def test_calls_that_begin_together_all_stand_in_the_plan(tmp_path: Path) -> None
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(partial(write_plan, tmp_path), calls))
     assert sorted(spec.seed for spec in read_plan(tmp_path)) == list(range(16))
+
+
+def test_a_plan_of_an_older_version_is_read(tmp_path: Path) -> None:
+    """Two fields of the spec had other names."""
+    specs = [
+        Spec(method="derpp", method_options={"alpha": 0.5}),
+        Spec(),
+        Spec(agnostic_from="pretrained"),
+    ]
+    old = []
+    for spec in specs:
+        fields = spec.to_dict()
+        part = fields.pop("agnostic_from")
+        fields["adaptor"] = part or ("trained" if "dual" in spec.method else None)
+        fields["options"] = fields.pop("method_options")
+        old.append(fields)
+    (tmp_path / "plan.json").write_text(json.dumps({"specs": old}))
+    assert read_plan(tmp_path) == specs
+    write_plan(tmp_path, [])
+    assert json.loads((tmp_path / "plan.json").read_text())["schema"] == 2
+    assert read_plan(tmp_path) == specs
+
+
+def test_a_damaged_plan_is_named(tmp_path: Path) -> None:
+    for content in ("{", "{}", '{"specs": [3]}', '{"specs": [{"buffers": 1}]}'):
+        (tmp_path / "plan.json").write_text(content)
+        with pytest.raises(ValueError, match=r"plan.json cannot be read as a plan: "):
+            read_plan(tmp_path)

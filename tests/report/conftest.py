@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,10 @@ import numpy as np
 import pytest
 
 from dualcba.data import load_dataset
-from dualcba.experiments import Hardware, Run, make_specs, run_all, write_result
+from dualcba.experiments import Hardware, Result, Run, make_specs, run_all, write_result
 from dualcba.experiments.paper.catalogue import Entry, Experiment
 from dualcba.report import write_report
 
-Result = dict[str, Any]
 METHODS = ["er", "er-dual-cba"]
 
 
@@ -26,7 +26,7 @@ def runs() -> list[tuple[Any, Result]]:
     done: list[Run] = []
     for run, complete in run_all(specs, lambda _: data, Hardware(device="cpu")):
         done += [run] if complete else []
-    return [(run.spec, run.result()) for run in done]
+    return [(run.spec, Result.from_dict(run.result())) for run in done]
 
 
 @pytest.fixture(scope="session")
@@ -37,14 +37,14 @@ def results(runs: list[tuple[Any, Result]]) -> list[Result]:
 @pytest.fixture(scope="session")
 def recorded(results: list[Result]) -> list[Result]:
     """The same results with recordings of the agreed shape."""
-    return [{**r, "recordings": recordings(r)} for r in results]
+    return [replace(r, recordings=recordings(r)) for r in results]
 
 
 def recordings(result: Result, classes: int = 10) -> dict[str, Any]:
     """Made up: only their shape is meant."""
-    rng = np.random.default_rng(result["seed"])
+    rng = np.random.default_rng(result.seed)
     steps = list(range(-3, 6))
-    counts = {norm: rng.integers(0, 9, (classes, classes)).tolist() for norm in ("bn", "ibn")}
+    counts = {s: rng.integers(0, 9, (classes, classes)).tolist() for s in ("bn", "ibn")}
 
     def mass() -> dict[str, list[float]]:
         old = rng.random(len(steps))
@@ -74,7 +74,7 @@ def report(
     """The report of a folder of runs with recordings."""
     out = tmp_path_factory.mktemp("report") / "runs"
     for (spec, _), result in zip(runs, recorded, strict=True):
-        write_result(out, spec, result)
+        write_result(out, spec, result.to_dict())
     return write_report(out)
 
 

@@ -12,6 +12,9 @@ import pytest
 from PIL import Image
 
 from dualcba.evaluation import interval
+from dualcba.experiments import Result, Spec
+from dualcba.experiments.paper.catalogue import Entry
+from dualcba.experiments.result import Anytime
 from dualcba.report.comparison import Measure, Served, rows
 from dualcba.report.figures.bars import cost, score_bars
 from dualcba.report.figures.curves import band, boundaries, of_task, so_far
@@ -28,9 +31,7 @@ from dualcba.report.figures.style import (
     families,
     render,
 )
-from dualcba.report.groups import collections
-
-Result = dict[str, Any]
+from dualcba.report.results import collections
 
 
 @pytest.fixture
@@ -39,8 +40,6 @@ def served(recorded: list[Result]) -> tuple[Served, ...]:
 
 
 def named(*methods: str) -> list[Served]:
-    from dualcba.experiments.paper.catalogue import Entry
-
     return [Served(Entry(m, "", {"method": m}, "bn", {}), ()) for m in methods]
 
 
@@ -59,7 +58,7 @@ def test_each_figure_is_drawn_from_runs_that_have_it(kind: str, served: tuple[Se
 @pytest.mark.parametrize("kind", FIGURES)
 def test_each_figure_is_left_out_with_one_line(kind: str, served: tuple[Served, ...]) -> None:
     bare = [
-        replace(s, results=tuple({**r, "recordings": {}, "anytime": {}} for r in s.results))
+        replace(s, results=tuple(replace(r, recordings={}, anytime=Anytime()) for r in s.results))
         for s in served
     ]
     plots, remarks = draw(kind, bare, "name")
@@ -96,23 +95,44 @@ def test_a_figure_leaves_the_callers_style_alone(
 def test_the_band_is_students_over_seeds(served: tuple[Served, ...]) -> None:
     results = served[0].results
     step, mean, half = band(results, "ibn", so_far)
-    point = [float(np.mean(r["anytime"]["ibn"][3])) for r in results]
+    point = [float(np.mean(r.anytime.accuracy["ibn"][3])) for r in results]
     assert (mean[3], half[3]) == pytest.approx(interval(point))  # type: ignore[index]
-    assert step.tolist() == results[0]["anytime"]["step"]
+    assert step.tolist() == list(results[0].anytime.step)
     assert band(results[:1], "ibn", so_far)[2] is None
+
+
+@pytest.mark.parametrize("statistics", ["bn", "ibn"])
+@pytest.mark.parametrize("kind", ["anytime", "stability", "shift"])
+def test_runs_with_a_curve_for_some_statistics_only(
+    kind: str, statistics: str, served: tuple[Served, ...]
+) -> None:
+    """As `--anytime bn` leaves them."""
+
+    def only(r: Result) -> Result:
+        other = {s: curve if s == statistics else [] for s, curve in r.anytime.accuracy.items()}
+        return replace(r, anytime=replace(r.anytime, accuracy=other))
+
+    half = [replace(s, results=tuple(map(only, s.results))) for s in served]
+    plots, remarks = draw(kind, half, "name")
+    assert (len(plots), remarks) == (1, [])
+    if kind == "anytime":
+        assert [ax.get_title(loc="left") for ax in plots[0].figure.axes] == [statistics.upper()]
 
 
 def test_a_task_has_no_curve_before_it_begins(served: tuple[Served, ...]) -> None:
     result = served[0].results[0]
     step, _ = of_task(4)(result, "bn")
-    points = result["anytime"]
-    assert step[0] == points["step"][points["task"].index(4)]
+    points = result.anytime
+    assert step[0] == points.step[list(points.task).index(4)]
     assert len(boundaries(result)) == 4
 
 
 def test_points_that_differ_between_seeds_are_interpolated() -> None:
-    one = {"anytime": {"step": [0, 2, 4], "task": [0, 0, 0], "bn": [[0.0], [20.0], [40.0]]}}
-    two = {"anytime": {"step": [1, 3], "task": [0, 0], "bn": [[10.0], [30.0]]}}
+    curves = (
+        Anytime([0, 2, 4], [0, 0, 0], {"bn": [[0.0], [20.0], [40.0]]}),
+        Anytime([1, 3], [0, 0], {"bn": [[10.0], [30.0]]}),
+    )
+    one, two = (Result(Spec(), 0, {}, anytime=curve) for curve in curves)
     step, mean, _ = band([one, two], "bn", so_far)
     assert step.tolist() == [0, 2]
     assert mean.tolist() == [5.0, 20.0]
@@ -124,8 +144,8 @@ def test_confusion_is_normalised_and_in_order_of_arrival(served: tuple[Served, .
     assert tasks[0] == [0, 1]
     counts = np.eye(10, dtype=int) * 5
     counts[0, 9] = 15
-    spec = {**served[0].results[0]["spec"], "class_order": [9, *range(9)]}
-    result = {"spec": spec, "recordings": {"predictions": {"bn": counts.tolist()}}}
+    recordings = {"predictions": {"bn": counts.tolist()}}
+    result = Result(Spec(class_order=[9, *range(9)]), 0, {}, recordings=recordings)
     table, _ = confusion(Served(served[0].entry, (result,)), "bn")
     assert (table[1, 0], table[1, 1], table[0, 0]) == (0.75, 0.25, 1.0)
 
@@ -133,7 +153,7 @@ def test_confusion_is_normalised_and_in_order_of_arrival(served: tuple[Served, .
 def test_alignment_where_a_line_was_not_measured(served: tuple[Served, ...]) -> None:
     first = served[0].results[0]
     lines = {"with": [None, 1.0, 2.0], "without": [None] * 3, "bound": [0.1, 0.1, 0.1]}
-    result = {**first, "recordings": {"alignment": {"step": [5, 10, 15], **lines}}}
+    result = replace(first, recordings={"alignment": {"step": [5, 10, 15], **lines}})
     (plot,), _ = draw("alignment", [Served(served[0].entry, (result,))], "name")
     assert [len(line.get_xdata()) for line in plot.figure.axes[0].lines[:2]] == [2, 3]
 
@@ -143,8 +163,8 @@ def test_alignment_has_its_bound_and_its_family_s_colour(served: tuple[Served, .
     measured, nothing = [1.0, 2.0, 3.0], [None] * 3
 
     def lines(method: str, **given: Any) -> list[tuple[str, str]]:
-        result = {**first, "recordings": {"alignment": {"step": [5, 10, 15], **given}}}
-        one = Served(replace(entry, spec={"method": method}), (result,))
+        result = replace(first, recordings={"alignment": {"step": [5, 10, 15], **given}})
+        one = Served(replace(entry, given={"method": method}), (result,))
         (plot,), _ = draw("alignment", [one], "name")
         assert "bound of Theorem 1" in plot.caption
         return [(x.get_color(), x.get_linestyle()) for x in plot.figure.axes[0].lines[:-1]]
@@ -214,10 +234,7 @@ def test_cost_that_is_not_known_is_not_drawn(served: tuple[Served, ...]) -> None
     plots, remarks = cost(served, "cost", "here")
     assert len(plots) == 1
     assert remarks == []
-    bare = [
-        replace(s, results=tuple({k: v for k, v in r.items() if k != "seconds"} for r in s.results))
-        for s in served
-    ]
+    bare = [replace(s, results=tuple(replace(r, seconds={}) for r in s.results)) for s in served]
     plots, remarks = cost(bare, "cost", "here")
     assert plots == []
     assert "left out" in remarks[0]
@@ -225,17 +242,12 @@ def test_cost_that_is_not_known_is_not_drawn(served: tuple[Served, ...]) -> None
 
 def test_a_hundred_classes_in_ten_tasks() -> None:
     """The paper's size: ten panels, three methods, one seed each."""
-    from dualcba.experiments.paper.catalogue import Entry
-
     steps, points = list(range(20, 201, 20)), 10
     rng = np.random.default_rng(0)
     curve = [rng.uniform(0, 100, t + 1).tolist() for t in range(points)]
-    result = {
-        "seed": 0,
-        "spec": {"seed": 0, "tasks": 10, "class_order": "natural"},
-        "anytime": {"step": steps, "task": list(range(10)), "bn": curve, "ibn": curve},
-        "recordings": {"predictions": {"ibn": rng.integers(0, 9, (100, 100)).tolist()}},
-    }
+    anytime = Anytime(steps, list(range(10)), {"bn": curve, "ibn": curve})
+    recordings = {"predictions": {"ibn": rng.integers(0, 9, (100, 100)).tolist()}}
+    result = Result(Spec(tasks=10), 0, {}, anytime=anytime, recordings=recordings)
     group = [
         Served(Entry(m, "here", {"method": m}, "ibn", {}), (result,))
         for m in ("er", "er-cba", "er-dual-cba")
@@ -252,9 +264,11 @@ def test_a_panel_above_an_empty_place_has_its_own_steps(served: tuple[Served, ..
     assert labelled[:5] == [False, False, True, True, True]
 
 
-def test_a_run_that_stands_under_two_norms_is_one_line(served: tuple[Served, ...]) -> None:
+def test_a_run_with_two_statistics_is_one_line(served: tuple[Served, ...]) -> None:
     er, dual = served[:2]
-    without = replace(dual, entry=replace(dual.entry, row="ER-Dual-CBA without IBN", norm="bn"))
+    without = replace(
+        dual, entry=replace(dual.entry, row="ER-Dual-CBA without IBN", statistics="bn")
+    )
     (plot,), _ = draw("anytime", [er, without, dual], "name")
     assert "ER-Dual-CBA without IBN" not in plot.alt
     assert plot.alt.count("ER-Dual-CBA") == 1

@@ -9,18 +9,19 @@ import pytest
 from scipy.stats import ttest_rel
 
 from dualcba.evaluation import interval
+from dualcba.experiments import Result, Spec
 from dualcba.experiments.paper.catalogue import Entry
 from dualcba.report.comparison import Served
 from dualcba.report.gains import Gain, Gap, gains, in_one_line, means, paired_t
 
 
 def served(method: str, bn: list[float | None], by: float = 0.0, **spec: Any) -> Served:
-    """Results with ACC under BN; under IBN it is higher by so much."""
+    """Return results with ACC under BN; under IBN it is higher by `by`."""
     results = tuple(
-        {
-            "method": method, "seed": k, "spec": {"method": method},
-            "scores": {"bn": {"acc": v}, "ibn": {"acc": None if v is None else v + by}},
-        }
+        Result(
+            Spec(method=method, seed=k), k,
+            {"bn": {"acc": v}, "ibn": {"acc": None if v is None else v + by}},
+        )
         for k, v in enumerate(bn)
     )  # fmt: skip
     return Served(Entry(method, "here", {"method": method, **spec}, "bn", {}), results)
@@ -81,9 +82,9 @@ def test_runs_that_differ_in_more_than_the_adaptor_are_not_paired() -> None:
 
 
 def test_nor_are_those_of_a_method_with_other_options() -> None:
-    dual = served("derpp-dual-cba", [25.0, 26.0], options={"alpha": 0.1})
+    dual = served("derpp-dual-cba", [25.0, 26.0], method_options={"alpha": 0.1})
     assert gains([served("derpp", [20.0, 21.0]), dual]) == []
-    assert len(gains([served("derpp", [20.0, 21.0], options={"alpha": 0.1}), dual])) == 1
+    assert len(gains([served("derpp", [20.0, 21.0], method_options={"alpha": 0.1}), dual])) == 1
 
 
 @pytest.mark.parametrize(
@@ -94,14 +95,15 @@ def test_nor_are_those_of_a_method_with_other_options() -> None:
 def test_nor_are_runs_under_another_ibn_or_with_labels_served_otherwise(
     field: str, usual: Any, other: Any
 ) -> None:
-    dual = served("er-dual-cba", [25.0, 26.0], **{field: usual})
-    assert gains([served("er", [20.0, 21.0], **{field: other}), dual]) == []
-    assert len(gains([served("er", [20.0, 21.0]), dual])) == 1  # an older run does not name it
+    semi = {"setting": "semi-0.2"} if field == "labelled_batches" else {}
+    dual = served("er-dual-cba", [25.0, 26.0], **{field: usual}, **semi)
+    assert gains([served("er", [20.0, 21.0], **{field: other}, **semi), dual]) == []
+    assert len(gains([served("er", [20.0, 21.0], **semi), dual])) == 1  # the default
 
 
 def test_a_spec_that_stands_twice_is_tested_once() -> None:
     base, dual = served("er", [20.0, 22.0]), served("er-dual-cba", [25.0, 26.0])
-    again = replace(base, entry=replace(base.entry, row="ER + IBN", norm="ibn"))
+    again = replace(base, entry=replace(base.entry, row="ER + IBN", statistics="ibn"))
     assert len(gains([base, again, dual])) == 1
 
 
@@ -114,7 +116,7 @@ def test_of_bases_that_differ_in_their_scoring_the_one_with_more_common_seeds_is
         assert (gain.bn.seeds, gain.bn.mean) == (3, pytest.approx(5.0))
 
 
-def test_a_pair_is_called_without_the_norms_of_its_rows() -> None:
+def test_a_pair_is_named_without_the_statistics_of_its_rows() -> None:
     base, dual = served("er", [20.0, 22.0]), served("er-dual-cba", [25.0, 26.0])
     base = replace(base, entry=replace(base.entry, row="ER, IBN"))
     dual = replace(dual, entry=replace(dual.entry, row="ER-Dual-CBA, BN"))
@@ -124,7 +126,7 @@ def test_a_pair_is_called_without_the_norms_of_its_rows() -> None:
 def test_the_row_under_ibn_gives_a_pair_its_name() -> None:
     base, dual = served("er", [20.0, 22.0]), served("er-dual-cba", [25.0, 26.0])
     without = replace(dual, entry=replace(dual.entry, row="without IBN"))
-    ibn = replace(dual, entry=replace(dual.entry, row="with", norm="ibn"))
+    ibn = replace(dual, entry=replace(dual.entry, row="with", statistics="ibn"))
     assert [g.dual for g in gains([base, without, ibn])] == ["with"]
     assert [g.dual for g in gains([base, ibn, without])] == ["with"]
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from dualcba.experiments import Result
 from dualcba.experiments.paper.catalogue import Experiment
+from dualcba.experiments.result import Anytime, ForeignSpec, make_spec
 from dualcba.report import render, sections, write_report
 from dualcba.report.html import make_page
 
-Result = dict[str, Any]
 VOID = {"meta", "link", "img", "br", "hr"}
 
 
@@ -81,7 +82,7 @@ def test_every_section_can_be_reached(page: str) -> None:
 
 def test_it_says_what_was_run_and_how_to_repeat_it(page: str, recorded: list[Result]) -> None:
     text = " ".join(Page(page).text.split())
-    versions = recorded[0]["versions"]
+    versions = recorded[0].versions
     for words in (
         "4 runs, 2 methods, 2 seeds", "ER-Dual-CBA over ER", versions["torch"],
         versions["device"], "dualcba run --method er --dataset digits --eval-every 10 --seeds 2",
@@ -110,7 +111,7 @@ def test_runs_without_recordings_are_reported_too(results: list[Result]) -> None
 def test_scores_that_no_run_has_are_not_a_column_of_dashes(results: list[Result]) -> None:
     none = dict.fromkeys(("acc_auc", "min_acc", "wc_acc", "bwt"))
     bare = [
-        {**r, "anytime": {}, "scores": {norm: s | none for norm, s in r["scores"].items()}}
+        replace(r, anytime=Anytime(), scores={s: {**v, **none} for s, v in r.scores.items()})
         for r in results
     ]
     assert "stability and transfer" in Page(make_page(results, "all")).text
@@ -123,7 +124,7 @@ def test_scores_that_no_run_has_are_not_a_column_of_dashes(results: list[Result]
 def test_the_facts_are_of_the_collections_with_the_most_runs(results: list[Result]) -> None:
     sizes = [10, 20, 30, 40, 50, 60, 70]
     many = [
-        {**r, "buffer": m, "spec": r["spec"] | {"buffer": m}}
+        replace(r, spec=make_spec(r.fields | {"buffer": m}))
         for m in sizes
         for r in (results if m != 10 else results[:1])
     ]
@@ -135,13 +136,10 @@ def test_the_facts_are_of_the_collections_with_the_most_runs(results: list[Resul
 
 def test_names_are_escaped(results: list[Result]) -> None:
     evil = '<script>alert("1")</script>'
+    named = {"method": evil, "dataset": evil}
     changed = [
-        {
-            **r, "method": evil, "dataset": evil, "versions": {evil: evil},
-            "spec": r["spec"] | {"method": evil, "dataset": evil},
-        }
-        for r in results[:1]
-    ]  # fmt: skip
+        replace(r, versions={evil: evil}, spec=ForeignSpec(r.fields | named)) for r in results[:1]
+    ]
     made = make_page(changed, evil)
     assert "<script" not in made
     assert evil in Page(made).text

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
-from dualcba.experiments import Spec
+from dualcba.experiments import Result
 from dualcba.experiments.paper.catalogue import Experiment, experiments
-from dualcba.experiments.paper.plan import scaled
+from dualcba.experiments.paper.selection import scaled
 from dualcba.report.html import make_page
 from dualcba.report.sections import report_sections, small_experiments
-
-Result = dict[str, Any]
 
 
 def made(experiment: Experiment) -> list[Result]:
@@ -20,17 +18,12 @@ def made(experiment: Experiment) -> list[Result]:
     out = []
     for k, entry in enumerate(experiment.entries):
         for seed in (0, 1):
-            spec = Spec(**entry.spec, seed=seed)
-            head = {n: getattr(spec, n) for n in ("method", "dataset", "setting", "buffer", "seed")}
+            spec = replace(entry.spec, seed=seed)
             scores = {"acc": 50.0 + k + seed * (k + 1), "fm": 9.0, "acc_auc": None}
             matrix = [[scores["acc"]] * int(spec.tasks)] * int(spec.tasks)
-            out.append(
-                {
-                    **head, "status": "complete", "spec": spec.to_dict(),
-                    "scores": {"bn": scores, "ibn": scores}, "seconds": {"train": 1.0},
-                    "accuracy_matrix": {"bn": matrix, "ibn": matrix},
-                }
-            )  # fmt: skip
+            both = {"bn": scores, "ibn": scores}
+            matrices = {"bn": matrix, "ibn": matrix}
+            out.append(Result(spec, seed, both, matrices, seconds={"train": 1.0}))
     return out
 
 

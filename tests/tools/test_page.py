@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dualcba.experiments.paper.catalogue import complete
+from dualcba.experiments import Result, Spec
+from dualcba.experiments.result import Anytime
 from tools import collect, page
 from tools.collected import Collected, Group, read, unfold
 from tools.page_parts import differences, paired, spread
@@ -18,22 +20,20 @@ COLUMN = "CIFAR-100, M = 2000"
 MAIN = f'table main "{COLUMN}"'
 
 
-def run(method: str, seed: int, acc: tuple[float, float], **fields: Any) -> dict[str, Any]:
+def run(method: str, seed: int, acc: tuple[float, float], **fields: Any) -> Result:
     """A result whose tasks all have the same accuracy: under BN and under IBN."""
-    spec = complete({"method": method, "dataset": "cifar100", "eval_every": 0} | fields)
+    given = {"method": method, "dataset": "cifar100", "eval_every": 0} | fields
     both = dict(zip(("bn", "ibn"), acc, strict=True))
-    return {
-        "method": method,
-        "seed": seed,
-        "status": "complete",
-        "spec": spec | {"seed": seed},
-        "scores": {norm: {"acc": a, "fm": 50 - a, "acc_auc": None} for norm, a in both.items()},
-        "accuracy_matrix": {norm: [[a] * 10] * 10 for norm, a in both.items()},
-        "seconds": {"train": 1.0, "evaluate": 1.0, "total": 2.0},
-        "versions": {"dualcba": "0"},
-        "anytime": {"step": [1, 2, 3]},
-        "recordings": {"transitions": [1, 2, 3]},
-    }
+    return Result(
+        Spec(**given, seed=seed),
+        seed,
+        {s: {"acc": a, "fm": 50 - a, "acc_auc": None} for s, a in both.items()},
+        {s: [[a] * 10] * 10 for s, a in both.items()},
+        Anytime((1, 2, 3), (0, 0, 0)),
+        {"transitions": [1, 2, 3]},
+        {"train": 1.0, "evaluate": 1.0, "total": 2.0},
+        versions={"dualcba": "0"},
+    )
 
 
 def group(file: str, method: str, *accs: tuple[float, float], **fields: Any) -> Group:
@@ -51,7 +51,7 @@ CBA = group("a.json", "er-cba", (25.0, 27.0), (26.0, 28.0), (27.0, 29.0))
 DUAL = group("b.json", "er-dual-cba", (25.0, 30.0), (26.0, 31.0), (27.0, 33.0))
 
 
-def test_a_table_has_both_norms_the_paper_and_its_files() -> None:
+def test_a_table_has_both_statistics_the_paper_and_its_files() -> None:
     lines = between(MAIN, [ER, DUAL]).splitlines()
     assert lines[0] == "| | ACC, BN | ACC, IBN | paper | FM, BN | FM, IBN | paper |"
     assert lines[2] == (
@@ -137,14 +137,14 @@ def test_most_seeds_then_the_file_that_is_preferred() -> None:
     with pytest.raises(ValueError, match=r"a.json and z.json disagree on er, expected"):
         between(MAIN, [ER, other])
     assert "| ER | 1.0" in between(MAIN, [ER, other], before="<!-- prefer z.json -->")
-    same = Group("z.json", ER.spec, ER.results)
+    same = Group("z.json", ER.results)
     assert "From `results/a.json`." in between(MAIN, [ER, same])
 
 
 def test_variants_say_what_is_not_usual() -> None:
     plain = group("a.json", "lucir", (24.0, 24.0))
-    other = group("a.json", "lucir", (11.0, 11.0), options={"rehearse": False})
-    assert differences(other.spec) == {"rehearse": False}
+    other = group("a.json", "lucir", (11.0, 11.0), method_options={"rehearse": False})
+    assert differences(other.fields) == {"rehearse": False}
     text = between("variants a.json acc", [other, plain])
     assert text.splitlines()[2:4] == [
         "| LUCIR | 24.0 (1 seed) | 24.0 (1 seed) | 8.28 |",
@@ -177,13 +177,14 @@ def test_collected_files_hold_no_curves_and_no_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seed in range(2):
-        fields = {"adaptor": f"/some/where/cifar10-s{seed}.safetensors", "specific": "individual"}
-        for result in (run("er", seed, (21.0, 23.0)), run("er-dual-cba", seed, (25.0, 30.0))):
-            more = fields if result["method"] == "er-dual-cba" else {}
-            result["spec"] |= more
-            folder = tmp_path / "runs" / f"{result['method']}-{seed}"
+        fields = {"agnostic_from": f"/some/where/{seed}.safetensors", "specific": "individual"}
+        dual = run("er-dual-cba", seed, (25.0, 30.0), **fields)
+        origin = {"dataset": "cifar10", "buffer": 200, "seed": seed}
+        dual = replace(dual, agnostic_provenance=origin)
+        for result in (run("er", seed, (21.0, 23.0)), dual):
+            folder = tmp_path / "runs" / f"{result.method}-{seed}"
             folder.mkdir(parents=True)
-            (folder / "result.json").write_text(json.dumps(result))
+            (folder / "result.json").write_text(json.dumps(result.to_dict()))
     out = tmp_path / "results" / "made-up.json"
     words = [str(tmp_path / "runs"), str(out), "--command", "dualcba run", "--commit", "abc"]
     monkeypatch.setattr(sys, "argv", ["collect", *words])
@@ -192,12 +193,14 @@ def test_collected_files_hold_no_curves_and_no_paths(
     assert not any(word in text for word in ("recordings", 'anytime": {', "where", "NaN"))
     rows = {row["method"]: row for row in json.loads(text)["rows"]}
     assert rows["er-dual-cba"]["seeds"] == [0, 1]
-    assert rows["er-dual-cba"]["spec"]["adaptor"] == "from cifar10"
+    assert rows["er-dual-cba"]["spec"]["agnostic_from"] is None
+    assert rows["er-dual-cba"]["agnostic_provenance"] == {"dataset": "cifar10", "buffer": 200}
+    assert rows["er"]["agnostic_provenance"] is None
     assert rows["er"]["tasks"]["bn"] == [[21.0] * 10] * 2
     assert rows["er"]["scores"]["bn"]["acc_auc"] is None
     (out.parent / "bench.json").write_text('{"rows": {"a": 1}}')
     groups = read(out.parent)
-    assert [g.spec["method"] for g in groups] == ["er", "er-dual-cba"]
+    assert [g.fields["method"] for g in groups] == ["er", "er-dual-cba"]
     assert "| from CIFAR-10 | 25.0 ± 0.0 |" in between(f'table transfer-inter "{COLUMN}"', groups)
 
 

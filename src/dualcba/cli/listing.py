@@ -22,7 +22,7 @@ def _methods() -> dict[str, str]:
 
 def _datasets() -> dict[str, str]:
     from dualcba.data import DATASETS
-    from dualcba.report.groups import DATASETS as TITLES
+    from dualcba.report.results import DATASETS as TITLES
 
     return {name: TITLES.get(name, name) for name in DATASETS}
 

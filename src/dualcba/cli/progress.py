@@ -1,12 +1,10 @@
-"""Runs specs with a progress bar, and writes each result as soon as it is there."""
+"""Runs of specs with progress bars."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -19,7 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from dualcba.experiments import Hardware, Load, Spec
+from dualcba.experiments import Load, Result, Spec
 from dualcba.experiments.pool import (
     EVERY,
     RunUpdate,
@@ -27,33 +25,27 @@ from dualcba.experiments.pool import (
     run_specs,
     run_specs_in_processes,
 )
-
-
-@dataclass(frozen=True)
-class Ways:
-    """How runs are shared out: in processes on a CPU, side by side on a GPU."""
-
-    jobs: int | None = None
-    abreast: int = 1
+from dualcba.options import ExecutionOptions
 
 
 def run_with_progress(
-    specs: Sequence[Spec], load: Load, hardware: Hardware, out: Path, ways: Ways, *, show: bool
-) -> list[dict[str, Any]]:
-    """The results of all specs, in their order; `show` says whether there is a bar."""
-    jobs = process_count(ways.jobs, len(specs), hardware, abreast=ways.abreast)
+    specs: Sequence[Spec], load: Load, execution: ExecutionOptions, out: Path, *, show: bool
+) -> list[Result]:
+    """Run specs and return their results in order; `show` enables the progress bars."""
+    abreast = execution.abreast
+    jobs = process_count(execution.jobs, len(specs), execution, abreast=abreast)
     if jobs > 1:
-        source = run_specs_in_processes(specs, load, hardware, out, jobs)
+        updates = run_specs_in_processes(specs, load, execution, out, jobs)
     else:
         every = EVERY if show else 0
-        source = run_specs(specs, load, hardware, out, abreast=ways.abreast, every=every)
-    results: dict[str, dict[str, Any]] = {}
-    with closing(source), _bars(show) as progress:
+        updates = run_specs(specs, load, execution, out, abreast=abreast, every=every)
+    results: dict[str, Result] = {}
+    with closing(updates), _bars(show) as progress:
         bars = Bars(progress, len(specs))
-        for news in source:
-            bars.tell(news)
-            if news.result is not None:
-                results[news.spec.name] = news.result
+        for update in updates:
+            bars.show(update)
+            if update.result is not None:
+                results[update.spec.name] = Result.from_dict(update.result)
     return [results[spec.name] for spec in specs]
 
 
@@ -70,7 +62,7 @@ def _bars(show: bool) -> Progress:
 
 
 class Bars:
-    """A bar for all runs, and one for each that is under way."""
+    """One bar for all runs, and one for each run in progress."""
 
     def __init__(self, progress: Progress, runs: int) -> None:
         self.progress = progress
@@ -79,19 +71,19 @@ class Bars:
         self.samples = 0
         self.bars: dict[str, tuple[TaskID, float]] = {}
 
-    def tell(self, news: RunUpdate) -> None:
-        """Show how far a run is; one that is complete gives its place to the next."""
-        spec, now = news.spec, self.progress.get_time()
+    def show(self, update: RunUpdate) -> None:
+        """Update the bar of a run; the bar of a complete run is removed."""
+        spec, now = update.spec, self.progress.get_time()
         if spec.name not in self.bars:
             title = f"{spec.method} seed {spec.seed}"
-            bar = self.progress.add_task(title, total=news.total, rate=0, acc="")
+            bar = self.progress.add_task(title, total=update.total, rate=0, acc="")
             self.bars[spec.name] = bar, now
         bar, begun = self.bars[spec.name]
-        samples = news.step * spec.batch_size
-        acc = "" if news.accuracy is None else f"acc {news.accuracy:.1f}"
-        if news.result is None:
+        samples = update.step * spec.batch_size
+        acc = "" if update.accuracy is None else f"acc {update.accuracy:.1f}"
+        if update.result is None:
             rate = samples / max(now - begun, 1e-9) if now > begun else 0
-            self.progress.update(bar, completed=news.step, rate=rate, acc=acc)
+            self.progress.update(bar, completed=update.step, rate=rate, acc=acc)
             return
         self.samples += samples
         self.progress.remove_task(bar)

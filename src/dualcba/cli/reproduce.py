@@ -1,142 +1,151 @@
-"""`dualcba reproduce`: say what is needed, run what is missing, show it beside the paper."""
+"""`dualcba reproduce`: run what an experiment of the paper lacks, show it beside the paper."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from dualcba.cli.progress import Ways, run_with_progress
-from dualcba.cli.run import prepare
-from dualcba.cli.tables import as_data, wide_console
-from dualcba.cli.tables import show as show_tables
-from dualcba.errors import expected
-from dualcba.experiments import Hardware, Load, Loader, Spec, check_all
+from dualcba.cli.progress import run_with_progress
+from dualcba.cli.run import without_abreast_on_cpu
+from dualcba.experiments import Load, Loader, Spec, check_all
 from dualcba.experiments.eta import estimate, in_words
-from dualcba.experiments.paper.catalogue import Experiment, donor, named
-from dualcba.experiments.paper.plan import (
-    Plan,
-    Wanted,
-    choose,
-    make_plan,
-    needs,
-    rounds,
-    to_spec,
-)
+from dualcba.experiments.paper.catalogue import Experiment, named
+from dualcba.experiments.paper.coverage import Coverage, Wanted, cover, ready_spec, rounds
+from dualcba.experiments.paper.selection import choose
 from dualcba.experiments.pool import process_count
-from dualcba.experiments.store import check_folder, read_runs
+from dualcba.experiments.result import Result
+from dualcba.experiments.store import check_folder, read_results
 from dualcba.options import ReproduceCommand
 from dualcba.report import render
+from dualcba.report.data import experiment_data
 from dualcba.report.names import count
-
-
-@dataclass(frozen=True)
-class Request:
-    """What was asked for, and how it is to be told."""
-
-    name: str
-    seeds: int
-    dataset: str | None
-    column: str | None
-    scale: str
-    out: Path
-    ways: Ways
-    dry_run: bool
-    quiet: bool
-    as_json: bool
-
-    @property
-    def shown(self) -> bool:
-        """Whether there is text for people."""
-        return not self.quiet and not self.as_json
-
-    def say(self, line: str) -> None:
-        """A line for people."""
-        if self.shown:
-            typer.echo(line)
+from dualcba.report.tables.terminal import show, wide_console
 
 
 def reproduce_command(name: str, options: ReproduceCommand) -> None:
-    """Run what is missing of an experiment, then show and write its tables."""
-    small = options.scale != "paper"
-    out = options.out or Path(f"runs/reproduce{'-small' if small else ''}")
-    hardware, ways = prepare(options)
-    request = Request(
-        name, options.seeds, options.dataset, options.column, options.scale, out, ways,
-        options.dry_run, options.quiet, options.json,
-    )  # fmt: skip
-    reproduce(request, Loader(options.data_dir), hardware)
-
-
-def reproduce(request: Request, load: Load, hardware: Hardware) -> None:
-    """Say what is needed and how long it takes, run what is missing, show and write all."""
-    if request.seeds < 1:
-        raise ValueError(expected("seeds", request.seeds, "a whole number of at least 1"))
-    chosen = choose(named(request.name), request.dataset, request.scale, request.column)
-    out = request.out
+    """Print what is needed and how long it takes, run what is missing, show and write all."""
+    options = without_abreast_on_cpu(options)
+    out, load = _folder(options), Loader(options.data_dir)
+    chosen = choose(named(name), options.dataset, options.scale, options.column)
     check_folder(out)
-    plan = make_plan(chosen, request.seeds, read_runs(out))
-    request.say(f"{count(len(plan.needed), 'run')} needed, {plan.there} already there")
-    able = plan if request.dry_run else _with_data(plan, load, request)
-    if able.missing and request.shown:
-        request.say(_how_long(able, load, hardware, request))
-    if not request.dry_run:
-        run_missing(able, load, hardware, out, request.ways, show=request.shown)
+    coverage = cover(chosen, options.seeds, read_results(out))
+    needed = count(len(coverage.needed), "run")
+    _say(options, f"{needed} needed, {coverage.there} already there")
+    able = coverage if options.dry_run else _with_data(coverage, load, options)
+    if able.missing and options.verbose:
+        _say(options, _how_long(able, load, options))
+    paths: list[Path] = []
+    if not options.dry_run:
+        run_missing(able, load, options, out)
         paths = write_files(chosen, out)
-    if request.as_json:
-        typer.echo(_json(chosen, plan, out))
-    elif request.shown and not request.dry_run:
-        show(chosen, out, small=request.scale == "small")
-        for line in map(str, paths) if len(chosen) == 1 else _briefly(paths, out):
-            request.say(line)
+    _print(chosen, coverage, paths, options)
 
 
-def _with_data(plan: Plan, load: Load, request: Request) -> Plan:
-    """What can be run with the datasets that are there; the rest is named, and left out."""
+def _folder(options: ReproduceCommand) -> Path:
+    small = "" if options.scale == "paper" else f"-{options.scale}"
+    return options.out or Path(f"runs/reproduce{small}")
+
+
+def _say(options: ReproduceCommand, line: str) -> None:
+    if options.verbose:
+        typer.echo(line)
+
+
+def _with_data(coverage: Coverage, load: Load, options: ReproduceCommand) -> Coverage:
+    """Leave out the runs whose datasets are not there, and say so."""
     absent: dict[str, OSError] = {}
-    for name in sorted({name for one in plan.missing for name in needs(one)}):
+    for name in sorted({name for one in coverage.missing for name in one.datasets}):
         try:
             load(Spec(dataset=name))
         except FileNotFoundError as error:
             absent[name] = error
-    left = [one for one in plan.missing if not needs(one) & set(absent)]
-    if absent and not left and not plan.there:
+    left = [one for one in coverage.missing if not one.datasets & set(absent)]
+    if absent and not left and not coverage.there:
         raise next(iter(absent.values()))
     for name, why in absent.items():
-        request.say(f"without what needs {name}: {why}")
-    return Plan(plan.needed, left)
+        _say(options, f"left out, since {name} is needed: {why}")
+    return Coverage(coverage.needed, left)
 
 
-def run_missing(
-    plan: Plan, load: Load, hardware: Hardware, out: Path, ways: Ways, *, show: bool
-) -> None:
-    """Run what is missing; what takes a part from another run comes after it."""
-    if plan.missing:
-        check_all(_one_of_each_kind(plan.missing), load, hardware)
+def run_missing(coverage: Coverage, load: Load, options: ReproduceCommand, out: Path) -> None:
+    """Run what is missing; runs that take a part from another one come after it."""
+    if coverage.missing:
+        check_all(_one_of_each_kind(coverage.missing), load, options)
         out.mkdir(parents=True, exist_ok=True)
-    for part in rounds(plan.missing):
-        runs = read_runs(out)
-        specs = [to_spec(one, out, runs) for one in part]
-        run_with_progress(specs, load, hardware, out, ways, show=show)
+    for part in rounds(coverage.missing):
+        runs = read_results(out)
+        specs = [ready_spec(one, out, runs) for one in part]
+        run_with_progress(specs, load, options, out, show=options.verbose)
+
+
+def _one_of_each_kind(missing: Sequence[Wanted]) -> list[Spec]:
+    kinds: dict[tuple[Any, ...], Spec] = {}
+    for one in missing:
+        spec = one.spec
+        kind = (spec.dataset, spec.network, spec.method, spec.setting, spec.norm)
+        kinds.setdefault((*kind, spec.agnostic_from), spec)
+    return list(kinds.values())
+
+
+def _how_long(coverage: Coverage, load: Load, options: ReproduceCommand) -> str:
+    """Return a line on the time that the missing runs take; a dry run needs no data for it."""
+    specs = [one.spec for one in coverage.missing]  # a part from another run costs no time
+    done = [result.to_dict() for result in _results(_folder(options))]
+    try:
+        time = estimate(specs, done, load, options)
+    except OSError as error:
+        if not options.dry_run:
+            raise
+        return f"{count(len(specs), 'run')} to do; how long they take is not known: {error}"
+    finished = f"{count(time.finished, 'run')} from finished ones of the same kind"
+    timed = f"{count(time.timed, 'run')} from a few timed steps"
+    sources = [finished] * (time.finished > 0) + [timed] * (time.timed > 0)
+    jobs = process_count(options.jobs, len(specs), options, abreast=options.abreast)
+    length, number = in_words(time.seconds / jobs), "one" if jobs == 1 else str(jobs)
+    return (
+        f"{count(len(specs), 'run')} to do, about {length} here {number} at a time "
+        f"({', '.join(sources)})"
+    )
+
+
+def _results(out: Path) -> list[Result]:
+    return list(read_results(out).values())
 
 
 def write_files(chosen: Sequence[Experiment], out: Path) -> list[Path]:
-    """What the report makes of each experiment: tables and figures as files."""
-    results = list(read_runs(out).values())
+    """Write the tables and figures of each experiment as files."""
+    results = _results(out)
     return [path for one in chosen for path in render(one, results, out / "tables")]
 
 
-def show(chosen: Sequence[Experiment], out: Path, *, small: bool) -> None:
-    """Each table in the terminal."""
-    results = list(read_runs(out).values())
-    console = wide_console()
+# ---------------------------------------------------------------------- output
+
+
+def _print(
+    chosen: Sequence[Experiment],
+    coverage: Coverage,
+    paths: Sequence[Path],
+    options: ReproduceCommand,
+) -> None:
+    out = _folder(options)
+    if options.json:
+        typer.echo(_json(chosen, coverage, out))
+    elif options.verbose and not options.dry_run:
+        show_tables(chosen, options)
+        for line in map(str, paths) if len(chosen) == 1 else _briefly(paths, out):
+            typer.echo(line)
+
+
+def show_tables(chosen: Sequence[Experiment], options: ReproduceCommand) -> None:
+    """Print the tables of each experiment."""
+    results, console = _results(_folder(options)), wide_console()
     for experiment in chosen:
-        show_tables(experiment, results, console, small=small)
-    typer.echo(f"{count(len(results), 'result')} in {out}")
+        show(experiment, results, console, small=options.scale == "small")
+    typer.echo(f"{count(len(results), 'result')} in {_folder(options)}")
 
 
 def _briefly(paths: Sequence[Path], out: Path) -> list[str]:
@@ -144,44 +153,9 @@ def _briefly(paths: Sequence[Path], out: Path) -> list[str]:
     return [f"{count(len(paths), 'file')} of tables and figures in {out / 'tables'}", page]
 
 
-def _json(chosen: Sequence[Experiment], plan: Plan, out: Path) -> str:
-    results = list(read_runs(out).values())
-    entries = {one.name: as_data(one, results) for one in chosen}
-    counts = {"needed": len(plan.needed), "there": plan.there, "missing": len(plan.missing)}
+def _json(chosen: Sequence[Experiment], coverage: Coverage, out: Path) -> str:
+    results = _results(out)
+    entries = {one.name: experiment_data(one, results) for one in chosen}
+    needed, missing = len(coverage.needed), len(coverage.missing)
+    counts = {"needed": needed, "there": coverage.there, "missing": missing}
     return json.dumps({"runs": counts, "experiments": entries})
-
-
-def _how_long(plan: Plan, load: Load, hardware: Hardware, request: Request) -> str:
-    """One line on the time that the rest takes; a dry run does without data."""
-    specs = [_alone(one) for one in plan.missing]
-    try:
-        told = estimate(specs, list(read_runs(request.out).values()), load, hardware)
-    except OSError as error:
-        if not request.dry_run:
-            raise
-        return f"{count(len(specs), 'run')} to do; how long they take is not known: {error}"
-    sources = [f"{count(told.finished, 'run')} from finished ones of the same kind"] * (
-        told.finished > 0
-    )
-    sources += [f"{count(told.timed, 'run')} from a few timed steps"] * (told.timed > 0)
-    ways = request.ways
-    jobs = process_count(ways.jobs, len(specs), hardware, abreast=ways.abreast)
-    length, number = in_words(told.seconds / jobs), "one" if jobs == 1 else str(jobs)
-    return (
-        f"{count(len(specs), 'run')} to do, about {length} here {number} at a time "
-        f"({', '.join(sources)})"
-    )
-
-
-def _alone(one: Wanted) -> Spec:
-    """The spec as if it took nothing from elsewhere, which costs the same."""
-    return Spec(**{k: v for k, v in one.items() if k != "adaptor" or donor(one) is None})
-
-
-def _one_of_each_kind(missing: Sequence[Wanted]) -> list[Spec]:
-    kinds: dict[tuple[Any, ...], Spec] = {}
-    for one in missing:
-        spec = _alone(one)
-        kind = (spec.dataset, spec.network, spec.method, spec.setting, spec.norm)
-        kinds.setdefault((*kind, one.get("adaptor") == "pretrained"), spec)
-    return list(kinds.values())

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 
 from dualcba.cli.output import note
-from dualcba.cli.progress import Ways, run_with_progress
-from dualcba.cli.tables import wide_console
+from dualcba.cli.progress import run_with_progress
 from dualcba.engine import resolve_device
 from dualcba.errors import unknown
 from dualcba.experiments import (
-    Hardware,
     Loader,
+    Result,
     Spec,
     check_all,
     check_free,
@@ -37,6 +37,9 @@ from dualcba.options import (
     definitions,
 )
 from dualcba.report import summary
+from dualcba.report.tables.terminal import wide_console
+
+Options = TypeVar("Options", bound=ExecutionOptions)
 
 DEMO = {"dataset": "digits", "method": ["er", "er-cba", "er-dual-cba"], "seeds": 5}
 """What `dualcba run` does without options."""
@@ -54,13 +57,12 @@ def run_command(given: Mapping[str, Any], file: Path | None) -> None:
     specs = make_specs(wanted or DEMO)
     out = _out_folder(options.get("out"), file, specs[0] if wanted else None)
     check_free(out, specs)
-    hardware, ways = prepare(execution)
+    execution = without_abreast_on_cpu(execution)
     load = Loader(execution.data_dir)
-    check_all(specs, load, hardware)
+    check_all(specs, load, execution)
     _note_unused_classes(specs[0].tasks, load(specs[0]).num_classes)
     write_plan(out, specs)
-    show = not output.quiet and not output.json
-    results = run_with_progress(specs, load, hardware, out, ways, show=show)
+    results = run_with_progress(specs, load, execution, out, show=output.verbose)
     _print(results, out, output)
 
 
@@ -80,16 +82,12 @@ def _out_folder(given: Any, file: Path | None, first: Spec | None) -> Path:
     return Path("runs") / f"{Path(first.dataset).stem}-{first.setting}-{now}"
 
 
-def prepare(execution: ExecutionOptions) -> tuple[Hardware, Ways]:
-    """Return where and how runs are computed; --abreast is dropped, with a note, on a CPU."""
-    hardware = Hardware(
-        device=execution.device, engine=execution.engine, precision=execution.precision
-    )
-    abreast = execution.abreast
-    if abreast > 1 and resolve_device(hardware.device).type == "cpu":
-        note("--abreast has no effect on a CPU; --jobs sets the number of processes")
-        abreast = 1
-    return hardware, Ways(execution.jobs, abreast)
+def without_abreast_on_cpu(options: Options) -> Options:
+    """Return the options without --abreast, with a note, if they name a CPU."""
+    if options.abreast == 1 or resolve_device(options.device).type != "cpu":
+        return options
+    note("--abreast has no effect on a CPU; --jobs sets the number of processes")
+    return replace(options, abreast=1)
 
 
 def _note_unused_classes(tasks: Any, classes: int) -> None:
@@ -99,9 +97,9 @@ def _note_unused_classes(tasks: Any, classes: int) -> None:
         note(f"the tasks have {sum(tasks)} of the {classes} classes, the others are left out")
 
 
-def _print(results: Sequence[dict[str, Any]], out: Path, output: OutputOptions) -> None:
+def _print(results: Sequence[Result], out: Path, output: OutputOptions) -> None:
     if output.json:
-        typer.echo(json.dumps(list(results)))
+        typer.echo(json.dumps([result.to_dict() for result in results]))
     elif not output.quiet:
         console = wide_console()
         for table in summary(results, console):
@@ -111,25 +109,22 @@ def _print(results: Sequence[dict[str, Any]], out: Path, output: OutputOptions) 
 
 def resume_command(given: Mapping[str, Any], out: Path) -> None:
     """Run the specs of a folder's plan that have no result."""
-    options = ResumeCommand(**given)
-    specs, there = read_plan(out), read_results(out)
-    missing = [spec for spec in specs if not _results_of([spec], there)]
-    hardware, ways = prepare(options)
+    options = without_abreast_on_cpu(ResumeCommand(**given))
+    specs, complete = read_plan(out), list(read_results(out).values())
+    missing = [spec for spec in specs if not _results_of([spec], complete)]
     load = Loader(options.data_dir)
-    check_all(missing, load, hardware)
-    show = not options.quiet and not options.json
-    if show:
+    check_all(missing, load, options)
+    if options.verbose:
         typer.echo(f"{len(specs) - len(missing)} of {len(specs)} runs are complete")
     if missing:
-        run_with_progress(missing, load, hardware, out, ways, show=show)
-    _print(_results_of(specs, read_results(out)), out, options)
+        run_with_progress(missing, load, options, out, show=options.verbose)
+    _print(_results_of(specs, list(read_results(out).values())), out, options)
 
 
-def _results_of(specs: list[Spec], results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _results_of(specs: list[Spec], results: list[Result]) -> list[Result]:
     """Return for each spec the result that serves it, if there is one."""
-    found = []
+    found: list[Result] = []
     for spec in specs:
-        wanted = spec.to_dict()
-        of_seed = [r for r in results if r["seed"] == spec.seed]
-        found += [r for r in of_seed if matches(r, wanted)][:1]
+        of_seed = [r for r in results if r.seed == spec.seed]
+        found += [r for r in of_seed if matches(r, spec)][:1]
     return found

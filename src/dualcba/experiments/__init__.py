@@ -1,12 +1,15 @@
-"""Specs, the runner, the run store and the paper's experiments."""
+"""Specs, the runner, results, the run store and the paper's experiments."""
 
-from dualcba.experiments.paper.catalogue import Entry, Experiment, experiments, matches
+from dualcba.experiments.matching import matches
+from dualcba.experiments.paper.catalogue import Entry, Experiment, experiments
+from dualcba.experiments.result import Result
 from dualcba.experiments.run import Run, make_learner
 from dualcba.experiments.scheduler import Load, Loader, check_all, run_all
 from dualcba.experiments.settings import SETTINGS
 from dualcba.experiments.spec import Spec, fields, make_specs, read_toml
 from dualcba.experiments.store import (
     check_free,
+    find_results,
     read_plan,
     read_results,
     write_plan,
@@ -21,12 +24,14 @@ __all__ = [
     "Hardware",
     "Load",
     "Loader",
+    "Result",
     "Run",
     "Spec",
     "check_all",
     "check_free",
     "experiments",
     "fields",
+    "find_results",
     "make_learner",
     "make_specs",
     "matches",

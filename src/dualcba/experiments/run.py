@@ -16,10 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualcba.adaptors.pretrained import load_agnostic
 from dualcba.data import Dataset, Task, batches, blurry, cycled, disjoint, labelled
 from dualcba.data.prefetch import fits_on_device, prefetch_batches
 from dualcba.engine import resolve_device
 from dualcba.evaluation import ANYTIME, RECORDERS, Evaluator
+from dualcba.experiments.result import SCHEMA
 from dualcba.experiments.settings import learning_rate, parse_setting
 from dualcba.experiments.spec import Spec
 from dualcba.learner import Learner
@@ -68,6 +70,8 @@ class Run:
     def __post_init__(self) -> None:
         spec = self.spec
         self.setting = parse_setting(spec.setting)
+        source = spec.agnostic_from  # read now: the file may be gone when the run is complete
+        self.agnostic_provenance = source and load_agnostic(source).provenance
         self.stream = make_stream(spec, self.data)
         self.has_label = make_label_mask(spec, self.data)
         self.schedule = make_schedule(spec, self.stream, self.has_label)
@@ -199,6 +203,7 @@ class Run:
         spec = self.spec
         total = self.seconds["train"] + self.seconds["evaluate"]
         return {
+            "schema": SCHEMA,
             "method": spec.method,
             "dataset": spec.dataset,
             "setting": spec.setting,
@@ -209,6 +214,7 @@ class Run:
             "seconds": {**self.seconds, "total": total},
             "cost": cost(self.learner, self.held),
             "spec": spec.to_dict(),
+            "agnostic_provenance": self.agnostic_provenance,
             "versions": versions(self.learner),
         }
 

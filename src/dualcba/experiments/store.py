@@ -1,13 +1,14 @@
-"""The run store: one folder per run, a result is there whole or not at all; a plan beside them."""
+"""The run store: one folder per run, written whole or not at all, and the plan beside them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dualcba.experiments.spec import Spec
+from dualcba.experiments.result import SCHEMA, Result, frozen
+from dualcba.experiments.spec import Spec, upgrade_fields
 from dualcba.io import atomic_write, folder_lock
 
 RESULT = "result.json"
@@ -15,19 +16,19 @@ PLAN = "plan.json"
 
 
 def result_path(out: Path, spec: Spec) -> Path:
-    """Where the result of a spec lies."""
+    """Return the path of a spec's result."""
     return out / spec.name / RESULT
 
 
 def check_folder(out: Path) -> None:
-    """Raise unless results can be written there."""
+    """Raise a FileExistsError if the folder or one above it is a file."""
     for folder in (out, *out.parents):
         if folder.exists() and not folder.is_dir():
             raise FileExistsError(f"{folder} is a file, expected a folder for the results")
 
 
 def check_free(out: Path, specs: Iterable[Spec]) -> None:
-    """Raise if a run would write where a complete one lies, or below a file."""
+    """Raise a FileExistsError if a run would overwrite a complete one, or write below a file."""
     check_folder(out)
     for spec in specs:
         if result_path(out, spec).exists():
@@ -42,9 +43,9 @@ def write_result(
     result: dict[str, Any],
     files: Mapping[str, Callable[[Path], None]] | None = None,
 ) -> Path:
-    """Write a result at once: a reader sees all of it or nothing.
+    """Write a result as a whole: a reader sees all of it or nothing.
 
-    `files` are written beside it, each by its function, before the result says that all is there.
+    `files` are written beside it before, each by its function.
     """
     path = result_path(out, spec)
     for name, save in (files or {}).items():
@@ -54,43 +55,56 @@ def write_result(
     return path
 
 
-def read_runs(out: Path) -> dict[Path, dict[str, Any]]:
-    """All complete results below a folder by their own folders, in order of their names."""
-    return {path.parent: _read_result(path) for path in sorted(out.glob(f"*/{RESULT}"))}
+def read_results(out: Path) -> dict[Path, Result]:
+    """Return the results in a folder by the folders of their runs, in order of their names."""
+    return {path.parent: read_result(path) for path in sorted(out.glob(f"*/{RESULT}"))}
 
 
-def read_results(out: Path) -> list[dict[str, Any]]:
-    """All complete results below a folder, in order of their names."""
-    return list(read_runs(out).values())
+def find_results(out: Path) -> list[Result]:
+    """Return the complete results below a folder, at any depth, each spec and seed once."""
+    if not out.is_dir():
+        raise FileNotFoundError(f"{out} is missing, expected a folder of runs")
+    found: dict[Hashable, Result] = {}
+    for path in sorted(out.rglob(RESULT)):
+        result = read_result(path)
+        if result.complete:
+            found.setdefault((result.seed, frozen(result.fields)), result)
+    if not found:
+        raise ValueError(f"{out} holds no complete run, expected folders with a {RESULT}")
+    return list(found.values())
 
 
-def _read_result(path: Path) -> dict[str, Any]:
+def read_result(path: Path) -> Result:
+    """Read one result; raise a ValueError that names the file if it is damaged."""
     try:
-        result = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} cannot be read as a result: {error}") from None
-    if not isinstance(result, dict):
-        raise ValueError(f"{path} holds a {type(result).__name__}, expected a result")
-    return result
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    try:
+        return Result.from_dict(content)
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from None
 
 
 def write_plan(out: Path, specs: Iterable[Spec]) -> Path:
-    """Write down what is going to be run, beside what earlier calls were going to run there."""
+    """Add specs that are going to be run to the plan of a folder."""
     path = out / PLAN
     with folder_lock(out):
         before = read_plan(out) if path.exists() else []
         planned = {spec.name: spec.to_dict() for spec in (*before, *specs)}
+        plan = {"specs": list(planned.values())}
         with atomic_write(path) as draft:
-            draft.write_text(json.dumps({"specs": list(planned.values())}, indent=1) + "\n")
+            draft.write_text(json.dumps({"schema": SCHEMA, **plan}, indent=1) + "\n")
     return path
 
 
 def read_plan(out: Path) -> list[Spec]:
-    """What the calls of `dualcba run` with this folder were going to run."""
+    """Return the specs that calls of `dualcba run` with this folder were going to run."""
     path = out / PLAN
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected the plan that `dualcba run` leaves")
     try:
-        return [Spec(**spec) for spec in json.loads(path.read_text())["specs"]]
-    except (ValueError, TypeError, KeyError) as error:
+        specs = json.loads(path.read_text(encoding="utf-8"))["specs"]
+        return [Spec(**upgrade_fields(spec)) for spec in specs]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read as a plan: {error}") from None

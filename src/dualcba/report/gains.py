@@ -1,27 +1,25 @@
-"""Dual-CBA above its base method, seed by seed, and how much of that IBN gives alone."""
+"""The gain of Dual-CBA over its base method, seed by seed, and the part of it that IBN gives."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dualcba.evaluation import interval
 from dualcba.experiments.paper.catalogue import Entry
-from dualcba.experiments.paper.catalogue import score as value
+from dualcba.experiments.result import frozen
 from dualcba.report.comparison import Served
-from dualcba.report.groups import SCORING, filled
-from dualcba.report.names import score as named
-from dualcba.report.names import split_method
+from dualcba.report.names import score_info, split_method
+from dualcba.report.results import SCORING
 
 SAME = (
     "dataset", "setting", "buffer", "tasks", "class_order", "epochs", "network", "batch_size",
     "lr", "norm", "forward", "ibn_augment", "ibn_average", "seen_only", "boundaries",
-    "labelled_batches",
+    "labelled_batches", "method_options",
 )  # fmt: skip
-"""What a method and its Dual-CBA must share to be compared."""
+"""Fields of the spec that a method and its Dual-CBA must share to be compared."""
 
 
 @dataclass(frozen=True)
@@ -36,69 +34,77 @@ class Gap:
 
 @dataclass(frozen=True)
 class Gain:
-    """A Dual-CBA against its base method: as the paper compares them, and the parts of that."""
+    """The gain of a Dual-CBA over its base method, and its parts."""
 
     base: str
     dual: str
     column: str
     score: str
     whole: Gap
-    """Dual-CBA under IBN minus its base under BN."""
+    """Dual-CBA with IBN minus its base with BN, as the paper compares them."""
 
     ibn: Gap
-    """The base under IBN minus the base under BN: what IBN gives alone."""
+    """The base with IBN minus the base with BN: what IBN gives alone."""
 
     adaptors: Gap
-    """Dual-CBA minus its base, both under IBN: what the adaptors give."""
+    """Dual-CBA minus its base, both with IBN: what the adaptors give."""
 
     bn: Gap
-    """Dual-CBA minus its base, both under BN."""
+    """Dual-CBA minus its base, both with BN."""
 
     @property
     def pair(self) -> str:
-        """Who over whom; a norm in a row's name would contradict the columns, which name both."""
+        """The two methods; BN or IBN in a row's title is dropped, since the columns name both."""
         names = (self.dual, self.base)
         return " over ".join(n.removesuffix(", BN").removesuffix(", IBN") for n in names)
 
 
 def gains(served: Sequence[Served], score: str = "acc") -> list[Gain]:
-    """Every Dual-CBA against its base method of the same column, each pair once.
+    """Return the gain of every Dual-CBA over its base method in the same column, each pair once.
 
-    Of two rows with the same runs the one that is evaluated under IBN gives its name; of two bases
+    Of two rows with the same runs, the one that is evaluated with IBN gives its name. Of two bases
     that differ only in how they were scored, the one with more seeds in common is taken.
     """
-    found: dict[tuple[str, str, str], tuple[Served, Served]] = {}
+    found: dict[Hashable, tuple[Served, Served]] = {}
     for dual in served:
-        base_name, kind = split_method(dual.entry.spec.get("method", ""))
-        for base in served if kind == "dual-cba" else ():
-            same = base.entry.column == dual.entry.column
-            same = same and base.entry.spec.get("method") == base_name
-            if not same or not alike(base.entry, dual.entry):
-                continue
-            key = dual.entry.column, _text(base.entry, without=SCORING), _text(dual.entry)
-            earlier = found.get(key)
-            more = earlier is not None and _common(base, dual) > _common(*earlier)
-            named = earlier and (earlier[1].entry.norm, dual.entry.norm) == ("bn", "ibn")
-            if earlier is None or more or named:
+        for base in _bases(dual, served):
+            key = dual.entry.column, _key(base.entry, without=SCORING), _key(dual.entry)
+            if key not in found or _better((base, dual), found[key]):
                 found[key] = base, dual
     return [_gain(base, dual, score) for base, dual in found.values()]
 
 
+def known_gains(served: Sequence[Served], score: str = "acc") -> list[Gain]:
+    """Return the gains over at least one common seed."""
+    return [g for g in gains([s for s in served if s.results], score) if g.adaptors.seeds]
+
+
+def _bases(dual: Served, served: Sequence[Served]) -> list[Served]:
+    """Return the entries of the base method that a Dual-CBA can be compared with."""
+    name, kind = split_method(dual.entry.method)
+    if kind != "dual-cba":
+        return []
+    near = [s for s in served if (s.entry.column, s.entry.method) == (dual.entry.column, name)]
+    return [s for s in near if alike(s.entry, dual.entry)]
+
+
+def _better(pair: tuple[Served, Served], earlier: tuple[Served, Served]) -> bool:
+    more = _common(*pair) > _common(*earlier)
+    return more or (earlier[1].entry.statistics, pair[1].entry.statistics) == ("bn", "ibn")
+
+
 def alike(one: Entry, two: Entry) -> bool:
-    """Whether two entries are of the same setting, so that their methods can be compared."""
-    options = [e.spec.get("options") or {} for e in (one, two)]
-    first, second = (filled(e.spec) for e in (one, two))
-    same = all(first.get(name) == second.get(name) for name in SAME)
-    return same and options[0] == options[1]
+    """Return whether two entries differ only in their methods, so that these can be compared."""
+    return all(one.fields.get(name) == two.fields.get(name) for name in SAME)
 
 
-def _text(entry: Entry, without: Sequence[str] = ()) -> str:
-    spec = {k: v for k, v in filled(entry.spec).items() if k not in without}
-    return json.dumps(spec, sort_keys=True)
+def _key(entry: Entry, without: Sequence[str] = ()) -> Hashable:
+    fields = {name: v for name, v in entry.fields.items() if name not in without}
+    return frozen(fields), entry.donor
 
 
 def _common(base: Served, dual: Served) -> int:
-    return len({r["seed"] for r in base.results} & {r["seed"] for r in dual.results})
+    return len({r.seed for r in base.results} & {r.seed for r in dual.results})
 
 
 def _gain(base: Served, dual: Served, score: str) -> Gain:
@@ -114,13 +120,13 @@ def _gain(base: Served, dual: Served, score: str) -> Gain:
     )
 
 
-def gap(more: Served, less: Served, norms: tuple[str, str], score: str = "acc") -> Gap:
-    """One minus the other, each under its own norm, over the seeds that both have."""
-    return _gap(_by_seed(more, norms[0], score), _by_seed(less, norms[1], score))
+def gap(more: Served, less: Served, statistics: tuple[str, str], score: str = "acc") -> Gap:
+    """Return one minus the other, each with its own statistics, over the seeds that both have."""
+    return _gap(_by_seed(more, statistics[0], score), _by_seed(less, statistics[1], score))
 
 
-def _by_seed(served: Served, norm: str, score: str) -> dict[int, float]:
-    values = {r["seed"]: value(r, norm, score) for r in served.results}
+def _by_seed(served: Served, statistics: str, score: str) -> dict[int, float]:
+    values = {r.seed: r.value(statistics, score) for r in served.results}
     return {seed: v for seed, v in values.items() if v is not None}
 
 
@@ -131,9 +137,9 @@ def _gap(more: dict[int, float], less: dict[int, float]) -> Gap:
 
 
 def paired_t(gaps: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """Mean, half-width of the 95 % interval and two-sided p of differences seed by seed.
+    """Return mean, half-width of the 95 % interval and two-sided p of differences seed by seed.
 
-    One seed has no spread, and so neither interval nor p; nor has p what does not vary at all.
+    Interval and p are None for a single seed, p also if the differences do not vary.
 
     >>> [round(x, 3) for x in paired_t([1.0, 2.0, 3.0])]
     [2.0, 2.484, 0.074]
@@ -151,7 +157,7 @@ def paired_t(gaps: Sequence[float]) -> tuple[float | None, float | None, float |
 
 
 def means(found: Iterable[Gain]) -> tuple[int, float, float, float] | None:
-    """How many pairs have all parts; the mean over them of the whole, IBN's part, the adaptors'."""
+    """Return the number of pairs that have all parts, and the means of whole, `ibn`, `adaptors`."""
     parts = [(g.whole.mean, g.ibn.mean, g.adaptors.mean) for g in found]
     known = [part for part in parts if None not in part]
     if not known:
@@ -161,7 +167,7 @@ def means(found: Iterable[Gain]) -> tuple[int, float, float, float] | None:
 
 
 def in_one_line(found: Sequence[Gain]) -> str:
-    """The means over all pairs: what Dual-CBA gains, and how much of it is IBN's.
+    """Return the mean gain of Dual-CBA over all pairs and its two parts, as a sentence.
 
     >>> gap = [Gap(3, x, 1.0, 0.01) for x in (9.0, 4.0, 5.0, 3.0)]
     >>> in_one_line([Gain("ER", "ER-Dual-CBA", "here", "acc", *gap)])
@@ -169,15 +175,15 @@ def in_one_line(found: Sequence[Gain]) -> str:
     >>> in_one_line([])
     ''
     """
-    told = means(found)
-    if told is None:
+    mean = means(found)
+    if mean is None:
         return ""
-    pairs = told[0]
-    whole, ibn, adaptors = (f"{x:+.1f}".replace("-", "−") for x in told[1:])
+    pairs = mean[0]
+    whole, ibn, adaptors = (f"{x:+.1f}".replace("-", "−") for x in mean[1:])
     one = len(found) == 1
     who, than = (found[0].dual, found[0].base) if one else ("Dual-CBA", "its base")
     over = "" if one else f", mean of {pairs} pairs"
-    title = named(found[0].score).title
+    title = score_info(found[0].score).title
     return (
         f"{who} (IBN) over {than} (BN){over}: {whole} {title}, of it {ibn} by IBN alone, "
         f"{adaptors} by the adaptors."

@@ -1,4 +1,4 @@
-"""One HTML file that holds a whole report: no network, no scripts, figures inside."""
+"""A report as one HTML file: figures inside, no scripts, nothing loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from dataclasses import dataclass, field
 from importlib.resources import files as resources
 from pathlib import Path
 
+from dualcba.experiments.result import Result
+from dualcba.experiments.store import find_results
 from dualcba.io import atomic_write
-from dualcba.report.comparison import Result
 from dualcba.report.figures.style import Plot, render
-from dualcba.report.groups import read_runs
 from dualcba.report.names import count, slug
 from dualcba.report.sections import Fact, Section, report_sections
-from dualcba.report.tables import Table, as_html, escape_html
+from dualcba.report.tables.html import escape, html_table
+from dualcba.report.tables.model import Table
 
 REPORT = "report.html"
 
 
 @dataclass
 class Anchors:
-    """Names for places of the page, each given once."""
+    """Names of anchors in the page, each used once."""
 
     taken: set[str] = field(default_factory=set)
 
     def name(self, title: str) -> str:
-        """A name made of a title.
+        """Return a new name made from a title.
 
         >>> anchors = Anchors()
         >>> anchors.name("Any-time, M = 100"), anchors.name("Any-time, M = 100")
@@ -41,8 +42,8 @@ class Anchors:
 
 
 def write_report(out: Path) -> Path:
-    """Write the report on all complete runs below a folder, and say where it lies."""
-    results = read_runs(out)
+    """Write the report on all complete runs below a folder and return its path."""
+    results = find_results(out)
     page = make_page(results, out.resolve().name)
     with atomic_write(out / REPORT) as draft:
         draft.write_text(page, encoding="utf-8")
@@ -50,7 +51,7 @@ def write_report(out: Path) -> Path:
 
 
 def make_page(results: list[Result], title: str) -> str:
-    """The page on results, as text."""
+    """Return the page on results as text."""
     facts, sections = report_sections(results)
     anchors = Anchors()
     names = [(anchors.name(s.title), [anchors.name(p.title) for p in s.parts]) for s in sections]
@@ -67,7 +68,7 @@ def make_page(results: list[Result], title: str) -> str:
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<link rel="icon" href="data:,">',
-            f"<title>dualcba: {escape_html(title)}</title>",
+            f"<title>dualcba: {escape(title)}</title>",
             f"<style>\n{css}</style>\n</head>\n<body>",
             *body,
             "</body>\n</html>\n",
@@ -76,11 +77,11 @@ def make_page(results: list[Result], title: str) -> str:
 
 
 def _head(title: str, results: list[Result]) -> str:
-    methods = len({r["method"] for r in results})
-    seeds = len({r["seed"] for r in results})
+    methods = len({r.method for r in results})
+    seeds = len({r.seed for r in results})
     lead = f"{count(len(results), 'run')}, {count(methods, 'method')}, {count(seeds, 'seed')}"
     return (
-        f"<header><h1>{escape_html(title)}</h1>"
+        f"<header><h1>{escape(title)}</h1>"
         f'<p class="lead">{lead}. Accuracies are in percent; ± is the half-width of the 95 % '
         "interval over seeds (Student’s t). Every run is evaluated twice: with the running "
         "statistics of training (BN) and with statistics from the memory (IBN).</p></header>"
@@ -89,8 +90,8 @@ def _head(title: str, results: list[Result]) -> str:
 
 def _facts(facts: Iterable[Fact]) -> str:
     cells = "".join(
-        f"<div><dt>{escape_html(f.name)}</dt><dd>{escape_html(f.value)}"
-        f"<small>{escape_html(f.detail)}</small></dd></div>"
+        f"<div><dt>{escape(f.name)}</dt><dd>{escape(f.value)}"
+        f"<small>{escape(f.detail)}</small></dd></div>"
         for f in facts
     )
     return f'<dl class="facts">{cells}</dl>' if cells else ""
@@ -100,48 +101,48 @@ def _contents(sections: list[Section], names: list[tuple[str, list[str]]]) -> st
     items = []
     for section, (name, parts) in zip(sections, names, strict=True):
         below = "".join(
-            f'<li><a href="#{link}">{escape_html(part.title)}</a></li>'
+            f'<li><a href="#{link}">{escape(part.title)}</a></li>'
             for part, link in zip(section.parts, parts, strict=True)
         )
         nested = f"<ul>{below}</ul>" if below else ""
-        items.append(f'<li><a href="#{name}">{escape_html(section.title)}</a>{nested}</li>')
+        items.append(f'<li><a href="#{name}">{escape(section.title)}</a>{nested}</li>')
     return f'<nav aria-label="Contents"><ul>{"".join(items)}</ul></nav>'
 
 
 def _section(section: Section, name: str, level: int) -> str:
-    lines = [f'<h{level} id="{name}">{escape_html(section.title)}</h{level}>']
+    lines = [f'<h{level} id="{name}">{escape(section.title)}</h{level}>']
     for item in section.items:
         if isinstance(item, Table):
-            lines.append(as_html(item))
+            lines.append(html_table(item))
         elif isinstance(item, Plot):
             lines.append(figure(item))
         elif isinstance(item, dict):
             lines.append(_terms(item))
         elif isinstance(item, tuple):
             summary, *texts = item
-            blocks = "".join(f"<pre>{escape_html(text)}</pre>" for text in texts)
-            lines.append(f"<details><summary>{escape_html(summary)}</summary>{blocks}</details>")
+            blocks = "".join(f"<pre>{escape(text)}</pre>" for text in texts)
+            lines.append(f"<details><summary>{escape(summary)}</summary>{blocks}</details>")
         else:
-            lines.append(f"<p>{escape_html(item)}</p>")
+            lines.append(f"<p>{escape(item)}</p>")
     return "\n".join(lines)
 
 
 def _remarks(section: Section) -> str:
     text = " ".join(section.remarks)
-    return f'<p class="remark">{escape_html(text)}</p>\n' if text else ""
+    return f'<p class="remark">{escape(text)}</p>\n' if text else ""
 
 
 def _terms(terms: dict[str, str]) -> str:
-    pairs = "".join(f"<dt>{escape_html(k)}</dt><dd>{escape_html(v)}</dd>" for k, v in terms.items())
+    pairs = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in terms.items())
     return f'<dl class="terms">{pairs}</dl>'
 
 
 def figure(plot: Plot) -> str:
-    """A figure in the page: SVG within the file, its description and its caption."""
+    """Return a figure as HTML: an embedded SVG with its alternative text and its caption."""
     svg = b64encode(render(plot, "svg")).decode()
-    alt, caption = escape_html(plot.alt), escape_html(plot.caption)
+    alt, caption = escape(plot.alt), escape(plot.caption)
     return (
-        f'<figure id="figure-{escape_html(plot.name)}"><div class="scroll" tabindex="0" '
+        f'<figure id="figure-{escape(plot.name)}"><div class="scroll" tabindex="0" '
         f'role="region" aria-label="{alt}"><img alt="{alt}" '
         f'src="data:image/svg+xml;base64,{svg}"></div><figcaption>{caption}</figcaption></figure>'
     )

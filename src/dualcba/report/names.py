@@ -1,4 +1,4 @@
-"""What methods and scores are called in a report, and what each score means."""
+"""The names of methods, scores and statistics in a report, and what each score means."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from dualcba.methods import METHODS
 MISSING = "–"
 KINDS = {"": "", "cba": "-CBA", "dual-cba": "-Dual-CBA"}
 
+STATISTICS = {"bn": "BN", "ibn": "IBN"}
+"""The ways to evaluate, by whose statistics the normalisation layers use."""
+
 
 def split_method(name: str) -> tuple[str, str]:
-    """A method's base and adaptor, whether or not the method is known here.
+    """Split a method's name into base method and adaptor; the method need not be known here.
 
     >>> split_method("er-dual-cba"), split_method("er-cba"), split_method("mine")
     (('er', 'dual-cba'), ('er', 'cba'), ('mine', ''))
@@ -23,7 +26,7 @@ def split_method(name: str) -> tuple[str, str]:
 
 
 def method_title(name: str) -> str:
-    """As the paper writes it.
+    """Return a method's name as the paper writes it.
 
     >>> method_title("derpp"), method_title("derpp-dual-cba"), method_title("mine-cba")
     ('DER++', 'DER-Dual-CBA', 'mine-CBA')
@@ -34,7 +37,7 @@ def method_title(name: str) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """So many of something.
+    """Return a number with its noun.
 
     >>> count(1, "run"), count(2, "run")
     ('1 run', '2 runs')
@@ -43,7 +46,7 @@ def count(number: int, what: str) -> str:
 
 
 def seeds(*counts: int) -> str:
-    """How many seeds stand behind what is shown together.
+    """Return the numbers of seeds behind values that are shown together.
 
     >>> seeds(1), seeds(3), seeds(3, 1, 3)
     ('1 seed', '3 seeds', '1/3 seeds')
@@ -53,7 +56,7 @@ def seeds(*counts: int) -> str:
 
 
 def averaged(count: int) -> str:
-    """What is shown without a band.
+    """Say how many seeds a curve without a band is the mean of.
 
     >>> averaged(1), averaged(3)
     ('one seed', 'mean over 3 seeds')
@@ -62,90 +65,89 @@ def averaged(count: int) -> str:
 
 
 @dataclass(frozen=True)
-class Score:
-    """A score's title, whether more is better, its definition; what is a cost has no norm."""
+class ScoreInfo:
+    """The title of a score, whether higher is better, and its definition."""
 
     title: str
     up: bool
     meaning: str
     cost: bool = False
+    """Whether it is a cost of training, which does not depend on how a run is evaluated."""
+
     digits: int = 1
-    """Behind the point, where it is shown."""
+    """Decimal places in tables."""
 
     @property
     def arrowed(self) -> str:
-        """The title with the direction of better."""
+        """The title with an arrow that points to better values."""
         return f"{self.title} {'↑' if self.up else '↓'}"
 
 
 SCORES = {
-    "acc": Score("ACC", True, "mean accuracy over all tasks at the end of the stream"),
-    "fm": Score(
+    "acc": ScoreInfo("ACC", True, "mean accuracy over all tasks at the end of the stream"),
+    "fm": ScoreInfo(
         "FM",
         False,
         "forgetting: mean over all but the last task of the best accuracy at a task's end minus "
         "the final accuracy",
     ),
-    "fm_paper": Score(
+    "fm_paper": ScoreInfo(
         "FM as written",
         False,
         "forgetting by the paper's formula: mean over all tasks, best accuracy over the whole run",
     ),
-    "acc_auc": Score(
+    "acc_auc": ScoreInfo(
         "AUC", True, "any-time accuracy: mean over the whole stream of the accuracy on tasks so far"
     ),
-    "acc_auc_last": Score("AUC, last task", True, "the same over the points of the last task"),
-    "min_acc": Score(
+    "acc_auc_last": ScoreInfo("AUC, last task", True, "the same over the points of the last task"),
+    "min_acc": ScoreInfo(
         "min-ACC",
         True,
         "stability gap: mean over old tasks of the lowest any-time accuracy after the task was "
         "learnt",
     ),
-    "wc_acc": Score(
+    "wc_acc": ScoreInfo(
         "WC-ACC",
         True,
-        "worst case: 1/T of the last task's accuracy and the rest of min-ACC",
+        "worst case: the last task's accuracy with weight 1/T, min-ACC with the remaining weight",
     ),
-    "bwt": Score(
+    "bwt": ScoreInfo(
         "BWT", True, "backward transfer: mean change of a task's accuracy from learnt to the end"
     ),
-    "fwt": Score(
+    "fwt": ScoreInfo(
         "FWT",
         True,
-        "forward transfer: mean accuracy on a task just before it is learnt, above the untrained "
-        "network's",
+        "forward transfer: mean accuracy on a task just before it is learnt, minus that of the "
+        "untrained network",
     ),
-    "parameters": Score(
-        "parameters, M", False, "millions of parameters, the adaptor's among them", True, 3
+    "parameters": ScoreInfo(
+        "parameters, M", False, "millions of parameters, including those of the adaptor", True, 3
     ),
-    "gpu_memory": Score(
-        "GPU memory, MB", False, "the most allocated at once, over what was held before", True, 0
+    "gpu_memory": ScoreInfo(
+        "GPU memory, MB", False, "peak allocation, minus what was allocated before the run", True, 0
     ),
-    "seconds_per_task": Score(
+    "seconds_per_task": ScoreInfo(
         "s per task", False, "seconds of training per task on the host's clock", True, 2
     ),
 }
 
 
-def score(name: str) -> Score:
-    """A score by its name; `task3` is the accuracy of the third task at the end.
+def score_info(name: str) -> ScoreInfo:
+    """Return the description of a score; `task3` is the accuracy of the third task at the end.
 
-    >>> score("fm").arrowed, score("task3").title
+    >>> score_info("fm").arrowed, score_info("task3").title
     ('FM ↓', 'task 3')
     """
     if name in SCORES:
         return SCORES[name]
     number = name.removeprefix("task")
     if number.isdigit():
-        return Score(f"task {number}", True, f"accuracy of task {number} at the end")
-    return Score(name.replace("_", " "), True, name)
-
-
-NORMS = {"bn": "BN", "ibn": "IBN"}
+        return ScoreInfo(f"task {number}", True, f"accuracy of task {number} at the end")
+    return ScoreInfo(name.replace("_", " "), True, name)
 
 
 def slug(title: str) -> str:
-    """A title as the name of a file or of a place in a page.
+    """Return a title as the name of a file or of an anchor in a page.
 
     >>> slug("Any-time, M = 100")
     'any-time-m-100'

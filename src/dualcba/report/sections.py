@@ -1,4 +1,4 @@
-"""What a report says, in order, before it becomes a page."""
+"""The content of a report, in order, before it is rendered as a page."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dualcba.experiments.paper.catalogue import Experiment, experiments, matches
-from dualcba.experiments.paper.plan import scaled
+from dualcba.experiments.matching import matches
+from dualcba.experiments.paper.catalogue import Experiment, experiments
+from dualcba.experiments.paper.scale import SMALL_DATASET
+from dualcba.experiments.paper.selection import scaled
+from dualcba.experiments.result import Result
+from dualcba.report.commands import repeat
 from dualcba.report.comparison import (
     TOLERANCE,
-    Result,
     Row,
     Served,
     known,
@@ -23,27 +26,20 @@ from dualcba.report.comparison import (
 from dualcba.report.figures import registry as figures
 from dualcba.report.figures.bars import cost, score_bars, seconds
 from dualcba.report.figures.style import Plot
-from dualcba.report.gains import Gain, gains, in_one_line, means
-from dualcba.report.groups import Collection, collections, command
-from dualcba.report.names import NORMS, SCORES, slug
-from dualcba.report.tables import (
-    GAIN_NOTE,
-    Column,
-    Table,
-    blocks,
-    gain_table,
-    number,
-    p_value,
-    spread,
-    with_gains,
-)
+from dualcba.report.gains import Gain, in_one_line, known_gains, means
+from dualcba.report.names import SCORES, STATISTICS, slug
+from dualcba.report.results import Collection, collections
+from dualcba.report.tables.model import Column, Table, number, p_value, spread, text_columns
+from dualcba.report.tables.scores import GAIN_NOTE, blocks, gain_table, with_gains
 
 Item = str | Table | Plot | dict[str, str] | tuple[str, ...]
-"""A paragraph, a table, a figure, terms with their meaning, or a fold: its title, then texts."""
+"""A paragraph, a table, a figure, terms with their meaning, or a fold: a title, then its texts."""
 
 FACTS = 12
+"""The largest number of facts."""
+
 SMALL_NOTE = (
-    "As dualcba reproduce --scale small makes them: handwritten digits, in as many tasks as the "
+    "Runs of dualcba reproduce --scale small: handwritten digits, in as many tasks as the "
     "paper’s datasets. They show the form of each table; the paper’s values do not apply and are "
     "not shown."
 )
@@ -52,7 +48,7 @@ SHOWN = ("acc", "fm", "acc_auc", "min_acc", "wc_acc", "bwt")
 
 @dataclass
 class Section:
-    """A heading and what stands below it."""
+    """A heading and the content below it."""
 
     title: str
     items: list[Item] = field(default_factory=list)
@@ -62,7 +58,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Fact:
-    """One of the numbers that open the report."""
+    """One of the numbers at the top of the report."""
 
     name: str
     value: str
@@ -70,7 +66,7 @@ class Fact:
 
 
 def report_sections(results: list[Result]) -> tuple[list[Fact], list[Section]]:
-    """The facts that open a report, and its sections."""
+    """Return the facts at the top of a report, and its sections."""
     served = [(e, serve(e, results)) for e in experiments().values()]
     served = [(e, s) for e, s in served if any(x.results for x in s)]
     small = small_experiments(results)
@@ -80,12 +76,12 @@ def report_sections(results: list[Result]) -> tuple[list[Fact], list[Section]]:
     paper = [row for e, s in served for row in rows(s, e.scores)]
     facts = [
         *_agreement(paper),
-        *_whose([*served, *small]),
+        *_main_gain([*served, *small]),
         *(f for group in _largest(rest) for f in _facts(group, 3 if len(rest) == 1 else 1)),
     ]
     sections = []
     for title, text, found in (
-        ("Beside the paper", _tolerance(), served),
+        ("Comparison with the paper", _tolerance(), served),
         ("The paper’s experiments at small scale", SMALL_NOTE, small),
     ):
         parts = [_experiment(e, s) for e, s in found]
@@ -95,7 +91,7 @@ def report_sections(results: list[Result]) -> tuple[list[Fact], list[Section]]:
 
 
 def _beyond(shown: Sequence[Result], results: Sequence[Result]) -> list[Result]:
-    """The results that are not shown, and that hold something which none that is shown does."""
+    """Return the results that are not shown and that no shown result can stand for."""
     like: dict[tuple[Any, ...], dict[int, Result]] = {}
     for r in shown:
         like.setdefault(_kind(r), {})[id(r)] = r
@@ -103,17 +99,18 @@ def _beyond(shown: Sequence[Result], results: Sequence[Result]) -> list[Result]:
         r
         for r in results
         if id(r) not in like.get(_kind(r), {})
-        and not any(matches(other, r["spec"]) for other in like.get(_kind(r), {}).values())
+        and not any(matches(other, r.spec) for other in like.get(_kind(r), {}).values())
     ]
 
 
 def _kind(result: Result) -> tuple[Any, ...]:
-    return tuple(result[name] for name in ("method", "dataset", "setting", "buffer", "seed"))
+    spec = result.spec
+    return spec.method, spec.dataset, spec.setting, spec.buffer, result.seed
 
 
 def small_experiments(results: list[Result]) -> list[tuple[Experiment, list[Served]]]:
-    """The paper's experiments on digits of which at least one column is complete."""
-    digits = [r for r in results if r["dataset"] == "digits"]
+    """Return the paper's experiments on digits with at least one complete column."""
+    digits = [r for r in results if r.dataset == SMALL_DATASET]
     found = []
     for experiment in experiments().values() if digits else ():
         experiment = scaled(experiment)
@@ -124,21 +121,21 @@ def small_experiments(results: list[Result]) -> list[tuple[Experiment, list[Serv
     return found
 
 
-def _whose(shown: list[tuple[Experiment, list[Served]]]) -> list[Fact]:
-    """What Dual-CBA gains in the main table, and how much of it is IBN's."""
-    told = means([g for e, served in shown if e.name == "main" for g in gains(served)])
-    if told is None:
+def _main_gain(shown: list[tuple[Experiment, list[Served]]]) -> list[Fact]:
+    """Return the mean gain of Dual-CBA in the main table, and the part that IBN gives."""
+    mean = means([g for e, served in shown if e.name == "main" for g in known_gains(served)])
+    if mean is None:
         return []
-    whole, ibn, adaptors = (number(x, sign=True) for x in told[1:])
-    detail = f"mean of {told[0]} pairs: {ibn} by IBN alone, {adaptors} by the adaptors"
+    whole, ibn, adaptors = (number(x, sign=True) for x in mean[1:])
+    detail = f"mean of {mean[0]} pairs: {ibn} by IBN alone, {adaptors} by the adaptors"
     return [Fact("Main table: Dual-CBA (IBN) over its base (BN)", f"{whole} ACC", detail)]
 
 
 def _tolerance() -> str:
     return (
-        "Δ is ours minus the paper’s, under the normalisation that the paper’s value belongs to. "
-        f"It stands out where it exceeds both {TOLERANCE} points and the half-width of our 95 % "
-        "interval. The paper gives no dispersion."
+        "Δ is ours minus the paper’s, evaluated with the statistics of the paper’s value. It is "
+        f"bold if it exceeds both {TOLERANCE} points and the half-width of our 95 % interval. The "
+        "paper gives no dispersion."
     )
 
 
@@ -147,18 +144,18 @@ def _agreement(paper: Sequence[Row]) -> list[Fact]:
     if share.percent is None:
         return []
     detail = f"values within {TOLERANCE} points or our interval ({share.percent:.0f} %)"
-    return [Fact("Beside the paper", f"{share.within} of {share.cells}", detail)]
+    return [Fact("Comparison with the paper", f"{share.within} of {share.cells}", detail)]
 
 
 def _largest(groups: list[Collection]) -> list[Collection]:
-    """In their order, those with the most runs, where there are more than find room above."""
+    """Return the groups with the most runs, as many as fit into the facts, in their order."""
     by_runs = sorted(groups, key=lambda group: -sum(len(s.results) for s in group.served))
     kept = by_runs[: FACTS // 2 - 1]
     return [group for group in groups if group in kept]
 
 
 def _facts(group: Collection, most: int) -> list[Fact]:
-    """The best method of a collection, and so many of its gains."""
+    """Return the best method of a collection, and at most `most` of its gains."""
     out = []
     ranked = [
         (cell.ibn, row) for row in rows(group.served, ["acc"]) for cell in row.cells if cell.ibn
@@ -167,18 +164,18 @@ def _facts(group: Collection, most: int) -> list[Fact]:
         best, row = max(ranked, key=lambda pair: pair[0].mean)
         highest = spread(best).replace("\u2007", "")
         out.append(Fact(f"Highest ACC, {group.title}", highest, f"{row.row}, IBN"))
-    found = [g for g in gains(group.served) if g.adaptors.seeds]
+    found = known_gains(group.served)
     for gain in sorted(found, key=_rank)[:most]:
         value = spread(gain.adaptors, sign=True).replace("\u2007", "")
         p = "" if gain.adaptors.p is None else f", p = {p_value(gain.adaptors.p)}"
         p = p.replace("= <", "<")
-        detail = f"{gain.dual} over {gain.base}, ACC, both under IBN{p}"
+        detail = f"{gain.dual} over {gain.base}, ACC, both with IBN{p}"
         out.append(Fact(f"Gain, {group.title}", value, detail))
     return out
 
 
 def _rank(gain: Gain) -> tuple[bool, bool]:
-    """What has an interval before what was run once, plain methods before variants."""
+    """Sort gains with an interval before those of one seed, plain methods before variants."""
     return gain.adaptors.half is None, "," in gain.dual + gain.base
 
 
@@ -203,7 +200,7 @@ def _experiment(experiment: Experiment, served: list[Served]) -> Section:
 
 
 def _paper_bars(experiment: Experiment, served: list[Served]) -> list[Plot]:
-    """Bars of ACC for each column in which the paper gives values."""
+    """Return bars of ACC for each column in which the paper gives values."""
     plots: list[Plot] = []
     for column in dict.fromkeys(s.entry.column for s in served):
         part = [s for s in served if s.entry.column == column and s.results]
@@ -214,8 +211,7 @@ def _paper_bars(experiment: Experiment, served: list[Served]) -> list[Plot]:
 
 
 def _bars(served: Sequence[Served], name: str, title: str) -> Plot:
-    methods = [str(s.entry.spec.get("method", "")) for s in served]
-    return score_bars(rows(served, ["acc"]), methods, name, title)
+    return score_bars(rows(served, ["acc"]), [s.entry.method for s in served], name, title)
 
 
 def _collection(group: Collection) -> Section:
@@ -243,23 +239,23 @@ def _scores(group: Collection, name: str) -> Section:
     section = Section("Scores")
     halves = {"at the end and at any time": slice(3), "stability and transfer": slice(3, None)}
     for title, part in halves.items():
-        cut = known([Row(r.row, r.column, r.norm, r.seeds, r.cells[part]) for r in found])
+        cut = known([dataclasses.replace(r, cells=r.cells[part]) for r in found])
         if not cut[0].cells:
             continue
         section.items += [Table(f"{group.title}: {title}", t.columns, t.rows) for t in blocks(cut)]
     section.items.append(_bars(group.served, name, group.title))
-    pairs = [g for g in gains(group.served) if g.adaptors.seeds]
+    pairs = known_gains(group.served)
     if pairs:
         table = dataclasses.replace(gain_table(pairs, group.title), note=GAIN_NOTE)
         section.items.append(table)
-        plain = [g for g in pairs if "," not in g.dual + g.base]  # no mean over what varies
-        told = in_one_line(pairs if len(pairs) == 1 else plain)
-        section.items += [told] if told else []
+        plain = [g for g in pairs if "," not in g.dual + g.base]  # variants are not averaged
+        line = in_one_line(pairs if len(pairs) == 1 else plain)
+        section.items += [line] if line else []
     return section
 
 
 def _cost_table(served: Sequence[Served]) -> Table:
-    columns = (Column("method", number=False), *map(Column, ("runs", "train", "evaluate", "total")))
+    columns = (*text_columns("method"), *map(Column, ("runs", "train", "evaluate", "total")))
     lines = []
     for s in served:
         parts = [number(seconds(s, part), 2) for part in ("train", "evaluate", "total")]
@@ -272,13 +268,13 @@ def _cost_table(served: Sequence[Served]) -> Table:
 
 def _provenance(groups: list[Collection], results: list[Result]) -> Section:
     terms = {s.arrowed: f"{s.meaning}." for s in SCORES.values()}
-    norms = {
-        NORMS["bn"]: "evaluation with the running statistics of training.",
-        NORMS["ibn"]: "evaluation with statistics from one pass over the memory; training never "
-        "notices.",
+    statistics = {
+        STATISTICS["bn"]: "evaluation with the running statistics of training.",
+        STATISTICS["ibn"]: "evaluation with statistics from one pass over the memory; training "
+        "is not affected.",
     }
     parts = [
-        Section("Scores and norms", [terms | norms]),
+        Section("Scores and statistics", [terms | statistics]),
         Section("Versions and devices", [_versions(results)]),
         Section("Specs and commands", [*_specs(groups)]),
     ]
@@ -288,7 +284,7 @@ def _provenance(groups: list[Collection], results: list[Result]) -> Section:
 def _versions(results: list[Result]) -> Table:
     kinds: dict[str, tuple[dict[str, Any], int]] = {}
     for result in results:
-        found = result.get("versions", {})
+        found = dict(result.versions)
         key = json.dumps(found, sort_keys=True)
         kinds[key] = found, kinds.get(key, (found, 0))[1] + 1
     names = list(dict.fromkeys(name for found, _ in kinds.values() for name in found))
@@ -296,17 +292,16 @@ def _versions(results: list[Result]) -> Table:
         (str(count), *(str(found.get(name, "–")) for name in names))
         for found, count in kinds.values()
     )
-    columns = (Column("runs", number=False), *(Column(n, number=False) for n in names))
-    return Table("What computed the runs", columns, lines)
+    return Table("What computed the runs", text_columns("runs", *names), lines)
 
 
 def _specs(groups: list[Collection]) -> list[Item]:
     folds: list[Item] = []
     for group in groups:
         for s in group.served:
-            seeds = [int(r["seed"]) for r in s.results]
-            spec = {k: v for k, v in s.entry.spec.items() if v is not None}
+            seeds = [r.seed for r in s.results]
+            spec = {k: v for k, v in s.entry.given.items() if v is not None}
             lines = "\n".join(f"{k} = {json.dumps(v)}" for k, v in spec.items())
             title = f"{s.entry.row}, {group.title}, seeds {', '.join(map(str, seeds))}"
-            folds.append((title, command(s.entry.spec, seeds), lines))
+            folds.append((title, repeat(s), lines))
     return folds

@@ -6,24 +6,11 @@ from the values of the package. Where the paper contradicts itself, the test say
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from dualcba.experiments import Spec
-from dualcba.experiments.paper.catalogue import (
-    NAMES,
-    Entry,
-    Experiment,
-    complete,
-    experiments,
-    matches,
-    named,
-    score,
-    seedless,
-    serving,
-)
+from dualcba.experiments.paper.catalogue import NAMES, Entry, Experiment, experiments, named
 
 Cells = dict[str, list[dict[str, float | None]]]
 BASES = ("ER", "DER", "CLSER", "RAR")
@@ -202,34 +189,33 @@ def test_the_form(name: str) -> None:
     assert one.note.endswith(".")
     assert len({(e.row, e.column) for e in one.entries}) == len(one.entries)
     for entry in one.entries:
-        assert entry.norm in ("bn", "ibn")
+        assert entry.statistics in ("bn", "ibn")
         assert set(entry.paper) <= set(one.scores)
-        assert "seed" not in entry.spec
+        assert "seed" not in entry.given
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_spec_can_be_run(name: str) -> None:
     for entry in experiments()[name].entries:
-        assert complete(entry.spec)["dataset"] == entry.spec["dataset"]
-        assert f"M = {entry.spec['buffer']}" in entry.column
+        assert entry.spec.dataset == entry.given["dataset"]
+        assert f"M = {entry.spec.buffer}" in entry.column
 
 
-def test_the_normalisation_that_a_value_belongs_to() -> None:
-    def norm(name: str, row: str) -> set[str]:
-        return {e.norm for e in experiments()[name].entries if e.row == row}
+def test_the_statistics_that_a_value_belongs_to() -> None:
+    def used(name: str, row: str) -> set[str]:
+        return {e.statistics for e in experiments()[name].entries if e.row == row}
 
-    assert norm("main", "ER-Dual-CBA") == norm("bilevel", TWO_LEVELS[0]) == {"ibn"}
-    assert norm("main", "ER") == norm("main", "ER-CBA") == {"bn"}
-    assert (
-        norm("normalisation", "ER-Dual-CBA, CN") == norm("controls", "RAR-Dual-CBA, BN") == {"bn"}
-    )
-    assert norm("normalisation", "ER, IBN") == norm("controls", "ER-CBA, IBN") == {"ibn"}
-    assert all(e.norm == "ibn" for e in experiments()["architecture"].entries)
+    assert used("main", "ER-Dual-CBA") == used("bilevel", TWO_LEVELS[0]) == {"ibn"}
+    assert used("main", "ER") == used("main", "ER-CBA") == {"bn"}
+    bn = used("normalisation", "ER-Dual-CBA, CN")
+    assert bn == used("controls", "RAR-Dual-CBA, BN") == {"bn"}
+    assert used("normalisation", "ER, IBN") == used("controls", "ER-CBA, IBN") == {"ibn"}
+    assert all(e.statistics == "ibn" for e in experiments()["architecture"].entries)
 
 
 def test_exchanged_tasks() -> None:
     shift = experiments()["feature-shift"]
-    orders = [complete(e.spec)["class_order"] for e in shift.entries]
+    orders = [e.spec.class_order for e in shift.entries]
     assert orders == ["natural", [0, 1, 2, 3, 4, 5, 8, 9, 6, 7]]
 
 
@@ -239,90 +225,27 @@ def test_an_unknown_name() -> None:
         named("mian")
 
 
-# ---------------------------------------------------------------- results that serve a spec
+def test_equal_entries_share_one_spec() -> None:
+    main, norms = experiments()["main"], experiments()["normalisation"]
+    entry = next(e for e in main.entries if (e.row, e.column) == ("ER", "CIFAR-100, M = 2000"))
+    same = [e for e in norms.entries if e.given == entry.given]
+    assert same
+    assert all(e.spec is entry.spec for e in same)
+    assert entry.spec == Spec(method="er", dataset="cifar100", buffer=2000, eval_every=0)
+    assert entry.fields == entry.spec.to_dict()
 
 
-def result(seed: int = 0, **given: Any) -> dict[str, Any]:
-    spec = Spec(**given, seed=seed)
-    head = {k: getattr(spec, k) for k in ("method", "dataset", "setting", "buffer", "seed")}
-    return {**head, "status": "complete", "spec": spec.to_dict()}
+def test_an_entry_of_an_unknown_method_has_the_fields_that_it_gives() -> None:
+    given = {"method": "theirs", "dataset": "digits"}
+    assert Entry("row", "column", given, "bn", {}).fields == given
 
 
-def test_a_result_serves_its_spec_whatever_the_seed() -> None:
-    assert matches(result(3, method="er", buffer=50), {"method": "er", "buffer": 50})
-    assert matches(result(method="er", dataset="cifar100"), {"method": "er", "dataset": "cifar100"})
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"method": "er-cba"}, {"buffer": 51}, {"lr": 0.1}, {"tasks": 2}, {"network": "resnet18-slim"},
-     {"options": {"x": 1}}, {"setting": "offline"}, {"class_order": [1, 0, *range(2, 10)]}],
-)  # fmt: skip
-def test_a_changed_spec_is_another(changed: dict[str, Any]) -> None:
-    one = result(method="er", buffer=50)
-    one["spec"] |= changed
-    one |= {k: v for k, v in changed.items() if k in one}
-    assert not matches(one, {"method": "er", "buffer": 50})
-
-
-def test_an_incomplete_result_serves_nothing() -> None:
-    assert not matches(result(method="er") | {"status": "running"}, {"method": "er"})
-
-
-def test_scores_at_any_time_serve_where_only_the_ends_are_asked_for() -> None:
-    often, rare = result(method="er", eval_every=5), result(method="er", eval_every=0)
-    assert matches(often, {"method": "er", "eval_every": 0})
-    assert not matches(rare, {"method": "er", "eval_every": 5})
-    assert not matches(often, {"method": "er", "eval_every": 20})
-
-
-def test_more_recordings_serve_where_fewer_are_asked_for() -> None:
-    one = result(method="er")
-    one["spec"]["record"] = ["predictions", "transitions"]
-    assert matches(one, {"method": "er", "record": ["transitions"]})
-    assert not matches(one, {"method": "er", "record": ["alignment"]})
-    assert matches(one, {"method": "er"})
-
-
-def test_an_older_result_knows_fewer_fields() -> None:
-    one = result(method="er")
-    del one["spec"]["boundaries"]
-    assert matches(one, {"method": "er"})
-    assert not matches(one, {"method": "er", "boundaries": "inferred"})
-
-
-def test_one_result_per_seed() -> None:
-    results = [result(s, method="er", eval_every=k) for s, k in ((2, 5), (0, 5), (0, 0), (1, 7))]
-    served = serving({"method": "er", "eval_every": 0}, results)
-    assert [r["seed"] for r in served] == [0, 1, 2]
-    assert served[0] is results[1]
-
-
-def test_scores_by_their_names() -> None:
-    one = {
-        "scores": {"bn": {"acc": 70.0, "acc_auc": None}},
-        "accuracy_matrix": {"bn": [[90.0, 0.0], [60.0, 80.0]]},
-        "seconds": {"train": 3.0},
-        "cost": {"parameters": 11_174_000, "gpu_memory": None},
-    }
-    found = {n: score(one, "bn", n) for n in ("acc", "acc_auc", "task1", "task3", "gpu_memory")}
-    assert found == {"acc": 70.0, "acc_auc": None, "task1": 60.0, "task3": None, "gpu_memory": None}
-    assert score(one, "bn", "seconds_per_task") == 1.5
-    assert score(one, "bn", "parameters") == pytest.approx(11.174)
-
-
-def test_tasks_are_counted_from_one() -> None:
-    result = {"accuracy_matrix": {"bn": [[90.0, 0.0], [60.0, 80.0]]}}
-    assert [score(result, "bn", f"task{k}") for k in range(4)] == [None, 60.0, 80.0, None]
-
-
-def test_a_part_of_another_seeds_run_is_a_file_like_any_other() -> None:
-    spec = {"adaptor": "cifar10-s2.safetensors", "seed": 3}
-    assert seedless(spec) == {"adaptor": "cifar10-s2.safetensors"}
-
-
-def test_the_entries_are_plain_data() -> None:
-    entry = experiments()["main"].entries[0]
-    assert isinstance(entry, Entry)
-    spec = {"eval_every": 0, "dataset": "cifar10", "buffer": 200, "method": "icarl"}
-    assert entry.spec == spec
+def test_where_a_class_agnostic_part_comes_from() -> None:
+    donors = {e.row: e.donor for e in experiments()["transfer-inter"].entries}
+    assert (donors["no transfer"], donors["from CIFAR-100, alone"]) == (None, "cifar100")
+    for entry in (e for one in named("all") for e in one.entries if e.donor):
+        assert "agnostic_from" not in entry.given
+        assert entry.given["specific"] in ("individual", "none")  # it would depend on the file
+        assert entry.source is not None
+        assert (entry.source.dataset, entry.source.method) == (entry.donor, "er-dual-cba")
+        assert entry.spec.agnostic_from is None

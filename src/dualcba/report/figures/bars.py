@@ -1,4 +1,4 @@
-"""Bars: final accuracy under BN and IBN beside the paper's, and what runs cost."""
+"""Bars: final accuracy with BN and IBN beside the paper's, and the cost of runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from dualcba.report.figures.style import (
     pale,
     styled,
 )
-from dualcba.report.names import NORMS, score, split_method
+from dualcba.report.names import STATISTICS, score_info, split_method
 
 
 def score_bars(
     rows: Sequence[Row], methods: Sequence[str], name: str, title: str, which: str = "acc"
 ) -> Plot:
-    """One method per line: BN pale, IBN full, whiskers for the interval, diamonds for the paper."""
+    """Draw a line per method: BN pale, IBN full, whiskers for intervals, diamonds for the paper."""
     with styled():
         labels = [beside(row.row) for row in rows]
         figure, axes = new_figure(height=1.0 + max(0.46, _room(labels)) * max(len(rows), 3))
@@ -33,39 +33,44 @@ def score_bars(
         for place, (row, method) in enumerate(zip(rows, methods, strict=True)):
             cell = next(c for c in row.cells if c.score == which)
             colour = FAMILIES[split_method(method)[1]]
-            for side, m, norm in ((-0.19, cell.bn, "bn"), (0.19, cell.ibn, "ibn")):
+            for side, m, statistics in ((-0.19, cell.bn, "bn"), (0.19, cell.ibn, "ibn")):
                 y = place + side
                 if m is not None:
-                    face = pale(colour) if norm == "bn" else colour
+                    face = pale(colour) if statistics == "bn" else colour
                     ax.barh(y, m.mean, height=0.34, color=face, linewidth=0)
                     if m.half is not None:
                         ax.errorbar(m.mean, y, xerr=m.half, color=INK, linewidth=1, capsize=2)
-                if norm == cell.norm and cell.paper is not None:
+                if statistics == cell.statistics and cell.paper is not None:
                     ax.plot(cell.paper, y, "D", color="white", markeredgecolor=INK, markersize=5.5)
         ax.set_yticks(range(len(rows)), labels)
         ax.set_ylim(len(rows) - 0.4, -0.6)
         ax.set_xlim(0, min(100, ax.get_xlim()[1]))  # an interval may reach beyond
-        ax.set_xlabel(f"{score(which).title} (%)")
+        ax.set_xlabel(f"{score_info(which).title} (%)")
         grid(ax, "x")
         ax.spines["left"].set_visible(False)
         paper = any(c.paper is not None for r in rows for c in r.cells if c.score == which)
-        _norm_key(ax, paper)
-    caption = f"{score(which).title}, {title}: BN (pale) and IBN (full); whiskers: 95 % interval"
-    caption += "; diamonds: the paper, at the norm it reports." if paper else "."
-    return Plot(name, caption, f"Bars of {score(which).title} per method under BN and IBN", figure)
+        _key(ax, paper)
+    caption = (
+        f"{score_info(which).title}, {title}: BN (pale) and IBN (full); whiskers: 95 % interval"
+    )
+    caption += "; diamonds: the paper’s values." if paper else "."
+    return Plot(
+        name, caption, f"Bars of {score_info(which).title} per method with BN and IBN", figure
+    )
 
 
 def _room(labels: Sequence[str]) -> float:
-    """Inches that the label with the most lines takes, and a little more."""
+    """Return the height of the label with the most lines, with a margin, in inches."""
     return 0.19 * max((label.count("\n") + 1 for label in labels), default=1) + 0.04
 
 
-def _norm_key(ax: Axes, paper: bool) -> None:
+def _key(ax: Axes, paper: bool) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     handles: list[object] = [
-        Patch(facecolor=pale(MUTED), label=NORMS["bn"]), Patch(facecolor=MUTED, label="IBN"),
+        Patch(facecolor=pale(MUTED), label=STATISTICS["bn"]),
+        Patch(facecolor=MUTED, label=STATISTICS["ibn"]),
     ]  # fmt: skip
     if paper:
         diamond = Line2D(
@@ -79,16 +84,16 @@ def _norm_key(ax: Axes, paper: bool) -> None:
 
 
 def cost(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], list[str]]:
-    """Seconds per run, to train (full) and to evaluate (pale), mean over seeds."""
+    """Draw the seconds per run, to train (full) and to evaluate (pale), mean over seeds."""
     served = [s for s in served if None not in (seconds(s, "train"), seconds(s, "evaluate"))]
     if not served:
-        return [], ["Cost: left out, no run says how long it took."]
+        return [], ["Cost: left out, no run recorded its time."]
     with styled():
         labels = [beside(s.entry.row) for s in served]
         figure, axes = new_figure(height=1.0 + max(0.32, _room(labels)) * max(len(served), 3))
         ax = axes[0][0]
-        for place, (s, method) in enumerate(zip(served, _methods(served), strict=True)):
-            colour = FAMILIES[split_method(method)[1]]
+        for place, s in enumerate(served):
+            colour = FAMILIES[split_method(s.entry.method)[1]]
             train, evaluate = (seconds(s, part) or 0.0 for part in ("train", "evaluate"))
             ax.barh(place, train, height=0.6, color=colour, linewidth=0)
             ax.barh(place, evaluate, left=train, height=0.6, color=pale(colour, 0.3), linewidth=0)
@@ -109,10 +114,6 @@ def cost(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], l
 
 
 def seconds(served: Served, part: str) -> float | None:
-    """Mean over seeds; None where it was not recorded."""
-    found = [r["seconds"][part] for r in served.results if part in r.get("seconds", {})]
+    """Return the mean over seeds; None if it was not recorded."""
+    found = [r.seconds[part] for r in served.results if part in r.seconds]
     return float(np.mean(found)) if found else None
-
-
-def _methods(served: Sequence[Served]) -> list[str]:
-    return [str(s.entry.spec.get("method", "")) for s in served]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualcba.evaluation import STATISTICS, interval
-from dualcba.report.comparison import Result, Served
+from dualcba.evaluation import interval
+from dualcba.experiments.result import Result, frozen
+from dualcba.report.comparison import Served
 from dualcba.report.figures.style import (
     FAINT,
     MUTED,
@@ -26,37 +26,46 @@ from dualcba.report.figures.style import (
     new_figure,
     styled,
 )
-from dualcba.report.names import NORMS as NORM_TITLES
-from dualcba.report.names import seeds
+from dualcba.report.names import STATISTICS, seeds
 
 Floats = NDArray[np.float64]
 Curve = Callable[[Result, str], tuple[Floats, Floats]]
 LABEL = 15
-"""Letters that find room at the end of a line; with longer names a key stands above."""
+"""The longest name, in letters, that is written at the end of a curve; a key has longer ones."""
 
 PANELS = 12
-"""More tasks than this are shown by as many, evenly spaced."""
+"""The largest number of tasks that are shown; of more, as many are chosen, evenly spaced."""
 
 
-def has_curve(result: Result) -> bool:
-    """Whether any-time points were scored."""
-    return bool(result.get("anytime", {}).get("step"))
+def with_curve(served: Sequence[Served], statistics: str) -> list[Served]:
+    """Return the entries whose results were all evaluated between task ends."""
+    return [
+        s
+        for s in served
+        if s.results and all(r.anytime.accuracy.get(statistics) for r in s.results)
+    ]
 
 
-def so_far(result: Result, norm: str) -> tuple[Floats, Floats]:
-    """Steps, and the mean accuracy over the tasks seen so far."""
-    points = result["anytime"]
-    return np.array(points["step"], float), np.array([np.mean(row) for row in points[norm]])
+def with_curves(served: Sequence[Served]) -> list[Served]:
+    """Return the entries that have a curve for some statistics."""
+    return [s for s in served if any(with_curve([s], statistics) for statistics in STATISTICS)]
+
+
+def so_far(result: Result, statistics: str) -> tuple[Floats, Floats]:
+    """Return steps, and the mean accuracy over the tasks seen so far."""
+    points = result.anytime
+    mean = [np.mean(row) for row in points.accuracy[statistics]]
+    return np.array(points.step, float), np.array(mean)
 
 
 def of_task(task: int) -> Curve:
-    """Steps and accuracy of one task, from when it begins; tasks count from 0."""
+    """Return the curve of one task: steps and accuracy from its start on; tasks count from 0."""
 
-    def curve(result: Result, norm: str) -> tuple[Floats, Floats]:
-        points = result["anytime"]
+    def curve(result: Result, statistics: str) -> tuple[Floats, Floats]:
+        points = result.anytime
         kept = [
             (s, row[task])
-            for s, row in zip(points["step"], points[norm], strict=True)
+            for s, row in zip(points.step, points.accuracy[statistics], strict=True)
             if len(row) > task
         ]
         return np.array([s for s, _ in kept], float), np.array([v for _, v in kept], float)
@@ -65,13 +74,13 @@ def of_task(task: int) -> Curve:
 
 
 def band(
-    results: Sequence[Result], norm: str, curve: Curve
+    results: Sequence[Result], statistics: str, curve: Curve
 ) -> tuple[Floats, Floats, Floats | None]:
-    """Steps, mean and half-width of the 95 % interval over seeds.
+    """Return steps, mean and half-width of the 95 % interval over seeds.
 
-    Where the points of seeds differ they are interpolated at those of the first.
+    If the points of seeds differ, they are interpolated at those of the first.
     """
-    curves = [curve(r, norm) for r in results]
+    curves = [curve(r, statistics) for r in results]
     step = curves[0][0]
     step = step[step <= min((s[-1] for s, _ in curves if len(s)), default=np.inf)]
     rows = np.array([v if np.array_equal(s, step) else np.interp(step, s, v) for s, v in curves])
@@ -82,24 +91,29 @@ def band(
 
 
 def boundaries(result: Result) -> list[float]:
-    """Steps between the last point of a task and the first of the next."""
-    steps, task = result["anytime"]["step"], result["anytime"]["task"]
+    """Return the steps halfway between the last point of a task and the first of the next."""
+    steps, task = result.anytime.step, result.anytime.task
     return [(steps[k] + steps[k + 1]) / 2 for k in range(len(task) - 1) if task[k + 1] > task[k]]
 
 
 def draw(
     ax: Axes,
     served: Sequence[Served],
-    norm: str | None,
+    statistics: str | None,
     curve: Curve,
     *,
     palette: Sequence[str],
     width: float = 2.0,
 ) -> list[tuple[float, str, str]]:
-    """Mean and band of each entry, under a norm or its own; where lines end, names, colours."""
+    """Draw mean and band of each entry, with some statistics or its own, if it has such a curve.
+
+    Returns where each line ends, its name and its colour.
+    """
     ends = []
     for s, colour in zip(served, palette, strict=True):
-        step, mean, half = band(s.results, norm or s.entry.norm, curve)
+        shown = [statistics] if statistics else [s.entry.statistics, *STATISTICS]
+        own = next((one for one in shown if with_curve([s], one)), None)
+        step, mean, half = band(s.results, own, curve) if own else _NOTHING
         if not len(step):
             continue
         ax.plot(step, mean, color=colour, linewidth=width)
@@ -113,17 +127,20 @@ def draw(
     return ends
 
 
+_NOTHING: tuple[Floats, Floats, None] = np.empty(0), np.empty(0), None
+
+
 def once(served: Sequence[Served]) -> list[Served]:
-    """Entries that differ only in their norm as one, by the shortest of their names."""
-    groups: dict[str, list[Served]] = {}
+    """Merge entries that differ only in their statistics, under the shortest of their names."""
+    groups: dict[Hashable, list[Served]] = {}
     for s in served:
-        groups.setdefault(json.dumps(s.entry.spec, sort_keys=True), []).append(s)
+        groups.setdefault((frozen(s.entry.given), s.entry.donor), []).append(s)
     return [min(group, key=lambda s: len(s.entry.row)) for group in groups.values()]
 
 
 def anytime(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], list[str]]:
-    """Mean accuracy over the tasks so far, at any time, under BN and IBN; a figure per family."""
-    usable = [s for s in once(served) if s.results and all(map(has_curve, s.results))]
+    """Draw the any-time accuracy over the tasks so far, with BN and IBN; a figure per family."""
+    usable = with_curves(once(served))
     if not usable:
         return [], ["Any-time curves: left out, no run was scored between task ends."]
     with styled():
@@ -132,21 +149,23 @@ def anytime(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot]
 
 
 def _anytime(served: Sequence[Served], name: str, title: str) -> Plot:
-    figure, axes = new_figure(1, 2, sharey=True, height=2.9)
-    for ax, norm in zip(axes[0], STATISTICS, strict=True):
-        ends = draw(ax, served, norm, so_far, palette=colours(served))
-        ax.set_title(NORM_TITLES[norm])
+    shown = [statistics for statistics in STATISTICS if with_curve(served, statistics)]
+    figure, axes = new_figure(1, len(shown), sharey=True, height=2.9)
+    for ax, statistics in zip(axes[0], shown, strict=True):
+        ends = draw(ax, served, statistics, so_far, palette=colours(served))
+        ax.set_title(STATISTICS[statistics])
         ax.set_xlabel("step")
         ax.margins(x=0)
         few_ticks(ax, 4)
     axes[0][0].set_ylabel("accuracy so far (%)")
-    _name(figure, axes[0][1], served, ends, colours(served))
+    _name(figure, axes[0][-1], served, ends, colours(served))
     names = ", ".join(s.entry.row for s in served)
     caption = (
         f"Any-time accuracy, {title}: mean over the tasks seen so far, {_seeds(served)}. "
         "Vertical lines are task boundaries."
     )
-    return Plot(name, caption, f"Any-time accuracy over steps of {names}, BN and IBN", figure)
+    both = " and ".join(STATISTICS[statistics] for statistics in shown)
+    return Plot(name, caption, f"Any-time accuracy over steps of {names}, {both}", figure)
 
 
 def _name(
@@ -156,7 +175,7 @@ def _name(
     ends: Sequence[tuple[float, str, str]],
     palette: Sequence[str],
 ) -> None:
-    """Names where the lines end, or above where they are long."""
+    """Write the names where the lines end, or in a key above the panels if they are long."""
     if max(len(s.entry.row) for s in served) > LABEL:
         key(figure, [s.entry.row for s in served], palette)
     else:
@@ -168,20 +187,20 @@ def _seeds(served: Sequence[Served]) -> str:
     return "one seed" if counts == {1} else f"mean and 95 % band over {seeds(*counts)}"
 
 
-def stability(
-    served: Sequence[Served], name: str, title: str, norm: str = "ibn"
-) -> tuple[list[Plot], list[str]]:
-    """One panel per task: its accuracy from when it begins; dips are the stability gap."""
-    usable = [s for s in once(served) if s.results and all(map(has_curve, s.results))]
+def stability(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], list[str]]:
+    """Draw one panel per task: its accuracy from its start on; dips are the stability gap."""
+    found = once(served)
+    statistics = "ibn" if with_curve(found, "ibn") else "bn"
+    usable = with_curve(found, statistics)
     if not usable:
         return [], ["Stability gap: left out, no run was scored between task ends."]
     with styled():
         groups = by_family(usable, name)
-        return [_stability(group, stem, title, norm) for stem, group in groups], []
+        return [_stability(group, stem, title, statistics) for stem, group in groups], []
 
 
-def _stability(served: Sequence[Served], name: str, title: str, norm: str) -> Plot:
-    tasks = 1 + max(served[0].results[0]["anytime"]["task"])
+def _stability(served: Sequence[Served], name: str, title: str, statistics: str) -> Plot:
+    tasks = 1 + max(served[0].results[0].anytime.task)
     shown = sorted({round(k) for k in np.linspace(0, tasks - 1, min(tasks, PANELS))})
     columns = min(len(shown), 2 if len(shown) > 6 else 3)
     rows = math.ceil(len(shown) / columns)
@@ -189,7 +208,7 @@ def _stability(served: Sequence[Served], name: str, title: str, norm: str) -> Pl
     figure, axes = new_figure(rows, columns, sharex=True, sharey=True, height=high * rows + 0.8)
     cells = [ax for row in axes for ax in row]
     for ax, task in zip(cells, shown, strict=False):
-        draw(ax, served, norm, of_task(task), palette=colours(served), width=1.5)
+        draw(ax, served, statistics, of_task(task), palette=colours(served), width=1.5)
         ax.set_title(f"task {task + 1}", fontweight="normal", fontsize=10)
         ax.margins(x=0)
         few_ticks(ax, 4)
@@ -197,23 +216,23 @@ def _stability(served: Sequence[Served], name: str, title: str, norm: str) -> Pl
     cells[0].set(ylim=(0, min(top, 100)), yticks=[0, min(top, 100) // 2, min(top, 100)])
     for ax in cells[len(shown) :]:
         ax.set_axis_off()
-    for ax in cells[len(shown) - columns : len(shown)]:  # nothing stands below these
+    for ax in cells[len(shown) - columns : len(shown)]:  # no panel below these
         ax.tick_params(labelbottom=True)
     figure.supxlabel("step", fontsize=11)
     figure.supylabel("accuracy (%)", fontsize=11)
     key(figure, [s.entry.row for s in served], colours(served))
     caption = (
-        f"Stability gap, {title}: accuracy of each task from when it begins, evaluated under "
-        f"{NORM_TITLES[norm]}, {_seeds(served)}. A dip behind a vertical line is what an old task "
-        "loses when a new one begins."
+        f"Stability gap, {title}: accuracy of each task from its start on, evaluated with "
+        f"{STATISTICS[statistics]}, {_seeds(served)}. A dip after a vertical line is what an old "
+        "task loses when a new one begins."
     )
     names = ", ".join(s.entry.row for s in served)
     return Plot(name, caption, f"Accuracy of each task over steps of {names}", figure)
 
 
 def shift(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], list[str]]:
-    """Accuracy of task 1 under class orders that differ: what the features' shift alone does."""
-    usable = [s for s in served if s.results and all(map(has_curve, s.results))]
+    """Draw the accuracy of task 1 under several class orders: the effect of shifting features."""
+    usable = with_curves(served)
     if not usable:
         return [], ["Feature shift: left out, no run was scored between task ends."]
     with styled():
@@ -231,7 +250,7 @@ def shift(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], 
         _name(figure, ax, usable, ends, palette)
     caption = (
         f"Feature shift, {title}: accuracy of task 1 when different classes follow, "
-        f"{_seeds(usable)}. The labels' distribution is the same in all of them."
+        f"{_seeds(usable)}. The distribution of labels is the same in all of them."
     )
     names = ", ".join(s.entry.row for s in usable)
     return [Plot(name, caption, f"Accuracy of task 1 over steps: {names}", figure)], []

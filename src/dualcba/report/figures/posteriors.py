@@ -1,4 +1,4 @@
-"""What a network answers: confusion, predictions per task, posteriors at task transitions."""
+"""What a network predicts: confusion, predictions per task, posteriors at task transitions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dualcba.experiments.result import Result
 from dualcba.report.comparison import Served
 from dualcba.report.figures.style import (
     BLUE,
@@ -29,33 +30,36 @@ from dualcba.report.figures.style import (
     new_figure,
     styled,
 )
-from dualcba.report.groups import task_classes
-from dualcba.report.names import NORMS, averaged
-from dualcba.report.tables import number
+from dualcba.report.names import STATISTICS, averaged
+from dualcba.report.results import task_classes
+from dualcba.report.tables.model import number
 
 Floats = NDArray[np.float64]
 Drawn = tuple[list[Plot], list[str]]
 SMOOTH = 40
-"""With as many points as this a curve is smoothed."""
+"""The number of points from which on a curve is smoothed."""
 
 CLASSES = 20
-"""With more classes than this confusion is shown between tasks."""
+"""The largest number of classes for which confusion is shown between classes, not tasks."""
 
 
 def recorded(served: Sequence[Served], what: str) -> list[Served]:
-    """The entries whose every result has a recording."""
+    """Return the entries whose results all have a recording."""
     return [s for s in served if s.results and all(_recording(r, what) for r in s.results)]
 
 
-def _recording(result: dict[str, Any], what: str) -> Any:
-    return (result.get("recordings") or {}).get(what)
+def _recording(result: Result, what: str) -> Any:
+    return result.recordings.get(what)
 
 
-def confusion(served: Served, norm: str) -> tuple[Floats, list[list[int]]]:
-    """Share of answers (columns) per true class (rows), classes in order of arrival; the tasks."""
+def confusion(served: Served, statistics: str) -> tuple[Floats, list[list[int]]]:
+    """Return the share of predictions (columns) per true class (rows), and the classes of tasks.
+
+    Classes are in the order in which they arrived.
+    """
     tables = []
     for result in served.results:
-        counts = np.array(_recording(result, "predictions")[norm], float)
+        counts = np.array(_recording(result, "predictions")[statistics], float)
         order = [c for task in task_classes(result, len(counts)) for c in task]
         tables.append(counts[np.ix_(order, order)])
     total = np.sum(tables, axis=0)
@@ -65,7 +69,7 @@ def confusion(served: Served, norm: str) -> tuple[Floats, list[list[int]]]:
 
 
 def predictions(served: Sequence[Served], name: str, title: str) -> Drawn:
-    """Confusion matrices, and how the answers at the end spread over the tasks."""
+    """Draw confusion matrices, and the share of predictions at the end that fall on each task."""
     usable = recorded(served, "predictions")
     if not usable:
         return [], ["Confusion and predictions: left out, no predictions were recorded."]
@@ -78,7 +82,7 @@ def predictions(served: Sequence[Served], name: str, title: str) -> Drawn:
 
 
 def by_task(table: Floats, tasks: list[list[int]]) -> Floats:
-    """The same between tasks: the mean over the classes of a task, of the sum over a task."""
+    """Return confusion between tasks: sums over columns, means over the rows of a task."""
     starts = np.cumsum([0, *map(len, tasks)])[:-1]
     sums = np.add.reduceat(np.add.reduceat(table, starts, axis=1), starts, axis=0)
     return np.asarray(sums / sums.sum(1, keepdims=True))
@@ -89,7 +93,7 @@ def _shares(served: Sequence[Served], name: str, title: str) -> Plot:
     ax = axes[0][0]
     width = 0.8 / len(served)
     for n, (s, colour) in enumerate(zip(served, colours(served), strict=True)):
-        table, tasks = confusion(s, s.entry.norm)
+        table, tasks = confusion(s, s.entry.statistics)
         ends = np.cumsum([0, *map(len, tasks)])
         share = [100 * table[:, a:b].sum() / table.sum() for a, b in pairwise(ends)]
         x = np.arange(len(tasks)) + (n - (len(served) - 1) / 2) * width
@@ -101,21 +105,21 @@ def _shares(served: Sequence[Served], name: str, title: str) -> Plot:
     )  # fmt: skip
     ax.set_xlim(-0.6, len(tasks) - 0.4)
     ax.set_xticks(range(len(tasks)), [str(k + 1) for k in range(len(tasks))])
-    ax.set(xlabel="task of the answer", ylabel="answers (%)")
+    ax.set(xlabel="predicted task", ylabel="predictions (%)")
     grid(ax)
     key(figure, [s.entry.row for s in served], colours(served))
     caption = (
-        f"Answers at the end of the stream by task, {title}, {_norms(served)}. "
+        f"Predictions at the end of the stream by task, {title}, {_statistics(served)}. "
         "Dashed: an unbiased classifier."
     )
-    return Plot(name, caption, "Bars: share of answers that fall on each task, per method", figure)
+    return Plot(name, caption, "Bars: share of predictions on each task, per method", figure)
 
 
-def _norms(served: Sequence[Served]) -> str:
-    norms = {s.entry.norm for s in served}
-    if len(norms) == 1:
-        return f"evaluated under {NORMS[norms.pop()]}"
-    return "; ".join(f"{s.entry.row} under {NORMS[s.entry.norm]}" for s in served)
+def _statistics(served: Sequence[Served]) -> str:
+    found = {s.entry.statistics for s in served}
+    if len(found) == 1:
+        return f"evaluated with {STATISTICS[found.pop()]}"
+    return "; ".join(f"{s.entry.row} with {STATISTICS[s.entry.statistics]}" for s in served)
 
 
 def _confusions(served: Sequence[Served], name: str, title: str) -> Plot:
@@ -126,7 +130,7 @@ def _confusions(served: Sequence[Served], name: str, title: str) -> Plot:
     cells = [ax for row in axes for ax in row]
     for ax in cells[len(served) :]:
         ax.set_axis_off()
-    found = [confusion(s, s.entry.norm) for s in served]
+    found = [confusion(s, s.entry.statistics) for s in served]
     many = any(len(table) > CLASSES for table, _ in found)
     if many:
         found = [
@@ -145,23 +149,23 @@ def _confusions(served: Sequence[Served], name: str, title: str) -> Plot:
         ax.set_yticks(middles, names, fontsize=9)
         ax.tick_params(length=0)
         ax.set_title(folded(s.entry.row), fontsize=10)
-        ax.set_xlabel("task of the answer", fontsize=9.5)
+        ax.set_xlabel("predicted task", fontsize=9.5)
         if n % columns == 0:
-            ax.set_ylabel("task of the truth", fontsize=9.5)
+            ax.set_ylabel("true task", fontsize=9.5)
     bar = figure.colorbar(image, ax=cells, shrink=0.75, aspect=25, ticks=[0, top / 2, top])
     bar.outline.set_visible(False)
     bar.set_label("share of the row", fontsize=9.5)
     bar.ax.tick_params(length=0, labelsize=9)
     what = "between tasks" if many else "of classes in order of arrival"
     caption = (
-        f"Normalised confusion {what} at the end of the stream, {title}, {_norms(served)}: each "
-        "row sums to 1."
+        f"Normalised confusion {what} at the end of the stream, {title}, {_statistics(served)}: "
+        "each row sums to 1."
     )
     return Plot(name, caption, "Confusion matrices, one per method", figure)
 
 
 def posterior(served: Sequence[Served], name: str, title: str) -> Drawn:
-    """Mean posterior of one old class's test samples before and after the last transition."""
+    """Draw the mean posterior of an old class's test samples around the last transition."""
     usable = recorded(served, "transitions")
     usable = [s for s in usable if all(_last(r).get("classes") for r in s.results)]
     if not usable:
@@ -174,7 +178,7 @@ def posterior(served: Sequence[Served], name: str, title: str) -> Drawn:
         ], []
 
 
-def _last(result: dict[str, Any]) -> dict[str, Any]:
+def _last(result: Result) -> dict[str, Any]:
     found: dict[str, Any] = _recording(result, "transitions")[-1]
     return found
 
@@ -210,7 +214,7 @@ def _posterior(served: Sequence[Served], name: str, title: str) -> Plot:
 def _class_bars(
     ax: Axes, mean: Floats, tint: list[str], tasks: list[list[int]], every: int
 ) -> None:
-    """Bars in the order of arrival; of the tasks' numbers every so many where there are many."""
+    """Draw bars in the order of arrival; with many tasks, number only each `every`-th one."""
     ax.bar(np.arange(len(mean)), mean, 0.85 if len(mean) <= CLASSES else 1, color=tint)
     ends = np.cumsum([0, *map(len, tasks)])
     for e in ends[1:-1] - 0.5:
@@ -224,7 +228,7 @@ def _class_bars(
 
 
 def transitions(served: Sequence[Served], name: str, title: str) -> Drawn:
-    """Old and new posterior mass around every task boundary, one figure per method."""
+    """Draw the posterior mass on old and new classes around task boundaries, one per method."""
     usable = recorded(served, "transitions")
     if not usable:
         return [], ["Old and new posterior: left out, no transitions were recorded."]
@@ -265,7 +269,7 @@ def _transitions(s: Served, name: str, title: str) -> Plot:
 
 
 def alignment(served: Sequence[Served], name: str, title: str) -> Drawn:
-    """⟨G buf, G trn⟩ with and without the adaptor beside Theorem 1's bound."""
+    """Draw ⟨G buf, G trn⟩ with and without the adaptor beside the bound of Theorem 1."""
     usable = recorded(served, "alignment")
     if not usable:
         return [], ["Alignment: left out, no gradients were recorded."]
@@ -287,7 +291,7 @@ def _alignment(s: Served, name: str, title: str) -> Plot:
     for part, (label, colour) in parts.items():
         found = [r.get(part, [None] * points)[:points] for r in recordings]
         mean = np.mean(np.array(found, float), axis=0)
-        measured = np.isfinite(mean)  # null where there was nothing to measure
+        measured = np.isfinite(mean)  # null where nothing was measured
         step, mean = steps[measured], mean[measured]
         if not len(step):
             continue
@@ -312,7 +316,7 @@ def _alignment(s: Served, name: str, title: str) -> Plot:
 
 
 def running_mean(values: Floats, width: int) -> Floats:
-    """Mean over a window around each point, narrower at the ends.
+    """Return the mean over a window around each point, which is narrower at the ends.
 
     >>> running_mean(np.array([1.0, 2.0, 6.0]), 1).tolist()
     [1.5, 3.0, 4.0]

@@ -1,4 +1,4 @@
-"""The figures by the name that an experiment gives them."""
+"""The figures by the name that an experiment refers to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dualcba.report.figures import curves, posteriors
 from dualcba.report.figures.style import Plot
 
 Drawn = tuple[list[Plot], list[str]]
-"""Figures, and a line for each that could not be drawn."""
+"""Figures, and a remark for each that could not be drawn."""
 
 FIGURES: dict[str, Callable[[Sequence[Served], str, str], Drawn]] = {
     "anytime": curves.anytime,
@@ -24,7 +24,7 @@ FIGURES: dict[str, Callable[[Sequence[Served], str, str], Drawn]] = {
 
 
 def draw(kind: str, served: Sequence[Served], name: str) -> Drawn:
-    """An experiment's figures, one or more per column that has runs."""
+    """Draw an experiment's figures, one or more per column that has runs."""
     if kind not in FIGURES:
         raise ValueError(unknown("figure", kind, FIGURES))
     plots: list[Plot] = []

@@ -1,4 +1,4 @@
-"""The look of every figure, in one place: colours, type, axes, labels and files."""
+"""The style of every figure: colours, type, axes, labels and files."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from dualcba.report.names import split_method
 
 Figure = Any
 Axes = Any
-"""Of matplotlib, which is imported only where something is drawn."""
+"""Of matplotlib, which is imported only when something is drawn."""
 
 INK, MUTED, FAINT = "#1f2328", "#646b73", "#d5d9de"
 GREY, ORANGE, BLUE = "#70767d", "#d55e00", "#0072b2"
 MORE = ("#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8c6bb1", "#000000", "#a6761d")
-"""After Okabe and Ito: told apart by readers with any colour vision."""
+"""After Okabe and Ito: distinct for readers with any colour vision."""
 
 FAMILIES = {"": GREY, "cba": ORANGE, "dual-cba": BLUE}
-"""A plain method, its CBA and its Dual-CBA look the same in every figure."""
+"""The colours of a plain method, its CBA and its Dual-CBA in every figure."""
 
 WIDTH = 6.6
-"""Inches; type is set so that it can be read at half of this."""
+"""Of a figure, in inches; its text is readable at half this width."""
 
 STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
@@ -58,7 +58,7 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure with its file name, its caption and its description for those who cannot see it."""
+    """A figure with its file name, its caption and its alternative text."""
 
     name: str
     caption: str
@@ -68,7 +68,7 @@ class Plot:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw in the house style, leaving the caller's alone."""
+    """Draw in this style; the caller's settings are restored."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -76,7 +76,7 @@ def styled() -> Iterator[None]:
 
 
 def new_figure(rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[list[Axes]]]:
-    """A figure and its axes by row and column; no window system is touched."""
+    """Return a figure and its axes by row and column; no display is needed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -87,7 +87,7 @@ def new_figure(rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure,
 
 
 def render(plot: Plot, format: str) -> bytes:
-    """The figure as `svg` or `png`; the same results give the same bytes."""
+    """Return the figure as `svg` or `png`; the same results give the same bytes."""
     out = BytesIO()
     metadata = {"Date": None} if format == "svg" else {"Software": None}
     with styled():
@@ -96,20 +96,20 @@ def render(plot: Plot, format: str) -> bytes:
 
 
 def colours(served: Sequence[Served]) -> list[str]:
-    """One per entry: its family's, or a further one where that is taken."""
+    """Return a colour per entry: that of its family, or another one if that is taken."""
     out: list[str] = []
     for s in served:
-        own = FAMILIES[split_method(str(s.entry.spec.get("method", "")))[1]]
+        own = FAMILIES[split_method(s.entry.method)[1]]
         free = [c for c in (own, *MORE) if c not in out]
         out.append(free[0] if free else own)
     return out
 
 
 def families(served: Sequence[Served]) -> list[tuple[str, list[Served]]]:
-    """Entries by base method; those without any adaptor beside them stand together, last."""
+    """Group entries by base method; bases without an entry with an adaptor form the last group."""
     bases: dict[str, list[Served]] = {}
     for s in served:
-        bases.setdefault(split_method(str(s.entry.spec.get("method", "")))[0], []).append(s)
+        bases.setdefault(split_method(s.entry.method)[0], []).append(s)
     alone = [b for b, group in bases.items() if not any(_adapted(s) for s in group)]
     out = [(base, group) for base, group in bases.items() if base not in alone]
     rest = [s for base in alone for s in bases[base]]
@@ -117,17 +117,17 @@ def families(served: Sequence[Served]) -> list[tuple[str, list[Served]]]:
 
 
 def by_family(served: Sequence[Served], name: str) -> list[tuple[str, list[Served]]]:
-    """The name of a figure for each family; the plain name where there is only one."""
+    """Return the name of a figure for each family; the plain name if there is only one."""
     groups = families(served)
     return [(name if len(groups) == 1 else f"{name}-{base}", group) for base, group in groups]
 
 
 def _adapted(s: Served) -> bool:
-    return split_method(str(s.entry.spec.get("method", "")))[1] != ""
+    return split_method(s.entry.method)[1] != ""
 
 
 def pale(colour: str, share: float = 0.42) -> tuple[float, float, float]:
-    """The colour mixed with white: opaque, so that nothing shines through."""
+    """Return the colour mixed with white; it is opaque."""
     from matplotlib.colors import to_rgb
 
     r, g, b = (1 - share * (1 - part) for part in to_rgb(colour))
@@ -135,13 +135,13 @@ def pale(colour: str, share: float = 0.42) -> tuple[float, float, float]:
 
 
 def grid(ax: Axes, axis: str = "y") -> None:
-    """Faint lines to read values by."""
+    """Draw faint grid lines."""
     ax.grid(axis=axis, color=FAINT, linewidth=0.7)
     ax.tick_params(length=0)
 
 
 def apart(values: Sequence[float], gap: float) -> list[float]:
-    """The nearest positions that lie at least a gap apart, in the same order.
+    """Return the nearest positions that are at least a gap apart, in the same order.
 
     >>> apart([10.0, 10.0, 50.0], 4.0)
     [8.0, 12.0, 50.0]
@@ -170,7 +170,7 @@ def _top(block: Sequence[int], values: Sequence[float], gap: float) -> float:
 
 
 def key(figure: Figure, names: Sequence[str], tints: Sequence[str]) -> None:
-    """Names in their colours above the panels, in as many columns as there is room for."""
+    """Write names in their colours above the panels, in as many columns as fit."""
     from matplotlib.patches import Patch
 
     longest = max(map(len, names))
@@ -185,23 +185,23 @@ def key(figure: Figure, names: Sequence[str], tints: Sequence[str]) -> None:
 
 
 def few_ticks(ax: Axes, count: int) -> None:
-    """At most so many steps along the x axis."""
+    """Limit the number of ticks on the x axis."""
     from matplotlib.ticker import MaxNLocator
 
     ax.xaxis.set_major_locator(MaxNLocator(count, integer=True))
 
 
 LABEL = 26
-"""Characters that stand beside an axis on one line."""
+"""The longest label beside an axis that stays on one line, in characters."""
 
 
 def folded(label: str) -> str:
-    """A label over several lines, broken at its commas."""
+    """Return a label broken into lines at its commas."""
     return label.replace(", ", ",\n")
 
 
 def beside(label: str) -> str:
-    """A label to the left of an axis, broken where it would leave no room for the axis.
+    """Return a label for the left of an axis, broken into lines if it is long.
 
     >>> beside("ER-Dual-CBA, specific individual, freeze after 6")
     'ER-Dual-CBA,\\nspecific individual,\\nfreeze after 6'
@@ -210,7 +210,7 @@ def beside(label: str) -> str:
 
 
 def label_ends(ax: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Write each line's name to the right of where it ends: value, text and colour."""
+    """Write the name of each line to the right of its end, given as value, text and colour."""
     low, high = ax.get_ylim()
     room = [min(max(y, low), high) for y, _, _ in ends]
     for y, (_, text, colour) in zip(apart(room, (high - low) * 0.085), ends, strict=True):

@@ -5,29 +5,21 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable
 from io import StringIO
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from dualcba.experiments import Result, Spec
 from dualcba.experiments.paper.catalogue import Entry, Experiment
 from dualcba.report.comparison import Cell, Measure, Row, Served, compare, serve
 from dualcba.report.gains import Gain, Gap
-from dualcba.report.tables import (
-    Column,
-    Strong,
-    Table,
-    as_html,
-    blocks,
-    comma_separated,
-    escape_latex,
-    gain_table,
-    gains_comma_separated,
-    latex,
-    markdown,
-    p_value,
-    with_gains,
-)
+from dualcba.report.tables.csv import comma_separated, gain_records, score_records
+from dualcba.report.tables.html import html_table
+from dualcba.report.tables.latex import escape as escape_latex
+from dualcba.report.tables.latex import latex
+from dualcba.report.tables.markdown import markdown
+from dualcba.report.tables.model import Column, Strong, Table, p_value
+from dualcba.report.tables.scores import blocks, gain_table, with_gains
 
 NASTY = 'a & b_1 | <script>alert("x")</script> 50 % #1 {z} ~ ^ \\ $'
 
@@ -48,7 +40,7 @@ def test_one_table_per_column_with_the_paper_and_the_difference(rows: list[Row])
     assert [c.title for c in first.columns] == [
         "method",
         "seeds",
-        "norm",
+        "statistics",
         "BN",
         "IBN",
         "paper",
@@ -80,7 +72,7 @@ def test_without_a_paper_there_is_no_column_for_it(rows: list[Row]) -> None:
     assert table.rows == (("mine", "1", "22.0", "–"),)
 
 
-def test_three_scores_still_show_both_norms() -> None:
+def test_three_scores_still_show_both_statistics() -> None:
     cells = tuple(Cell(s, "bn", Measure(1.0, None, 1), None, 2.0) for s in ("acc", "fm", "acc_auc"))
     (table,) = blocks([Row("ER", "here", "bn", (0,), cells)])
     assert [c.title for c in table.columns].count("IBN") == 3
@@ -88,7 +80,7 @@ def test_three_scores_still_show_both_norms() -> None:
 
 def test_what_has_no_common_seed_has_no_gain() -> None:
     served = [
-        Served(Entry(m, "here", {"method": m}, "bn", {}), ({"seed": k, "scores": scored},))
+        Served(Entry(m, "here", {"method": m}, "bn", {}), (Result(Spec(method=m), k, scored),))
         for k, m in enumerate(("er", "er-dual-cba"))
         for scored in [{"bn": {"acc": 20.0}, "ibn": {"acc": 21.0}}]
     ]
@@ -109,7 +101,7 @@ def test_many_scores_show_ours_and_the_papers() -> None:
 
 
 def test_csv_has_full_numbers_and_empty_fields(rows: list[Row]) -> None:
-    lines = list(csv.DictReader(StringIO(comma_separated(rows))))
+    lines = list(csv.DictReader(StringIO(comma_separated(score_records(rows)))))
     assert len(lines) == 3
     assert (lines[0]["bn_half"], lines[0]["paper"], lines[0]["within"]) == ("1.25", "21.66", "True")
     assert (lines[1]["ibn_mean"], lines[1]["within"]) == ("", "False")
@@ -138,7 +130,7 @@ def test_every_format_escapes() -> None:
     table = Table(
         NASTY, (Column(NASTY, number=False), Column("n")), ((NASTY, Strong("<1")),), NASTY
     )
-    page = as_html(table)
+    page = html_table(table)
     ElementTree.fromstring(f"<div>{page}</div>")
     assert "<script" not in page
     assert "<strong>&lt;1</strong>" in page
@@ -149,7 +141,7 @@ def test_every_format_escapes() -> None:
 
 
 def test_html_says_what_each_heading_heads(rows: list[Row]) -> None:
-    tree = ElementTree.fromstring(f"<div>{as_html(blocks(rows)[0])}</div>")
+    tree = ElementTree.fromstring(f"<div>{html_table(blocks(rows)[0])}</div>")
     scopes = [th.get("scope") for th in tree.iter("th")]
     assert scopes == ["colgroup", *["col"] * 7, "row", "row"]
     assert tree.find(".//caption/span").text == "CIFAR-100, M = 2000"  # type: ignore[union-attr]
@@ -169,13 +161,13 @@ def test_gains_as_a_table(gain: Gain) -> None:
                    "−5.0", "–", "+9.0 ± \u20072.0", "< 0.001")  # fmt: skip
     assert isinstance(row[3], Strong)
     assert not isinstance(row[6], Strong)
-    assert gains_comma_separated([gain]).splitlines()[1] == (
+    assert comma_separated(gain_records([gain])).splitlines()[1] == (
         "ER-Dual-CBA,ER,here,acc,1,9.0,2.0,0.0004,4.0,12.0,0.3,-5.0,,,9.0,2.0,0.0004"
     )
 
 
 def test_gains_stand_below_the_scores_of_their_column(
-    experiment: Callable[..., Experiment], results: list[dict[str, Any]]
+    experiment: Callable[..., Experiment], results: list[Result]
 ) -> None:
     tables, found = with_gains(serve(experiment(), results), ["acc", "fm"])
     assert [t.title for t in tables] == [
@@ -185,7 +177,7 @@ def test_gains_stand_below_the_scores_of_their_column(
     assert sum(bool(t.note) for t in tables) == 1
 
 
-def test_a_cost_has_no_norm_and_its_digits(rows: list[Row]) -> None:
+def test_a_cost_has_no_statistics_and_its_digits(rows: list[Row]) -> None:
     same = Measure(0.0816, 0.0, 3)
     cells = (Cell("parameters", "ibn", same, same, 11.179),)
     (table,) = blocks([Row("ER", "here", "ibn", (0, 1, 2), cells)])
@@ -200,7 +192,7 @@ def test_a_cost_has_no_norm_and_its_digits(rows: list[Row]) -> None:
 
 
 def test_real_runs_fill_a_table(
-    experiment: Callable[..., Experiment], results: list[dict[str, Any]]
+    experiment: Callable[..., Experiment], results: list[Result]
 ) -> None:
     first, second = blocks(compare(experiment(), results))
     assert all("±" in row[3] for row in first.rows)

@@ -1,27 +1,25 @@
-"""The files of one experiment: its tables in three formats, its figures in two."""
+"""The files of one experiment: tables as Markdown, LaTeX and CSV, figures as SVG and PNG."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from dualcba.experiments.paper.catalogue import Experiment
+from dualcba.experiments.result import Result
 from dualcba.io import atomic_write
-from dualcba.report.comparison import Result, Served, rows, serve
+from dualcba.report.comparison import Served, rows, serve
 from dualcba.report.figures import registry as figures
 from dualcba.report.figures import style
 from dualcba.report.figures.style import Plot
 from dualcba.report.gains import in_one_line
-from dualcba.report.tables import (
-    comma_separated,
-    gains_comma_separated,
-    latex,
-    markdown,
-    with_gains,
-)
+from dualcba.report.tables.csv import comma_separated, gain_records, score_records
+from dualcba.report.tables.latex import latex
+from dualcba.report.tables.markdown import markdown
+from dualcba.report.tables.scores import with_gains
 
 
 def render(experiment: Experiment, results: list[Result], out: Path) -> list[Path]:
-    """Write the experiment's files into a folder, each whole or not at all; gives their paths.
+    """Write the experiment's files into a folder and return their paths.
 
     A figure that cannot be drawn is left out; the Markdown file says why.
     """
@@ -56,10 +54,10 @@ def _texts(
     shown = [f"![{plot.alt}]({plot.name}.svg)\n\n{plot.caption}\n" for plot in plots]
     texts = {f"{name}.md": "\n".join([*head, *map(markdown, tables), *shown, *notes])}
     if tables:
-        texts[f"{name}.csv"] = comma_separated(rows(served, scores))
+        texts[f"{name}.csv"] = comma_separated(score_records(rows(served, scores)))
         texts[f"{name}.tex"] = "\n".join(latex(t, experiment.title) for t in tables)
     if gains:
-        texts[f"{name}-gains.csv"] = gains_comma_separated(gains)
+        texts[f"{name}-gains.csv"] = comma_separated(gain_records(gains))
     return {path: text.encode() for path, text in texts.items()}
 
 

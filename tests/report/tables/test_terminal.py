@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from dualcba.cli.tables import as_data, show
-from dualcba.experiments import Spec
+from dualcba.experiments import Result
 from dualcba.experiments.paper.catalogue import Experiment, experiments
-
-Result = dict[str, Any]
+from dualcba.report.data import experiment_data
+from dualcba.report.tables.terminal import show
 
 
 def results(one: Experiment, seeds: int = 3) -> list[Result]:
@@ -20,18 +19,16 @@ def results(one: Experiment, seeds: int = 3) -> list[Result]:
     made = []
     for k, entry in enumerate(one.entries):
         for seed in range(seeds):
-            spec = Spec(**entry.spec, seed=seed)
+            spec = replace(entry.spec, seed=seed)
             acc = 20.0 + k % 17 + 1.37 * seed * (k % 3 + 1) + 0.11 * ((k + seed) % 5)
             tasks = [acc + t for t in range(spec.tasks)]
             scores = {"acc": acc, "fm": 30 - acc / 7, "acc_auc": acc, "acc_auc_last": acc}
-            head = {n: getattr(spec, n) for n in ("method", "dataset", "setting", "buffer", "seed")}
             made.append(
-                {
-                    **head, "status": "complete", "spec": spec.to_dict(),
-                    "scores": {"bn": scores, "ibn": {n: v + 2 for n, v in scores.items()}},
-                    "accuracy_matrix": {"bn": [tasks] * 10, "ibn": [tasks] * 10},
-                    "seconds": {"train": 100.0}, "cost": {"parameters": 11_174_000},
-                }
+                Result(
+                    spec, seed, {"bn": scores, "ibn": {n: v + 2 for n, v in scores.items()}},
+                    {"bn": [tasks] * 10, "ibn": [tasks] * 10},
+                    seconds={"train": 100.0}, cost={"parameters": 11_174_000},
+                )
             )  # fmt: skip
     return made
 
@@ -85,7 +82,7 @@ def test_a_score_that_nobody_has_is_left_out() -> None:
 
 def test_gains_as_data() -> None:
     main = experiments()["main"]
-    rows = as_data(main, results(main))
+    rows = experiment_data(main, results(main))
     with_gain = [row for row in rows if "gain" in row]
     assert {row["row"] for row in with_gain} == {
         "ER-Dual-CBA", "DER-Dual-CBA", "CLSER-Dual-CBA", "RAR-Dual-CBA"

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from io import StringIO
-from typing import Any
 
 import pytest
 from rich.console import Console
 
+from dualcba.experiments import Result
+from dualcba.experiments.result import make_spec
 from dualcba.report import summary
-from dualcba.report.summary import cell
+from dualcba.report.comparison import measure
+from dualcba.report.tables.model import short_spread
 
 
 def result(
     method: str, seed: int, acc: float, auc: float | None = 50.0, buffer: int = 100, lr: float = 0.1
-) -> dict[str, Any]:
+) -> Result:
     scores = {"acc": acc, "fm": 10.0, "acc_auc": auc}
-    named = {"method": method, "dataset": "digits", "setting": "online", "buffer": buffer}
-    return named | {
-        "seed": seed, "spec": named | {"lr": lr, "seed": seed},
-        "scores": {"bn": scores, "ibn": {**scores, "acc": acc + 1}},
-    }  # fmt: skip
+    fields = {"method": method, "dataset": "digits", "setting": "online", "buffer": buffer}
+    spec = make_spec(fields | {"lr": lr, "seed": seed})
+    return Result(spec, seed, {"bn": scores, "ibn": {**scores, "acc": acc + 1}})
 
 
-def text(results: list[dict[str, Any]], width: int = 120) -> str:
+def cell(group: list[Result], statistics: str, score: str) -> str:
+    return short_spread(measure(group, statistics, score))
+
+
+def text(results: list[Result], width: int = 120) -> str:
     out = StringIO()
     console = Console(file=out, width=width)
     for table in summary(results, console):

@@ -16,22 +16,21 @@ from typing import Any
 import pytest
 
 from dualcba.data import Dataset, load_dataset
-from dualcba.experiments import Hardware, Spec, write_result
+from dualcba.experiments import Hardware, Result, Spec, read_results, write_result
 from dualcba.experiments import run as runner
 from dualcba.experiments.eta import Pace, estimate, measure
 from dualcba.experiments.paper import catalogue as catalog
 from dualcba.experiments.paper.catalogue import Entry, Experiment, experiments, named
-from dualcba.experiments.paper.plan import (
+from dualcba.experiments.paper.coverage import (
     AGNOSTIC,
-    choose,
-    donor_of,
-    make_plan,
+    Wanted,
+    cover,
     merged,
+    ready_spec,
     rounds,
-    small,
-    to_spec,
 )
-from dualcba.experiments.store import read_runs
+from dualcba.experiments.paper.scale import small_fields, source_spec
+from dualcba.experiments.paper.selection import choose
 
 Run = Callable[..., Any]
 CPU = Hardware(device="cpu")
@@ -49,12 +48,11 @@ def experiment(*specs: dict[str, Any], **given: Any) -> Experiment:
     )
 
 
-def finished(out: Path, **given: Any) -> dict[str, Any]:
-    """A result as a run would leave it."""
+def finished(out: Path, **given: Any) -> Result:
+    """Write a result as a run would."""
     spec = Spec(**given)
-    head = {k: getattr(spec, k) for k in ("method", "dataset", "setting", "buffer", "seed")}
-    result = {**head, "status": "complete", "spec": spec.to_dict()}
-    write_result(out, spec, result)
+    result = Result(spec, spec.seed, {})
+    write_result(out, spec, result.to_dict())
     return result
 
 
@@ -65,103 +63,126 @@ def test_specs_shared_by_experiments_are_run_once() -> None:
     """And one seed of all comes before the next, so that every row shows something early."""
     one = experiment({"method": "er"}, {"method": "er-cba"})
     two = experiment({"method": "er"}, {"method": "er", "lr": 0.1})
-    plan = make_plan([one, two], 2, {})
-    assert [(w["method"], w["seed"], w.get("lr")) for w in plan.needed] == [
-        ("er", 0, None), ("er-cba", 0, None), ("er", 0, 0.1),
-        ("er", 1, None), ("er-cba", 1, None), ("er", 1, 0.1),
+    coverage = cover([one, two], 2, {})
+    assert [(w.spec.method, w.spec.seed, w.spec.lr) for w in coverage.needed] == [
+        ("er", 0, 0.03), ("er-cba", 0, 0.03), ("er", 0, 0.1),
+        ("er", 1, 0.03), ("er-cba", 1, 0.03), ("er", 1, 0.1),
     ]  # fmt: skip
-    assert plan.missing == plan.needed
+    assert coverage.missing == coverage.needed
 
 
 def test_a_default_given_and_not_given_is_the_same_run() -> None:
-    assert len(merged([{"method": "er"}, {"method": "er", "lr": 0.03}])) == 1
+    assert len(merged([Wanted(Spec(method="er")), Wanted(Spec(method="er", lr=0.03))])) == 1
 
 
 def test_the_run_that_is_scored_most_often_serves_the_others() -> None:
-    runs = merged([{"method": "er", "eval_every": every} for every in (0, 5, 0, 20)])
-    assert [r["eval_every"] for r in runs] == [5, 20]
+    runs = merged([Wanted(Spec(method="er", eval_every=every)) for every in (0, 5, 0, 20)])
+    assert [r.spec.eval_every for r in runs] == [5, 20]
+
+
+def test_the_run_that_records_most_serves_the_others() -> None:
+    some: list[list[str]] = [["transitions"], [], ["predictions"]]
+    (run,) = merged([Wanted(Spec(method="er", record=record)) for record in some])
+    assert run.spec.record == ["predictions", "transitions"]
 
 
 def test_the_whole_catalogue_needs_fewer_runs_than_it_has_entries() -> None:
-    plan = make_plan(named("all"), 1, {})
-    assert len(plan.needed) < 0.75 * sum(len(e.entries) for e in named("all"))
+    coverage = cover(named("all"), 1, {})
+    assert len(coverage.needed) < 0.75 * sum(len(e.entries) for e in named("all"))
 
 
 def test_what_is_there_is_not_needed_again(tmp_path: Path) -> None:
     one = experiment({"method": "er"}, {"method": "er-cba"})
     finished(tmp_path, method="er", dataset="cifar10", seed=1, eval_every=5)
-    plan = make_plan([one], 2, read_runs(tmp_path))
-    assert plan.there == 1
-    missing = [(w["method"], w["seed"]) for w in plan.missing]
+    coverage = cover([one], 2, read_results(tmp_path))
+    assert coverage.there == 1
+    missing = [(w.spec.method, w.spec.seed) for w in coverage.missing]
     assert missing == [("er", 0), ("er-cba", 0), ("er-cba", 1)]
 
 
 @pytest.mark.parametrize("changed", [{"buffer": 201}, {"lr": 0.05}, {"network": "mlp"}])
 def test_a_changed_spec_is_not_there(changed: dict[str, Any], tmp_path: Path) -> None:
     finished(tmp_path, method="er", dataset="cifar10", **changed)
-    assert make_plan([experiment({"method": "er"})], 1, read_runs(tmp_path)).there == 0
+    assert cover([experiment({"method": "er"})], 1, read_results(tmp_path)).there == 0
 
 
 def test_a_default_that_has_changed_since_is_not_there_either(tmp_path: Path) -> None:
     """The folder's name is the same; what the result says it was is not."""
-    result = finished(tmp_path, method="er", dataset="cifar10")
-    result["spec"]["lr"] = 0.1
-    write_result(tmp_path, Spec(method="er", dataset="cifar10"), result)
-    assert make_plan([experiment({"method": "er"})], 1, read_runs(tmp_path)).there == 0
-
-
-def test_a_corrupt_result_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "result.json").write_text("{")
-    with pytest.raises(ValueError, match=r"a/result.json cannot be read as a result"):
-        read_runs(tmp_path)
+    spec = Spec(method="er", dataset="cifar10")
+    result = Result(dataclasses.replace(spec, lr=0.1), 0, {})
+    write_result(tmp_path, spec, result.to_dict())
+    assert cover([experiment({"method": "er"})], 1, read_results(tmp_path)).there == 0
 
 
 # ---------------------------------------------------------------- parts from elsewhere
 
+DONATED = {"method": "er-dual-cba", "dataset": "cifar10", "specific": "none"}
+
+
+def donated(donor: str = "cifar100", **given: Any) -> Experiment:
+    """Return an experiment of one entry that takes its class-agnostic part from a dataset."""
+    one = experiment(DONATED | given)
+    (entry,) = one.entries
+    return dataclasses.replace(one, entries=(dataclasses.replace(entry, donor=donor),))
+
 
 def test_a_run_that_takes_a_part_from_another_comes_after_it(tmp_path: Path) -> None:
-    wanted = {"method": "er-dual-cba", "dataset": "cifar10", "adaptor": "from cifar100", "seed": 1}
-    source = donor_of(wanted)
-    assert (source["dataset"], source["method"], source["seed"]) == ("cifar100", "er-dual-cba", 1)
+    wanted = Wanted(Spec(**DONATED, seed=1), "cifar100")
+    assert wanted.source == Spec(dataset="cifar100", eval_every=0, seed=1)
+    assert wanted.datasets == {"cifar10", "cifar100"}
+    source = Wanted(wanted.source)
     assert rounds([wanted, source]) == [[source], [wanted]]
     with pytest.raises(FileNotFoundError, match="expected a run on cifar100"):
-        to_spec(wanted, tmp_path, {})
-    plan = make_plan([experiment({k: v for k, v in wanted.items() if k != "seed"})], 1, {})
-    assert [w["dataset"] for w in plan.missing] == ["cifar100", "cifar10"]
+        ready_spec(wanted, tmp_path, {})
+    missing = cover([donated()], 1, {}).missing
+    assert [w.spec.dataset for w in missing] == ["cifar100", "cifar10"]
 
 
 def test_a_part_is_found_beside_the_result_and_laid_ready(tmp_path: Path) -> None:
     finished(tmp_path, method="er-dual-cba", dataset="cifar100")
-    one = experiment({"method": "er-dual-cba", "adaptor": "from cifar100"})
-    plan = make_plan([one], 1, read_runs(tmp_path))
-    assert len(plan.missing) == 2  # the result is there, but the part is not
-    (folder,) = read_runs(tmp_path)
+    one = donated()
+    assert len(cover([one], 1, read_results(tmp_path)).missing) == 2  # the part is not there
+    (folder,) = read_results(tmp_path)
     (folder / AGNOSTIC).write_bytes(b"part")
-    (wanted,) = make_plan([one], 1, read_runs(tmp_path)).missing
-    spec = to_spec(wanted, tmp_path, read_runs(tmp_path))
-    assert spec.adaptor == str(tmp_path / "adaptors" / "cifar100-s0.safetensors")
-    assert Path(spec.adaptor).read_bytes() == b"part"
-    result = {"status": "complete", **spec.to_dict(), "spec": spec.to_dict()}
-    assert catalog.matches(result, wanted)
-    assert not catalog.matches(result, wanted | {"adaptor": "from tiny-imagenet"})
-    assert not catalog.matches(result, wanted | {"adaptor": "from small cifar100"})
-    assert not catalog.matches(result, wanted | {"adaptor": "trained"})
+    (wanted,) = cover([one], 1, read_results(tmp_path)).missing
+    spec = ready_spec(wanted, tmp_path, read_results(tmp_path))
+    assert spec.agnostic_from == str(tmp_path / "adaptors" / "cifar100-s0.safetensors")
+    assert Path(spec.agnostic_from).read_bytes() == b"part"
 
 
 def test_each_seed_takes_the_part_of_its_own_seed(tmp_path: Path) -> None:
     for seed in range(3):
         finished(tmp_path, method="er-dual-cba", dataset="cifar100", seed=seed)
-    for folder, result in read_runs(tmp_path).items():
-        (folder / AGNOSTIC).write_text(str(result["seed"]))
-    wanted = {"method": "er-dual-cba", "dataset": "cifar10", "adaptor": "from cifar100"}
+    for folder, result in read_results(tmp_path).items():
+        (folder / AGNOSTIC).write_text(str(result.seed))
     for seed in range(3):
-        spec = to_spec(wanted | {"seed": seed}, tmp_path, read_runs(tmp_path))
-        assert Path(spec.adaptor or "").read_text() == str(seed)
+        wanted = Wanted(Spec(**DONATED, seed=seed), "cifar100")
+        spec = ready_spec(wanted, tmp_path, read_results(tmp_path))
+        assert Path(spec.agnostic_from or "").read_text() == str(seed)
+
+
+def test_a_run_with_a_part_from_another_is_not_repeated(dualcba: Run) -> None:
+    """A small `transfer-inter`: what a run loads is recorded, whatever its file is called."""
+    args = ("reproduce", "transfer-inter", "--column", "CIFAR-10,", "--seeds", 1, *QUICK)
+    got = dualcba(*args)
+    assert got.code == 0, got.err
+    runs = read_results(got.folder / "x")
+    loaded = [r for r in runs.values() if r.spec.agnostic_from]
+    assert len(loaded) == 4
+    for result in loaded:
+        origin = result.agnostic_provenance
+        assert origin is not None
+        assert (origin["dataset"], origin["seed"]) == ("digits", 0)
+    assert "7 runs needed, 7 already there" in dualcba(*args).out
+    (got.folder / "x" / "adaptors").rename(got.folder / "x" / "elsewhere")
+    for folder in runs:
+        text = (folder / "result.json").read_text()
+        (folder / "result.json").write_text(text.replace("x/adaptors/small-", "part-of-"))
+    assert "7 runs needed, 7 already there" in dualcba(*args).out
 
 
 def test_a_small_memory_is_rounded() -> None:
-    assert small({"dataset": "cifar10", "buffer": 30})["buffer"] == 8  # 7.5
+    assert small_fields({"dataset": "cifar10", "buffer": 30})["buffer"] == 8  # 7.5
 
 
 # ---------------------------------------------------------------- the small scale
@@ -171,19 +192,18 @@ def test_a_small_memory_is_rounded() -> None:
 def test_every_entry_has_a_small_one(name: str) -> None:
     (one,) = choose([experiments()[name]], None, "small")
     for entry in one.entries:
-        spec = Spec(**entry.spec)
-        assert (spec.dataset, entry.paper) == ("digits", {})
-        assert spec.buffer <= 150
+        assert (entry.spec.dataset, entry.paper) == ("digits", {})
+        assert entry.spec.buffer <= 150
         assert "digits" in entry.column
 
 
 def test_the_shape_of_a_table_is_kept() -> None:
     (one,) = choose([experiments()["small-buffers"]], None, "small")
     assert len({e.column for e in one.entries}) == 9
-    assert small({"dataset": "tiny-imagenet", "setting": "offline"})["epochs"] == 5
-    assert small({"dataset": "cifar10", "adaptor": "from cifar100"})["adaptor"] == (
-        "from small cifar100"
-    )
+    assert small_fields({"dataset": "tiny-imagenet", "setting": "offline"})["epochs"] == 5
+    (one,) = choose([donated()], None, "small")
+    assert one.entries[0].source == source_spec("cifar100", "small")
+    assert source_spec("cifar100", "small").dataset == "digits"
 
 
 def test_one_dataset() -> None:
@@ -225,7 +245,7 @@ def test_finished_runs_of_the_same_kind_tell_how_long(tmp_path: Path) -> None:
     from dualcba.engine import resolve_device
     from dualcba.experiments.run import device_name
 
-    done = finished(tmp_path, method="er", dataset="cifar10", buffer=500)
+    done = finished(tmp_path, method="er", dataset="cifar10", buffer=500).to_dict()
     done |= {"versions": {"device": device_name(resolve_device("cpu"))}, "seconds": {"total": 40.0}}
     specs = [Spec(method="er", dataset="cifar10", seed=s) for s in (0, 1)]
 
@@ -305,7 +325,7 @@ def test_quiet_and_json(tiny: Experiment, dualcba: Run) -> None:
     found = json.loads(got.out)
     assert found["runs"] == {"needed": 2, "there": 2, "missing": 0}
     row = found["experiments"]["mine"][1]
-    assert (row["row"], row["norm"], row["seeds"]) == ("er-dual-cba1", "bn", [0])
+    assert (row["row"], row["statistics"], row["seeds"]) == ("er-dual-cba1", "bn", [0])
     mean, half = row["ours"]["ibn"]["acc"]
     assert (50 < mean < 100, half) == (True, None)
 
@@ -316,10 +336,9 @@ def test_the_paper_beside_ours(
     """At the paper's scale, on results that are there already."""
     folder = dualcba("list", "settings").folder
     for method, acc in (("er", 72.0), ("er-dual-cba", 69.5)):
-        result = finished(folder / "x", method=method, dataset="cifar10")
-        scores = {"acc": acc, "fm": 10.0}
-        result |= {"scores": {"bn": scores, "ibn": {"acc": 1.0, "fm": None}}}
-        write_result(folder / "x", Spec(method=method, dataset="cifar10"), result)
+        spec = Spec(method=method, dataset="cifar10")
+        scores = {"bn": {"acc": acc, "fm": 10.0}, "ibn": {"acc": 1.0, "fm": None}}
+        write_result(folder / "x", spec, Result(spec, 0, scores).to_dict())
     got = dualcba("reproduce", "mine", "--seeds", 1, "--out", "x")
     assert got.code == 0
     lines = {line.split()[0]: line.split() for line in got.out.splitlines() if "70.00" in line}
@@ -333,8 +352,8 @@ def test_each_experiment_is_handed_to_the_report(
 ) -> None:
     seen: list[Any] = []
 
-    def render(one: Experiment, results: list[dict[str, Any]], out: Path) -> list[Path]:
-        seen.append((one.name, [e.spec["dataset"] for e in one.entries], len(results)))
+    def render(one: Experiment, results: list[Result], out: Path) -> list[Path]:
+        seen.append((one.name, [e.spec.dataset for e in one.entries], len(results)))
         return [out / f"{one.name}.csv"]
 
     monkeypatch.setattr("dualcba.cli.reproduce.render", render)
@@ -407,7 +426,7 @@ def test_what_needs_absent_data_is_left_out(dualcba: Run, monkeypatch: pytest.Mo
     monkeypatch.setattr(catalog, "experiments", lambda: {"mixed": mixed})
     got = dualcba("reproduce", "mixed", "--seeds", 1, "--out", "x")
     assert got.code == 0
-    assert "without what needs mnist: " in got.out
+    assert "left out, since mnist is needed: " in got.out
     assert "here" in got.out
     only_gone = dataclasses.replace(mixed, entries=entries[1:])
     monkeypatch.setattr(catalog, "experiments", lambda: {"mixed": only_gone})

@@ -1,0 +1,76 @@
+"""Which results serve a spec: a run is not repeated if an earlier one measured the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dualcba.experiments.paper.catalogue import Entry
+from dualcba.experiments.provenance import PROVENANCE
+from dualcba.experiments.result import AnySpec, Fields, Result, identity
+from dualcba.experiments.spec import Spec
+
+
+def matches(result: Result, spec: AnySpec, source: Spec | None = None) -> bool:
+    """Return whether a complete result serves a spec, whatever the seeds.
+
+    All fields are equal, except that the result may hold more than the spec asks for: any-time
+    scores where the spec only asks for those at task ends, and further recordings. With `source`,
+    the class-agnostic part was trained in a run of that spec, with the seed of the result.
+    """
+    if (result.method, result.dataset) != (spec.method, spec.dataset):
+        return False
+    return result.identity == identity(spec) and _serves(result, spec, source)
+
+
+def _serves(result: Result, spec: AnySpec, source: Spec | None) -> bool:
+    """Return whether a result serves a spec of the same identity."""
+    got, wanted = result.fields, spec.to_dict()
+    every, record = wanted.get("eval_every"), wanted.get("record")
+    if not result.complete or (every != 0 and got.get("eval_every") != every):
+        return False
+    if not set(record or ()) <= set(got.get("record") or ()):
+        return False
+    if source is None:
+        return result.spec.agnostic_from == spec.agnostic_from
+    return came_from(result, source)
+
+
+def came_from(result: Result, source: Spec) -> bool:
+    """Return whether a run took its class-agnostic part from a run of a spec and its own seed."""
+    origin = own_origin(result)
+    if origin is None:
+        return False
+    return all(origin[name] == getattr(source, name) for name in PROVENANCE if name in origin)
+
+
+def own_origin(result: Result) -> Fields | None:
+    """Return the run that a loaded class-agnostic part was trained in, if it had the same seed."""
+    origin = result.agnostic_provenance or {}
+    if result.spec.agnostic_from in (None, "pretrained") or "dataset" not in origin:
+        return None
+    return origin if origin.get("seed") == result.seed else None
+
+
+class Index:
+    """Results by method and dataset, so that few specs of the catalogue have to be constructed."""
+
+    def __init__(self, results: Iterable[Result]) -> None:
+        self._results: dict[tuple[str, str], list[Result]] = {}
+        for result in results:
+            self._results.setdefault((result.method, result.dataset), []).append(result)
+
+    def serving(self, entry: Entry) -> tuple[Result, ...]:
+        """Return the results that serve an entry in the order of their seeds, each seed once."""
+        found: dict[int, Result] = {}
+        for result in self._near(entry):
+            new = result.seed not in found and result.identity == entry.identity
+            if new and _serves(result, entry.spec, entry.source):
+                found[result.seed] = result
+        return tuple(found[seed] for seed in sorted(found))
+
+    def _near(self, entry: Entry) -> list[Result]:
+        """Return the results that agree with the given fields that are cheap to compare."""
+        given = entry.given
+        near = self._results.get((entry.method, str(given.get("dataset"))), [])
+        known = {n: given[n] for n in ("setting", "buffer") if given.get(n) is not None}
+        return [r for r in near if all(r.fields.get(n) == v for n, v in known.items())]

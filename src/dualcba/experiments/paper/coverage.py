@@ -1,0 +1,135 @@
+"""Which runs the paper's tables and figures need, and which of them are missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dualcba.experiments.matching import Index, matches
+from dualcba.experiments.paper.catalogue import Entry, Experiment
+from dualcba.experiments.paper.scale import source_spec
+from dualcba.experiments.result import Result, frozen, identity
+from dualcba.experiments.run import AGNOSTIC
+from dualcba.experiments.spec import Spec
+
+Runs = Mapping[Path, Result]
+"""Results by their folders."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A run that is needed: its spec, and the dataset that its class-agnostic part comes from."""
+
+    spec: Spec
+    donor: str | None = None
+    scale: str = "paper"
+
+    @property
+    def source(self) -> Spec | None:
+        """The spec of the run, with the same seed, that leaves the class-agnostic part."""
+        if self.donor is None:
+            return None
+        return dataclasses.replace(source_spec(self.donor, self.scale), seed=self.spec.seed)
+
+    @property
+    def datasets(self) -> set[str]:
+        """The datasets that have to be there, that of the donor included."""
+        return {spec.dataset for spec in (self.spec, self.source) if spec is not None}
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The runs that some experiments need, and those of them that are missing."""
+
+    needed: list[Wanted]
+    missing: list[Wanted]
+
+    @property
+    def there(self) -> int:
+        """The number of runs that are complete."""
+        return len(self.needed) - len(self.missing)
+
+
+def cover(experiments: Iterable[Experiment], seeds: int, runs: Runs) -> Coverage:
+    """Return the runs that experiments need for seeds 0, 1, …, and those that no result serves."""
+    entries = {_key(e): e for one in experiments for e in one.entries}.values()
+    index = Index(runs.values())
+    served = [{r.seed for r in index.serving(entry)} for entry in entries]
+    needed: list[Wanted] = []
+    missing: list[Wanted] = []
+    for seed in range(seeds):  # one seed of all rows first, so that each row has a value early
+        for entry, there in zip(entries, served, strict=True):
+            spec = dataclasses.replace(entry.spec, seed=seed)
+            needed.append(Wanted(spec, entry.donor, entry.scale))
+            missing += needed[-1:] if seed not in there else []
+    owed = [w for w in _sources(missing) if _left_part(w.spec, runs) is None]
+    return Coverage(merged([*_sources(needed), *needed]), merged([*owed, *missing]))
+
+
+def _sources(wanted: Iterable[Wanted]) -> list[Wanted]:
+    return [Wanted(source) for w in wanted if (source := w.source)]
+
+
+def _key(entry: Entry) -> Hashable:
+    return frozen(entry.given), entry.donor, entry.scale
+
+
+def merged(wanted: Iterable[Wanted]) -> list[Wanted]:
+    """Return as few runs as serve all: one that is scored or records more serves the others.
+
+    >>> every = [Wanted(Spec(method="er", eval_every=n)) for n in (0, 5)]
+    >>> [one.spec.eval_every for one in merged(every)]
+    [5]
+    """
+    groups: dict[Hashable, list[Wanted]] = {}
+    for one in wanted:
+        key = identity(one.spec), one.spec.seed, one.spec.agnostic_from, one.donor, one.scale
+        groups.setdefault(key, []).append(one)
+    return [run for group in groups.values() for run in _merged(group)]
+
+
+def _merged(group: list[Wanted]) -> list[Wanted]:
+    """Return the runs that serve all of a group: one for each interval of any-time scores."""
+    intervals = sorted({w.spec.eval_every for w in group if w.spec.eval_every}) or [0]
+    record = sorted({name for w in group for name in w.spec.record})
+    first = group[0]
+    specs = [dataclasses.replace(first.spec, eval_every=n, record=record) for n in intervals]
+    return [dataclasses.replace(first, spec=spec) for spec in specs]
+
+
+# ---------------------------------------------------------------------- parts from another run
+
+
+def rounds(missing: Sequence[Wanted]) -> list[list[Wanted]]:
+    """Return the runs that need no other one, then those that take a part from one of them."""
+    alone = [one for one in missing if one.donor is None]
+    return [part for part in (alone, [one for one in missing if one.donor]) if part]
+
+
+def ready_spec(one: Wanted, out: Path, runs: Runs) -> Spec:
+    """Return the spec of a run; the part that it takes from another one is copied below `out`."""
+    source = one.source
+    if source is None:
+        return one.spec
+    part = _left_part(source, runs)
+    if part is None:
+        what = f"the class-agnostic part of {source.name}"
+        raise FileNotFoundError(f"{what} is missing, expected a run on {one.donor} in {out}")
+    scale = "" if one.scale == "paper" else f"{one.scale}-"
+    path = out / "adaptors" / f"{scale}{one.donor}-s{source.seed}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(part, path)
+    return dataclasses.replace(one.spec, agnostic_from=str(path))
+
+
+def _left_part(source: Spec, runs: Runs) -> Path | None:
+    """Return the file of the class-agnostic part that a run of a spec has left, if there is one."""
+    for folder, result in runs.items():
+        if result.seed == source.seed and matches(result, source):
+            path = folder / AGNOSTIC
+            if path.is_file():
+                return path
+    return None

@@ -1,0 +1,56 @@
+"""The scales at which an experiment can be run: the paper's, or small, on handwritten digits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from dualcba.errors import one_of
+from dualcba.experiments.spec import Spec
+
+SCALES = ("paper", "small")
+CLASSES = {"cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}
+TASKS = {"cifar10": 5, "cifar100": 10, "tiny-imagenet": 10}
+"""The paper's datasets: their classes and the tasks that they are split into."""
+
+SOURCES = tuple(CLASSES)
+"""Datasets on which a class-agnostic part can be trained for use on another one."""
+
+SMALL_DATASET, SMALL_CLASSES = "digits", 10
+SMALL_SHARE = 0.25
+"""Of the paper's memory per class."""
+
+SMALL_EPOCHS = 5
+"""Offline."""
+
+
+def small_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a spec on digits: as many tasks, a quarter of the memory per class.
+
+    >>> small_fields({"method": "er", "dataset": "cifar100", "buffer": 2000})
+    {'method': 'er', 'dataset': 'digits', 'buffer': 50, 'tasks': 10}
+    """
+    dataset = fields["dataset"]
+    per_class = (fields.get("buffer") or _buffer(dataset)) / CLASSES[dataset]
+    buffer = max(1, round(SMALL_SHARE * SMALL_CLASSES * per_class))
+    size = {"dataset": SMALL_DATASET, "buffer": buffer, "tasks": TASKS[dataset]}
+    epochs = {"epochs": SMALL_EPOCHS} if fields.get("setting") == "offline" else {}
+    return {**fields, **size, **epochs}
+
+
+@cache
+def _buffer(dataset: str) -> int:
+    return Spec(dataset=dataset).buffer
+
+
+@cache
+def source_spec(dataset: str, scale: str) -> Spec:
+    """Return the run that a class-agnostic part is taken from: Dual-CBA as in the main table.
+
+    >>> source_spec("cifar100", "paper").buffer, source_spec("cifar100", "small").buffer
+    (2000, 50)
+    """
+    one_of(SCALES, scale=scale)
+    fields = {"dataset": dataset, "method": "er-dual-cba", "eval_every": 0}
+    return Spec(**(small_fields(fields) if scale == "small" else fields))

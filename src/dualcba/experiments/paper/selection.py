@@ -1,0 +1,58 @@
+"""Which experiments are chosen: by dataset, by column, at a scale."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+from dualcba.errors import one_of, unknown
+from dualcba.experiments.paper.catalogue import Entry, Experiment
+from dualcba.experiments.paper.scale import CLASSES, SCALES, small_fields
+
+SMALL_NOTE = "Here on handwritten digits: the paper's values do not apply."
+
+
+def choose(
+    experiments: Sequence[Experiment], dataset: str | None, scale: str, column: str | None = None
+) -> list[Experiment]:
+    """Return the experiments of a dataset, or of columns that contain a text, at a scale.
+
+    Raises a ValueError if no entry is left.
+    """
+    one_of(SCALES, scale=scale)
+    if dataset is not None and dataset not in CLASSES:
+        raise ValueError(unknown("dataset", dataset, CLASSES))
+    text = (column or "").lower()
+    of_dataset = only(experiments, lambda e: dataset in (None, e.given["dataset"]))
+    chosen = only(of_dataset, lambda e: text in e.column.lower())
+    names = ", ".join(e.name for e in experiments)
+    if not of_dataset:
+        raise ValueError(f"{names} has nothing on {dataset}, expected another --dataset")
+    if not chosen:
+        known = dict.fromkeys(e.column for one in of_dataset for e in one.entries)
+        raise ValueError(unknown(f"column of {names}", column or "", known))
+    return [scaled(e) if scale == "small" else e for e in chosen]
+
+
+def only(experiments: Iterable[Experiment], keep: Callable[[Entry], bool]) -> list[Experiment]:
+    """Return the experiments that have entries to keep, with these entries alone."""
+    parts = [
+        dataclasses.replace(one, entries=tuple(filter(keep, one.entries))) for one in experiments
+    ]
+    return [part for part in parts if part.entries]
+
+
+def scaled(experiment: Experiment) -> Experiment:
+    """Return the experiment on handwritten digits, where a CPU takes a second for a run.
+
+    The paper's values do not apply there and are left out.
+    """
+    entries = tuple(map(_small_entry, experiment.entries))
+    note = f"{experiment.note} {SMALL_NOTE}".strip()
+    return dataclasses.replace(experiment, entries=entries, note=note)
+
+
+def _small_entry(entry: Entry) -> Entry:
+    given = small_fields(entry.given)
+    column = f"{entry.column}: digits, {given['tasks']} tasks, M = {given['buffer']}"
+    return dataclasses.replace(entry, given=given, column=column, paper={}, scale="small")

@@ -1,0 +1,19 @@
+"""The run that a class-agnostic part was trained in, as its file and a result record it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dualcba.experiments.spec import Spec
+
+PROVENANCE = ("dataset", "setting", "method", "specific", "buffer", "tasks")
+"""Fields of a run that identify the class-agnostic part that it leaves, beside the seed."""
+
+
+def provenance(spec: Spec, seed: int | None) -> dict[str, Any]:
+    """Return the fields by which a run with a spec and a seed is recorded.
+
+    >>> provenance(Spec(dataset="cifar10"), 2)
+    {'dataset': 'cifar10', ..., 'buffer': 200, 'tasks': 5, 'seed': 2}
+    """
+    return {name: getattr(spec, name) for name in PROVENANCE} | {"seed": seed}

@@ -1,0 +1,259 @@
+"""The result of a run: one typed object, the only reader and writer of `result.json`'s content.
+
+Schema 1, without the key "schema", named two fields of the spec otherwise and did not record where
+a loaded class-agnostic part came from; `upgrade` brings it to schema 2, which is what is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from dualcba.experiments.spec import Spec
+from dualcba.experiments.upgrade import upgrade_result
+
+SCHEMA = 2
+COMPLETE = "complete"
+NAMED = ("method", "dataset", "setting", "buffer")
+"""Fields of the spec that name a run; they are repeated at the top of `result.json`."""
+
+Fields = Mapping[str, Any]
+"""Fields of a spec by name."""
+
+
+@dataclass(frozen=True)
+class ForeignSpec:
+    """The fields of a spec that cannot be constructed here: enough to group and name its runs.
+
+    The method may come from a package that is not installed; a dataset's path may be gone.
+    """
+
+    fields: Fields
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return str(self.fields["method"])
+
+    @property
+    def dataset(self) -> str:
+        """The name of the dataset."""
+        return str(self.fields["dataset"])
+
+    @property
+    def setting(self) -> str:
+        """The name of the setting."""
+        return str(self.fields["setting"])
+
+    @property
+    def buffer(self) -> int:
+        """The number of samples in the memory."""
+        return int(self.fields["buffer"])
+
+    @property
+    def agnostic_from(self) -> str | None:
+        """Where the class-agnostic part was loaded from."""
+        return self.fields.get("agnostic_from")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields."""
+        return dict(self.fields)
+
+
+AnySpec = Spec | ForeignSpec
+
+
+def make_spec(fields: Fields) -> AnySpec:
+    """Return a `Spec`, or a `ForeignSpec` if the fields are not those of one that can be run here.
+
+    >>> make_spec({"method": "er", "dataset": "cifar10"}).buffer
+    200
+    >>> make_spec({"method": "theirs", "dataset": "digits"})
+    ForeignSpec(fields={'method': 'theirs', 'dataset': 'digits'})
+    """
+    try:
+        return Spec(**fields)
+    except (TypeError, ValueError):
+        return ForeignSpec(dict(fields))
+
+
+@dataclass(frozen=True)
+class Anytime:
+    """Accuracies between task ends, in percent.
+
+    `accuracy[statistics][k]` holds the accuracy of each task so far after `step[k]` steps, within
+    task `task[k]`. It is empty for statistics that were not evaluated between task ends.
+    """
+
+    step: Sequence[int] = ()
+    task: Sequence[int] = ()
+    accuracy: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has measured.
+
+    `statistics` is "bn" or "ibn": whose statistics the normalisation layers used in evaluation.
+    """
+
+    spec: AnySpec
+    seed: int
+    scores: Mapping[str, Mapping[str, float | None]]
+    """`scores[statistics][score]`; None if it was not measured."""
+
+    accuracy_matrix: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    """By statistics: row t, column i is the accuracy of task i after task t, in percent."""
+
+    anytime: Anytime = Anytime()
+    recordings: Mapping[str, Any] = field(default_factory=dict)
+    """By the name of the recorder."""
+
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """For `train`, `evaluate` and in `total`."""
+
+    cost: Mapping[str, int | None] = field(default_factory=dict)
+    """The number of `parameters`, and the peak `gpu_memory` in bytes."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    agnostic_provenance: Fields | None = None
+    """The run that a loaded class-agnostic part was trained in, as its file says."""
+
+    status: str = COMPLETE
+    schema: int = SCHEMA
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return self.spec.method
+
+    @property
+    def dataset(self) -> str:
+        """The name of the dataset."""
+        return self.spec.dataset
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run has reached the end of its stream."""
+        return self.status == COMPLETE
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the spec."""
+        return self.spec.to_dict()
+
+    @cached_property
+    def identity(self) -> Hashable:
+        """The identity of the spec, see `identity`."""
+        return identity(self.spec)
+
+    def value(self, statistics: str, score: str) -> float | None:
+        """Return a score by its name in the catalogue; None if it was not measured.
+
+        >>> matrix = {"bn": [[90.0, 0.0], [60.0, 80.0]]}
+        >>> Result(Spec(), 0, {"bn": {"acc": 70.0}}, matrix).value("bn", "task2")
+        80.0
+        """
+        rows = self.accuracy_matrix.get(statistics) or [[]]
+        if (task := score.removeprefix("task")) != score and task.isdigit():
+            known = 0 < int(task) <= len(rows[-1])
+            return float(rows[-1][int(task) - 1]) if known else None
+        if score == "seconds_per_task":
+            seconds = self.seconds.get("train")
+            return None if seconds is None or not rows[-1] else float(seconds) / len(rows)
+        if score in ("parameters", "gpu_memory"):
+            cost = self.cost.get(score)
+            return None if cost is None else cost / 1e6
+        value = self.scores.get(statistics, {}).get(score)
+        return None if value is None else float(value)
+
+    @classmethod
+    def from_dict(cls, content: Any) -> Result:
+        """Read what `result.json` holds, of schema 1 or 2."""
+        content = _checked(content)
+        anytime = dict(content.get("anytime") or {})
+        steps, tasks = (tuple(anytime.pop(name, ())) for name in ("step", "task"))
+        given = {name: content[name] for name in _PLAIN if content.get(name) is not None}
+        return cls(
+            spec=make_spec(content["spec"]),
+            seed=content["seed"],
+            anytime=Anytime(steps, tasks, anytime),
+            agnostic_provenance=content.get("agnostic_provenance"),
+            **given,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `result.json` holds."""
+        points = {"step": list(self.anytime.step), "task": list(self.anytime.task)}
+        recordings = {"recordings": dict(self.recordings)} if self.recordings else {}
+        return {
+            "schema": SCHEMA,
+            **{name: self.fields.get(name) for name in NAMED},
+            "seed": self.seed,
+            "status": self.status,
+            "scores": dict(self.scores),
+            "accuracy_matrix": dict(self.accuracy_matrix),
+            "anytime": {**points, **self.anytime.accuracy},
+            **recordings,
+            "seconds": dict(self.seconds),
+            "cost": dict(self.cost),
+            "spec": self.fields,
+            "agnostic_provenance": self.agnostic_provenance,
+            "versions": dict(self.versions),
+        }
+
+
+_PLAIN = ("status", "scores", "accuracy_matrix", "recordings", "seconds", "cost", "versions")
+
+
+def _checked(content: Any) -> dict[str, Any]:
+    """Return the content of a result file in schema 2; raise if it is not a result."""
+    if not isinstance(content, dict):
+        raise ValueError(f"holds a {type(content).__name__}, expected the result of a run")
+    schema = content.get("schema", 1)
+    if schema not in (1, SCHEMA):
+        raise ValueError(f"has the schema {schema!r}, expected 1 or {SCHEMA}")
+    for name, kind in (("spec", dict), ("seed", int), ("status", str), ("scores", dict)):
+        _check(content, name, kind)
+    for name in NAMED:
+        if name not in content["spec"]:
+            raise ValueError(f"lacks {name!r} in its spec, expected the result of a run")
+    for statistics in content["scores"]:
+        _check(content["scores"], statistics, dict)
+    return upgrade_result(content) if schema == 1 else content
+
+
+def _check(content: dict[str, Any], name: str, kind: type) -> None:
+    if name not in content:
+        raise ValueError(f"lacks {name!r}, expected the result of a run")
+    if not isinstance(content[name], kind) or isinstance(content[name], bool):
+        found, wanted = type(content[name]).__name__, kind.__name__
+        raise ValueError(f"has {name!r} of type {found}, expected {wanted}")
+
+
+# ---------------------------------------------------------------------- specs that are alike
+
+_FREE = ("seed", "eval_every", "record", "agnostic_from")
+
+
+def identity(spec: AnySpec) -> Hashable:
+    """Return what two specs share if one run can serve both, as a key of a dictionary.
+
+    The seed, how often a run is scored, what it records and where its class-agnostic part comes
+    from are not in it: `matches` compares these.
+
+    >>> identity(Spec(method="er", seed=1)) == identity(Spec(method="er", eval_every=0))
+    True
+    """
+    return frozen({name: v for name, v in spec.to_dict().items() if name not in _FREE})
+
+
+def frozen(value: Any) -> Hashable:
+    """Return a value of JSON in a form that can be compared and hashed; a tuple is a list."""
+    if isinstance(value, Mapping):
+        return frozenset((name, frozen(each)) for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(frozen, value))
+    return value  # type: ignore[no-any-return]

@@ -1,0 +1,58 @@
+"""The command that repeats a group of runs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from dualcba.experiments.matching import own_origin
+from dualcba.experiments.result import Fields
+from dualcba.report.comparison import Served
+from dualcba.report.results import usual
+
+
+def repeat(served: Served) -> str:
+    """Return the call of `dualcba run` that repeats a group of runs.
+
+    If each seed has loaded a class-agnostic part of its own, the file's name has SEED in it.
+    """
+    first = served.results[0]
+    fields, found = first.fields, own_origin(first)
+    if found is not None and served.entry.given.get("agnostic_from") != first.spec.agnostic_from:
+        fields = fields | {"agnostic_from": f"{found['dataset']}-sSEED.safetensors"}
+    return command(fields, [r.seed for r in served.results])
+
+
+def command(fields: Fields, seeds: Sequence[int]) -> str:
+    """Return the call of `dualcba run` for the fields of a spec and some seeds.
+
+    >>> command({"method": "er", "dataset": "digits", "lr": 0.1, "method_options": {}}, [0, 1, 2])
+    'dualcba run --method er --dataset digits --lr 0.1 --seeds 3'
+    """
+    plain = usual(fields, ("method", "dataset", "setting"))
+    first = ("method", "dataset")
+    words = ["dualcba", "run"]
+    for name in (*first, *(k for k in fields if k not in (*first, "seed"))):
+        value = fields.get(name)
+        if name in first or (value is not None and value != plain.get(name)):
+            words += _option(name, value)
+    runs = list(seeds)
+    if runs != list(range(len(runs))):
+        words += ["--seed", str(runs[0])]
+    contiguous = runs == list(range(runs[0], runs[0] + len(runs)))
+    text = shlex.join(words + (["--seeds", str(len(runs))] if contiguous and len(runs) > 1 else []))
+    return text if contiguous else f"{text}  # and seeds {', '.join(map(str, runs[1:]))}"
+
+
+def _option(name: str, value: Any) -> list[str]:
+    flag = name.replace("_", "-")
+    if name == "method_options":
+        return [w for k, v in value.items() for w in ("--option", f"{k}={json.dumps(v)}")]
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    if isinstance(value, list | tuple):
+        flat = all(isinstance(v, int) for v in value)
+        return [f"--{flag}", ",".join(map(str, value)) if flat else json.dumps(value)]
+    return [f"--{flag}", str(value)]

@@ -1,0 +1,1 @@
+"""Tables: one model, built from rows, and rendered as text, Markdown, LaTeX, HTML and CSV."""

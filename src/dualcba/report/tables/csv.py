@@ -1,0 +1,53 @@
+"""Tables as comma-separated values, with all digits, to be read by programs."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Iterable
+from io import StringIO
+
+from dualcba.report.comparison import Measure, Row
+from dualcba.report.gains import Gain
+from dualcba.report.names import STATISTICS
+from dualcba.report.tables.model import Table, fields, text_columns
+
+
+def comma_separated(table: Table) -> str:
+    """Return a table as CSV: a line of titles, then its rows."""
+    out = StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([column.title for column in table.columns])
+    writer.writerows(table.rows)
+    return out.getvalue()
+
+
+def score_records(rows: Iterable[Row]) -> Table:
+    """Return a table of one line per row and score; an empty field is not known."""
+    parts = [f"{statistics}_{part}" for statistics in STATISTICS for part in _PARTS]
+    tail = ("paper_norm", "paper", "difference", "within")
+    lines = []
+    for row in rows:
+        for cell in row.cells:
+            ours = [x for m in (cell.bn, cell.ibn) for x in _numbers(m)]
+            paper = [row.statistics, cell.paper, cell.difference, cell.within]
+            lines.append(fields([row.row, row.column, cell.score, *ours, *paper]))
+    return Table("", text_columns("row", "column", "score", *parts, *tail), tuple(lines))
+
+
+_PARTS = ("mean", "half", "seeds")
+
+
+def _numbers(m: Measure | None) -> tuple[float | None, float | None, int]:
+    return (None, None, 0) if m is None else (m.mean, m.half, m.seeds)
+
+
+def gain_records(found: Iterable[Gain]) -> Table:
+    """Return a table of one line per Dual-CBA and base; an empty field is not known."""
+    parts = ("whole", "ibn", "adaptors", "bn")
+    heads = [f"{part}_{number}" for part in parts for number in ("mean", "half", "p")]
+    lines = []
+    for g in found:
+        numbers = [x for part in parts for x in dataclasses.astuple(getattr(g, part))[1:]]
+        lines.append(fields([g.dual, g.base, g.column, g.score, g.adaptors.seeds, *numbers]))
+    return Table("", text_columns("dual", "base", "column", "score", "seeds", *heads), tuple(lines))

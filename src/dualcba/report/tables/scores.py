@@ -1,0 +1,116 @@
+"""Tables of an experiment's scores and gains, for files and pages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from dualcba.report.comparison import Cell, Row, Served, known, rows
+from dualcba.report.gains import Gain, Gap, known_gains
+from dualcba.report.names import MISSING, STATISTICS, score_info
+from dualcba.report.tables.model import Column, Strong, Table, number, p_value, spread, text_columns
+
+WIDE = 3
+"""A table of more scores than this shows only ours and the paper's values; the CSV has all."""
+
+PAGE = 5
+"""The number of scores beside each other in a wide table."""
+
+GAIN_NOTE = (
+    "Gain on common seeds. Over the base with BN, as the paper compares them; the part of it that "
+    "IBN gives the base alone; and over the base with IBN, which is what the adaptors give. "
+    "p: paired t test, bold if below 0.05."
+)
+
+
+def with_gains(served: Sequence[Served], scores: Sequence[str]) -> tuple[list[Table], list[Gain]]:
+    """Return, for each column, a table of scores and one of gains; and all gains."""
+    tables, found = [], []
+    for column in dict.fromkeys(s.entry.column for s in served):
+        part = [s for s in served if s.entry.column == column]
+        here = column_gains(part, scores)
+        tables += blocks(known(rows(part, scores)))
+        tables += [gain_table(here, column)] if here else []
+        found += here
+    if found:
+        tables[-1] = dataclasses.replace(tables[-1], note=GAIN_NOTE)
+    return tables, found
+
+
+def column_gains(served: Sequence[Served], scores: Sequence[str]) -> list[Gain]:
+    """Return the gains in ACC that are known, if ACC is among the scores."""
+    return known_gains(served) if "acc" in scores else []
+
+
+# ---------------------------------------------------------------------- scores
+
+
+def blocks(found: Sequence[Row], note: str = "") -> list[Table]:
+    """Return one table per column of the experiment, with the paper's values if there are any."""
+    tables = []
+    for name in dict.fromkeys(row.column for row in found):
+        here = [r for r in found if r.column == name]
+        wide = len(here[0].cells) > WIDE
+        parts = _parts(here) if wide else [here]
+        for k, part in enumerate(parts, 1):
+            of = f", part {k} of {len(parts)}" if len(parts) > 1 else ""
+            tables.append(_block(name + of, part, note, wide=wide))
+    return tables
+
+
+def _parts(found: list[Row]) -> list[list[Row]]:
+    """Split the scores of rows over several tables that fit a page."""
+    starts = range(0, len(found[0].cells), PAGE)
+    return [[dataclasses.replace(r, cells=r.cells[k : k + PAGE]) for r in found] for k in starts]
+
+
+def _block(title: str, rows: list[Row], note: str, *, wide: bool) -> Table:
+    paper = any(c.paper is not None for row in rows for c in row.cells)
+    columns = [*text_columns("method"), Column("seeds")]
+    columns += text_columns("statistics") if paper else ()
+    for name in (c.score for c in rows[0].cells):
+        parts = ["ours"] if (wide and paper) or score_info(name).cost else ["BN", "IBN"]
+        parts += ["paper"] * paper + ["Δ"] * (paper and not wide)
+        columns += [Column(part, score_info(name).arrowed) for part in parts]
+    lines = []
+    for row in rows:
+        line = [row.row, str(len(row.seeds) or MISSING)]
+        line += [STATISTICS[row.statistics]] if paper else []
+        line += [text for cell in row.cells for text in _texts(cell, paper, wide)]
+        lines.append(tuple(line))
+    return Table(title, tuple(columns), tuple(lines), note)
+
+
+def _texts(cell: Cell, paper: bool, wide: bool) -> list[str]:
+    info = score_info(cell.score)
+    far = Strong if cell.within is False else str
+    if wide and paper:
+        return [far(spread(cell.ours, info.digits)), number(cell.paper, 2)]
+    ours = [cell.ours] if info.cost else [cell.bn, cell.ibn]
+    texts = [spread(m, info.digits) for m in ours]
+    gap = number(cell.difference, info.digits, sign=True)
+    given = number(cell.paper, info.digits if info.cost else 2)
+    return [*texts, given, far(gap)] if paper else texts
+
+
+# ---------------------------------------------------------------------- gains
+
+
+def gain_table(found: Sequence[Gain], where: str) -> Table:
+    """Return a table of each Dual-CBA's gains over its base, with intervals and p."""
+    whole, adaptors = "IBN, over base BN", "IBN, over base IBN"
+    columns = (
+        Column("Dual-CBA over base", number=False), Column("seeds"),
+        Column("gain", whole), Column("p", whole), Column("gain", "of it IBN’s"),
+        Column("gain", adaptors), Column("p", adaptors),
+        Column("gain", "both BN"), Column("p", "both BN"),
+    )  # fmt: skip
+    lines = []
+    for g in found:
+        parts = [*_gap(g.whole), spread(g.ibn, sign=True), *_gap(g.adaptors), *_gap(g.bn)]
+        lines.append((g.pair, str(g.adaptors.seeds or MISSING), *parts))
+    return Table(f"Gain in {score_info(found[0].score).title}, {where}", columns, tuple(lines))
+
+
+def _gap(gap: Gap) -> list[str]:
+    return [spread(gap, sign=True), p_value(gap.p)]

@@ -1,0 +1,44 @@
+"""The tables that close a call of `dualcba run`: BN beside IBN, mean and interval over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dualcba.experiments.result import Result
+from dualcba.report.comparison import Served, measure
+from dualcba.report.names import STATISTICS, method_title, score_info, seeds
+from dualcba.report.results import collections
+from dualcba.report.tables.layouts import portions
+from dualcba.report.tables.model import Column, Table, short_spread, text_columns
+
+SCORES = ("acc", "fm", "acc_auc")
+
+
+def summary_layouts(results: Sequence[Result]) -> list[Iterator[list[Table]]]:
+    """Return, per dataset, setting and buffer, the ways to lay out its scores, widest first."""
+    return [_layouts(collection.served) for collection in collections(results)]
+
+
+def _layouts(served: Sequence[Served]) -> Iterator[list[Table]]:
+    return ([summary_table(served, part) for part in parts] for parts in portions(SCORES))
+
+
+def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
+    """Return a table with one row per group of runs; each score in percent."""
+    first = served[0].results[0].spec
+    heads = [Column(s, score_info(name).arrowed) for name in scores for s in STATISTICS.values()]
+    pairs = [(statistics, name) for name in scores for statistics in STATISTICS]
+    lines = [(_name(s), *(short_spread(measure(s.results, *p)) for p in pairs)) for s in served]
+    over = seeds(*(len(s.results) for s in served))
+    return Table(
+        f"{first.dataset}, {first.setting}, buffer {first.buffer}",
+        (*text_columns("method"), *heads),
+        tuple(lines),
+        f"percent; mean ± 95 % interval over {over}",
+    )
+
+
+def _name(served: Served) -> str:
+    """Return the method as the command line names it, and the fields that tell it apart."""
+    method = served.entry.method
+    return method + served.entry.row.removeprefix(method_title(method))

@@ -1,0 +1,103 @@
+"""Tables in a terminal, by rich: those of an experiment, and those that close `dualcba run`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from dualcba.experiments.paper.catalogue import Experiment
+from dualcba.experiments.result import Result
+from dualcba.report.comparison import Served, known, rows, serve
+from dualcba.report.gains import Gain, in_one_line
+from dualcba.report.names import seeds
+from dualcba.report.tables.layouts import score_layouts, short_gain_table
+from dualcba.report.tables.model import Table
+from dualcba.report.tables.scores import column_gains
+from dualcba.report.tables.summary import summary_layouts
+
+NAME_WIDTH = 16
+"""Characters that the names of an experiment's rows have at least."""
+
+WIDTH = 220
+"""Characters per line of an output that is not a terminal."""
+
+CAPTION = "mean ± 95 % interval over {seeds}"
+BESIDE = "; Δ is ours minus the paper's, with the statistics (BN or IBN) of the row"
+SMALL = "; handwritten digits: the paper's values do not apply"
+GAIN = "gain over the base, seed by seed; p of a paired t test"
+
+
+def wide_console() -> Console:
+    """Return standard output; if it is not a terminal, lines are as long as tables need."""
+    console = Console()
+    given = console.is_terminal or os.environ.get("COLUMNS")
+    return console if given else Console(width=WIDTH)
+
+
+def rich_table(table: Table, name_width: int | None = None) -> RichTable:
+    """Return a table as rich prints it: its title above it, its note below."""
+    out = RichTable(
+        title=table.title or None, caption=table.note or None, box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0), pad_edge=False,
+    )  # fmt: skip
+    names, *others = table.columns
+    out.add_column(names.title, min_width=name_width, overflow="fold")
+    for c in others:
+        head = f"{c.group}\n{c.title}" if table.grouped and c.number else c.title
+        width = len(c.group or c.title) or None  # of several words, which are not to be cut
+        justify = "right" if c.number else "left"
+        out.add_column(head, justify=justify, no_wrap=True, min_width=width)  # type: ignore[arg-type]
+    for row in table.rows:
+        out.add_row(*row)
+    return out
+
+
+def fitting(
+    layouts: Iterable[Sequence[Table]], console: Console, name_width: int | None = None
+) -> list[RichTable]:
+    """Return the first of several layouts that fits the console, or the last one."""
+    room = console.options.update(width=1000)
+    found: list[RichTable] = []
+    for tables in layouts:
+        found = [rich_table(table, name_width) for table in tables]
+        if all(Measurement.get(console, room, t).minimum <= console.width for t in found):
+            break
+    return found
+
+
+def summary(results: Sequence[Result], console: Console) -> list[RichTable]:
+    """Return a table per dataset, setting and buffer, in parts where the console is narrow."""
+    return [t for layouts in summary_layouts(results) for t in fitting(layouts, console)]
+
+
+def show(
+    experiment: Experiment, results: Sequence[Result], console: Console, *, small: bool
+) -> None:
+    """Print one table per column of the experiment, with the rows that have results."""
+    found: list[Gain] = []
+    served = [s for s in serve(experiment, results) if s.results]
+    for column in dict.fromkeys(s.entry.column for s in served):
+        part = [s for s in served if s.entry.column == column]
+        console.print(Text(f"{experiment.title}, {column}", style="bold"))
+        layouts = score_layouts(known(rows(part, experiment.scores)))
+        for table in fitting(layouts, console, NAME_WIDTH):
+            console.print(table)
+        here = column_gains(part, experiment.scores)
+        if here:
+            console.print(rich_table(short_gain_table(here), NAME_WIDTH))
+        found += here
+        console.print(Text(_caption(part, here, small=small) + "\n", style="dim"))
+    if found:
+        console.print(Text(f"{experiment.title}. {in_one_line(found)}\n"))
+
+
+def _caption(served: Sequence[Served], found: Sequence[Gain], *, small: bool) -> str:
+    over = seeds(*(len(s.results) for s in served))
+    beside = BESIDE if any(s.entry.paper for s in served) else ""
+    return CAPTION.format(seeds=over) + beside + (f"; {GAIN}" * bool(found)) + SMALL * small

@@ -1,0 +1,98 @@
+"""Which results serve a spec."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dualcba.experiments import Result, Spec, matches
+from dualcba.experiments.matching import Index
+from dualcba.experiments.paper.catalogue import Entry
+from dualcba.experiments.paper.scale import source_spec
+
+
+def result(seed: int = 0, **given: Any) -> Result:
+    return Result(Spec(**given, seed=seed), seed, {})
+
+
+def entry(**given: Any) -> Entry:
+    return Entry("row", "column", {"dataset": "digits", **given}, "bn", {})
+
+
+def test_a_result_serves_its_spec_whatever_the_seed() -> None:
+    assert matches(result(3, method="er", buffer=50), Spec(method="er", buffer=50))
+    cifar = Spec(method="er", dataset="cifar100")
+    assert matches(result(method="er", dataset="cifar100"), cifar)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"method": "er-cba"}, {"buffer": 51}, {"lr": 0.1}, {"tasks": 2}, {"network": "resnet18-slim"},
+     {"setting": "offline"}, {"class_order": [1, 0, *range(2, 10)]}],
+)  # fmt: skip
+def test_a_changed_spec_is_another(changed: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"method": "er", "buffer": 50}
+    one = result(**given | changed)
+    assert not matches(one, Spec(**given))
+    assert Index([one]).serving(entry(**given)) == ()
+
+
+def test_other_options_of_the_method_are_another_spec() -> None:
+    assert not matches(result(method="derpp", method_options={"alpha": 1}), Spec(method="derpp"))
+
+
+def test_an_incomplete_result_serves_nothing() -> None:
+    assert not matches(replace(result(method="er"), status="running"), Spec(method="er"))
+
+
+def test_any_time_scores_serve_where_only_the_ends_are_asked_for() -> None:
+    often, rare = result(method="er", eval_every=5), result(method="er", eval_every=0)
+    assert matches(often, Spec(method="er", eval_every=0))
+    assert not matches(rare, Spec(method="er", eval_every=5))
+    assert not matches(often, Spec(method="er", eval_every=20))
+
+
+def test_more_recordings_serve_where_fewer_are_asked_for() -> None:
+    one = result(method="er", record=["predictions", "transitions"])
+    assert matches(one, Spec(method="er", record=["transitions"]))
+    assert not matches(one, Spec(method="er", record=["alignment"]))
+    assert matches(one, Spec(method="er"))
+
+
+def test_one_result_per_seed() -> None:
+    results = [result(s, method="er", eval_every=k) for s, k in ((2, 5), (0, 5), (0, 0), (1, 7))]
+    served = Index(results).serving(entry(method="er", eval_every=0))
+    assert [r.seed for r in served] == [0, 1, 2]
+    assert served[0] is results[1]
+
+
+# ---------------------------------------------------------------- parts from another run
+
+SOURCE = source_spec("cifar100", "paper")
+ORIGIN = {name: getattr(SOURCE, name) for name in ("dataset", "method", "buffer", "tasks")}
+
+
+def loading(**origin: Any) -> Result:
+    one = result(1, method="er-dual-cba", agnostic_from="part.safetensors")
+    return replace(one, agnostic_provenance=origin)
+
+
+def test_the_file_itself_says_where_a_part_came_from() -> None:
+    wanted = Spec(method="er-dual-cba", specific="none")
+    assert matches(loading(**ORIGIN, seed=1), wanted, SOURCE)
+    donated = replace(entry(method="er-dual-cba", specific="none"), donor="cifar100")
+    assert len(Index([loading(**ORIGIN, seed=1)]).serving(donated)) == 1
+    assert not matches(loading(**ORIGIN, seed=0), wanted, SOURCE)  # the run of another seed
+    assert not matches(loading(**ORIGIN | {"buffer": 5}, seed=1), wanted, SOURCE)
+    assert not matches(loading(), wanted, SOURCE)
+    assert not matches(loading(**ORIGIN, seed=1), wanted)
+    assert not matches(result(1, method="er-dual-cba", specific="none"), wanted, SOURCE)
+
+
+def test_the_shipped_part_is_not_that_of_a_run() -> None:
+    one = result(0, method="er-dual-cba", agnostic_from="pretrained")
+    one = replace(one, agnostic_provenance={**ORIGIN, "seed": 0})
+    assert matches(one, Spec(method="er-dual-cba", agnostic_from="pretrained"))
+    assert not matches(one, Spec(method="er-dual-cba", specific="none"), SOURCE)

@@ -1,0 +1,154 @@
+"""Groups of runs that differ only by seed, their names, and the command that repeats them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dualcba.experiments import Result, Spec
+from dualcba.experiments.result import ForeignSpec, make_spec
+from dualcba.report.commands import command, repeat
+from dualcba.report.results import collections, task_classes
+
+NOTHING: Mapping[str, Mapping[str, None]] = {"bn": {}, "ibn": {}}
+DONOR = {"dataset": "cifar10", "tasks": 5, "buffer": 200}
+
+
+def made(**given: Any) -> Result:
+    spec = Spec(**given)
+    return Result(spec, spec.seed, NOTHING)
+
+
+def test_groups_of_one_method_are_named_by_what_differs() -> None:
+    results = [
+        made(method="er-dual-cba", specific="none"), made(method="er-dual-cba"),
+        made(method="er", seed=1), made(method="er"), made(method="er", buffer=50),
+    ]  # fmt: skip
+    second, first = collections(results)  # the smaller buffer first
+    assert (first.title, second.title) == ("Digits, online, M = 100", "Digits, online, M = 50")
+    assert [s.entry.row for s in first.served] == [
+        "ER",
+        "ER-Dual-CBA, specific none",
+        "ER-Dual-CBA",
+    ]
+    assert [r.seed for r in first.served[0].results] == [0, 1]
+
+
+def test_groups_that_differ_in_how_they_were_scored_alone_are_named_by_that() -> None:
+    (group,) = collections([made(method="er"), made(method="er", eval_every=0)])
+    assert [s.entry.row for s in group.served] == ["ER", "ER, eval every 0"]
+
+
+def test_seeds_are_in_the_order_of_numbers() -> None:
+    (group,) = collections([made(method="er", seed=k) for k in (10, 2)])
+    assert [r.seed for r in group.served[0].results] == [2, 10]
+
+
+def test_a_single_seed_is_named_in_the_command() -> None:
+    assert command({"method": "er", "dataset": "digits"}, [3]).endswith(" --seed 3")
+
+
+def loading(path: str, own: int, **origin: Any) -> Result:
+    """Return a run that has loaded a class-agnostic part."""
+    result = made(method="er-dual-cba", agnostic_from=path, seed=own)
+    return replace(result, agnostic_provenance=origin)
+
+
+def test_parts_from_a_run_of_the_same_seed_are_of_one_group() -> None:
+    results = [loading(f"part-{k}", k, **DONOR, seed=k) for k in (0, 1)]
+    (group,) = collections([made(method="er-dual-cba"), *results])
+    dual, loaded = group.served
+    assert loaded.entry.row == "ER-Dual-CBA, specific none, agnostic from cifar10"
+    assert [r.seed for r in loaded.results] == [0, 1]
+    assert "--agnostic-from cifar10-sSEED.safetensors" in repeat(loaded)
+    assert "--agnostic-from" not in repeat(dual)
+
+
+def test_a_part_that_several_seeds_load_is_one_file() -> None:
+    """Its run has the seed of one of them, and yet all are of one group."""
+    results = [loading("runs/part", k, **DONOR, seed=0) for k in (0, 1)]
+    (group,) = collections(results)
+    (loaded,) = group.served
+    assert [r.seed for r in loaded.results] == [0, 1]
+    assert "--agnostic-from runs/part" in repeat(loaded)
+
+
+def test_parts_from_different_runs_are_told_apart() -> None:
+    """Those of a small `transfer-inter`: all on digits."""
+    size = {"dataset": "digits", "buffer": 50}
+    results = [loading(f"part-{n}", 0, **size, tasks=n, seed=0) for n in (5, 10)]
+    (group,) = collections(results)
+    assert [s.entry.row for s in group.served] == [
+        f"ER-Dual-CBA, agnostic from digits in {n} tasks with M = 50" for n in (5, 10)
+    ]
+
+
+def test_the_shipped_part_is_one_for_all_seeds() -> None:
+    results = [loading("pretrained", k, dataset="cifar100", seed=0) for k in (0, 1)]
+    (group,) = collections(results)
+    assert [len(s.results) for s in group.served] == [2]
+
+
+def test_an_unknown_method_and_a_dataset_that_is_gone() -> None:
+    fields = made(method="er").fields | {"method": "mine-dual-cba", "dataset": "/gone/birds.npz"}
+    spec = make_spec(fields)
+    assert isinstance(spec, ForeignSpec)
+    (group,) = collections([Result(spec, seed, NOTHING) for seed in (0, 1)])
+    assert group.title == "birds.npz, online, M = 100"
+    (served,) = group.served
+    assert served.entry.row == "mine-Dual-CBA"
+    assert repeat(served).startswith("dualcba run --method mine-dual-cba --dataset /gone/birds.npz")
+
+
+@pytest.mark.parametrize(
+    ("order", "tasks"),
+    [("natural", [[0, 1], [2, 3]]), ([3, 0, 1, 2], [[3, 0], [1, 2]])],
+)
+def test_the_classes_of_tasks(order: object, tasks: list[list[int]]) -> None:
+    assert task_classes(made(tasks=2, class_order=order), 4) == tasks
+
+
+def test_a_shuffled_order_is_the_runs_own() -> None:
+    from dualcba.data import load_dataset
+    from dualcba.experiments.run import make_stream
+
+    spec = Spec(class_order="shuffled", seed=3)
+    stream = make_stream(spec, load_dataset("digits"))
+    assert task_classes(Result(spec, 3, NOTHING), 10) == [list(t.classes) for t in stream]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": "er"},
+        {"method": "er-dual-cba", "agnostic": True, "specific": "none", "ibn_augment": False},
+        {"method": "er", "tasks": [2, 3, 5], "lr": 0.1, "class_order": list(range(9, -1, -1))},
+        {"method": "lucir", "method_options": {"scale": 10}, "buffer": 50},
+    ],
+)
+def test_the_command_makes_the_same_specs(given: dict[str, Any], monkeypatch: Any) -> None:
+    """What the command line makes of the command is the spec that the command was made of."""
+    from typer.testing import CliRunner
+
+    from dualcba.cli import app as cli
+
+    made: list[Spec] = []
+
+    def stop(_: Path, specs: list[Spec]) -> None:
+        made.extend(specs)
+        raise ValueError("far enough")
+
+    monkeypatch.setattr(cli, "check_free", stop)
+    wanted = [Spec(**given, seed=s) for s in (2, 3)]
+    words = shlex.split(command(wanted[0].to_dict(), [2, 3]))
+    CliRunner().invoke(cli.app, words[1:])
+    assert made == wanted
+
+
+def test_seeds_that_do_not_follow_each_other_are_named() -> None:
+    assert command({"method": "er", "dataset": "digits"}, [0, 2]).endswith("# and seeds 2")
