@@ -381,3 +381,43 @@ def test_a_mistake_is_one_line_at_once(mistake: str) -> None:
     with pytest.raises((ValueError, OSError), match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------------- the public face
+
+METHODS = {
+    "observe", "observe_on_device", "predict", "predict_proba", "new_task", "end_task",
+    "state_dict", "load_state_dict", "save", "load", "save_agnostic", "check_finite",
+    "evaluating", "scores",
+}  # fmt: skip
+PROPERTIES = {
+    "network", "method", "adaptor", "memory", "class_sets", "num_classes", "input_shape", "dtype",
+    "batch_size", "device", "seed", "statistics", "step", "task", "task_starts", "parts",
+}  # fmt: skip
+
+
+def test_nothing_else_is_public(vectors: Make) -> None:
+    learner = vectors()
+    assert {name for name in dir(learner) if not name.startswith("_")} == METHODS | PROPERTIES
+    assert all(getattr(Learner, name).__doc__ for name in METHODS | PROPERTIES)
+
+
+@pytest.mark.parametrize("name", sorted(PROPERTIES))
+def test_properties_can_only_be_read(name: str, vectors: Make) -> None:
+    learner = vectors()
+    with pytest.raises(AttributeError):
+        setattr(learner, name, getattr(learner, name))
+
+
+def test_what_the_properties_say(make_learner: Make, teach: Teach) -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(192, 6))
+    learner = teach(make_learner("er-cba", network, seed=3), tasks=2, steps=4)
+    assert learner.network.module is network
+    assert (learner.num_classes, learner.input_shape, learner.batch_size) == (6, (3, 8, 8), 8)
+    assert (learner.device, learner.dtype) == (torch.device("cpu"), torch.uint8)
+    assert (learner.step, learner.task, learner.task_starts) == (8, 1, [0, 4])
+    assert (learner.seed, learner.statistics) == (3, "bn")
+    assert learner.class_sets.new.tolist() == [False, False, True, True, False, False]
+    assert learner.memory.seen == 64
+    learner.task_starts.append(7)  # a copy
+    assert learner.task_starts == [0, 4]

@@ -77,7 +77,8 @@ class Learner:
     def __init__(self, given: LearnerArguments) -> None:
         device = resolve_device(given.device)
         engine = make_engine(given.engine, device)
-        self._dtype, self._ibn, self._step = given.dtype, bool(given.ibn), 0
+        self._statistics = "ibn" if given.ibn else "bn"
+        self._dtype, self._step = given.dtype, 0
         with default_modes(device), engine.scope():  # may fail: before the network is changed
             sets = ClassSets(given.num_classes)
             rng = torch_generator(given.seed, "adaptor")
@@ -93,88 +94,6 @@ class Learner:
                 self._parts, seed=given.seed, average=given.ibn_average,
                 augment=given.ibn_augment, seen_only=given.seen_only,
             )  # fmt: skip
-
-    # ------------------------------------------------------------------ properties
-
-    @property
-    def network(self) -> Network:
-        """The network; its `module` is the one that was given."""
-        return self._parts.context.network
-
-    @property
-    def method(self) -> Method:
-        """The rehearsal method."""
-        return self._parts.method
-
-    @property
-    def adaptor(self) -> Adaptor | None:
-        """The bias adaptor, if any."""
-        return self._parts.outer_loop.adaptor
-
-    @property
-    def memory(self) -> Memory:
-        """The rehearsal memory."""
-        return self._parts.context.memory
-
-    @property
-    def class_sets(self) -> ClassSets:
-        """Which classes are new, old and unseen."""
-        return self._parts.context.sets
-
-    @property
-    def num_classes(self) -> int:
-        """The number of classes, including those that arrive later."""
-        return self.network.num_classes
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
-        return self.network.input_shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the raw samples."""
-        return self._dtype
-
-    @property
-    def batch_size(self) -> int:
-        """The number of samples in each memory draw."""
-        return self._parts.context.batch_size
-
-    @property
-    def device(self) -> torch.device:
-        """The device it computes on."""
-        return self._parts.engine.device
-
-    @property
-    def seed(self) -> int:
-        """The seed it was made with, or that of the state it has loaded."""
-        return self._predictor.seed
-
-    @property
-    def statistics(self) -> str:
-        """The statistics that `predict` uses: `"bn"` or `"ibn"`."""
-        return "ibn" if self._ibn else "bn"
-
-    @property
-    def step(self) -> int:
-        """The number of steps so far."""
-        return self._step
-
-    @property
-    def task(self) -> int:
-        """The index of the current task, from 0; −1 before the first."""
-        return self.class_sets.task
-
-    @property
-    def task_starts(self) -> list[int]:
-        """The step at which each task began."""
-        return list(self._parts.tasks.starts)
-
-    @property
-    def parts(self) -> Parts:
-        """The internal parts, for evaluation and benchmarks; they may change between versions."""
-        return self._parts
 
     # ------------------------------------------------------------------ training
 
@@ -222,7 +141,7 @@ class Learner:
         labels: NDArray[np.int64] | None = None,
         again: bool = False,
     ) -> None:
-        """Train on a batch that is checked and on the device already; never waits for the device.
+        """Train on a batch that is already checked and on the device, without waiting for it.
 
         This is `observe` without its checks, for runs and benchmarks. `storable` is the mask of
         samples that may enter the memory, by default all; `labels` is y on the host, required if
@@ -230,11 +149,8 @@ class Learner:
         """
         parts = self._parts
         with default_modes(self.device):
-            if parts.tasks.detector is not None:
-                self._predictor.forget()
-                parts.tasks.infer(labels, self._step)
-            if not parts.tasks.open:
-                raise ValueError("no task has begun, expected new_task(classes) before observe")
+            self._predictor.forget()
+            parts.tasks.before_step(labels, self._step)
             update_adaptor = parts.outer_loop.due(self._step - parts.tasks.starts[-1])
             parts.training_step.take(x, y, storable, self._step, update_adaptor=update_adaptor)
             if parts.method.rereads_task and not again:
@@ -308,3 +224,85 @@ class Learner:
             raise ValueError("the learner has no adaptor, expected one to save")
         self._parts.engine.finish()
         save_agnostic(self.adaptor, path, provenance)
+
+    # ------------------------------------------------------------------ properties
+
+    @property
+    def network(self) -> Network:
+        """The network; its `module` is the one that was given."""
+        return self._parts.context.network
+
+    @property
+    def method(self) -> Method:
+        """The rehearsal method."""
+        return self._parts.method
+
+    @property
+    def adaptor(self) -> Adaptor | None:
+        """The bias adaptor, if any."""
+        return self._parts.outer_loop.adaptor
+
+    @property
+    def memory(self) -> Memory:
+        """The rehearsal memory."""
+        return self._parts.context.memory
+
+    @property
+    def class_sets(self) -> ClassSets:
+        """Which classes are new, old and unseen."""
+        return self._parts.context.sets
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes, including those that arrive later."""
+        return self.network.num_classes
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return self.network.input_shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the raw samples."""
+        return self._dtype
+
+    @property
+    def batch_size(self) -> int:
+        """The number of samples in each memory draw."""
+        return self._parts.context.batch_size
+
+    @property
+    def device(self) -> torch.device:
+        """The device it computes on."""
+        return self._parts.engine.device
+
+    @property
+    def seed(self) -> int:
+        """The seed it was made with, or that of the state it has loaded."""
+        return self._predictor.seed
+
+    @property
+    def statistics(self) -> str:
+        """The statistics that `predict` uses: `"bn"` or `"ibn"`."""
+        return self._statistics
+
+    @property
+    def step(self) -> int:
+        """The number of steps so far."""
+        return self._step
+
+    @property
+    def task(self) -> int:
+        """The index of the current task, from 0; −1 before the first."""
+        return self.class_sets.task
+
+    @property
+    def task_starts(self) -> list[int]:
+        """The step at which each task began."""
+        return list(self._parts.tasks.starts)
+
+    @property
+    def parts(self) -> Parts:
+        """The internal parts, for evaluation and benchmarks; they may change between versions."""
+        return self._parts

@@ -24,9 +24,9 @@ def by_hand(learner: Learner, data: Dataset, tasks: int) -> dict[str, list[float
     network = copy.deepcopy(learner.network.module).eval()
     with torch.no_grad():
         answers = {"bn": network(data.transform()(data.test_x)).argmax(1)}
-    kept, learner._ibn = learner._ibn, True
+    kept, learner._statistics = learner._statistics, "ibn"
     answers["ibn"] = learner.predict(data.test_x)
-    learner._ibn = kept
+    learner._statistics = kept
     right = {k: (v == data.test_y).numpy() for k, v in answers.items()}
     stream = disjoint(data, tasks)
     return {k: [100 * float(v[t.test].mean()) for t in stream] for k, v in right.items()}

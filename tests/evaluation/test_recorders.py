@@ -44,7 +44,7 @@ def test_predictions_are_what_predict_answers(
     run = finish(spec(method=method, record=["predictions"]), images)
     got = run.result()["recordings"]["predictions"]
     for norm in ("bn", "ibn"):
-        run.learner._ibn = norm == "ibn"
+        run.learner._statistics = norm
         want = np.zeros((6, 6), int)
         answers = run.learner.predict(images.test_x)
         np.add.at(want, (images.test_y.numpy(), answers.numpy()), 1)

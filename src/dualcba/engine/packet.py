@@ -9,8 +9,10 @@ shapes, so an engine can use it as the key of a captured graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,24 +21,14 @@ from torch import Tensor
 
 Array = NDArray[Any]
 
+Leaf = tuple[tuple[int, ...], bool]
+"""An array: its shape, and whether it holds floats."""
 
-class Leaf(NamedTuple):
-    """The place of an array: its shape, and whether it holds floats."""
-
-    shape: tuple[int, ...]
-    floats: bool
-
-
-class Node(NamedTuple):
-    """The place of a dataclass, dict or tuple: its type, the names of its parts, the parts."""
-
-    kind: type
-    names: tuple[str, ...]
-    parts: tuple[Layout, ...]
-
+Node = tuple[type, tuple[str, ...], tuple["Layout", ...]]
+"""A dataclass, dict or tuple: its type, the names of its parts (a tuple has none), the parts."""
 
 Layout = Leaf | Node | None
-"""How the parts of a packet lie in it; None takes no place."""
+"""How the parts of a packet lie in it; None takes no place. Plain tuples are fast to hash."""
 
 
 def pack(tree: Any) -> tuple[NDArray[np.int64], Layout]:
@@ -48,36 +40,39 @@ def pack(tree: Any) -> tuple[NDArray[np.int64], Layout]:
     >>> packet.shape
     (4,)
     """
-    arrays: list[NDArray[np.int64]] = []
+    arrays: list[Array] = []
     layout = _lay_out(tree, arrays)
-    return np.concatenate(arrays) if arrays else np.empty(0, np.int64), layout
+    packet = np.concatenate(arrays, dtype=np.int64) if arrays else np.empty(0, np.int64)
+    return packet, layout
 
 
-def _lay_out(tree: Any, arrays: list[NDArray[np.int64]]) -> Layout:
+def _lay_out(tree: Any, arrays: list[Array]) -> Layout:
+    """Append the arrays of a tree to a list, each in one dimension, and return their layout."""
     if tree is None:
         return None
     if isinstance(tree, np.ndarray):
         floats = tree.dtype.kind == "f"
-        arrays.append(_bits(tree, floats).ravel())
-        return Leaf(tree.shape, floats)
-    names, values = _parts(tree)
-    return Node(type(tree), names, tuple([_lay_out(value, arrays) for value in values]))
+        bits = tree.astype(np.float64).view(np.int64) if floats else tree
+        arrays.append(bits if bits.ndim == 1 else bits.ravel())
+        return tree.shape, floats
+    kind: Any = type(tree)
+    names: tuple[str, ...] = ()
+    values = tree
+    if kind is dict:
+        names, values = tuple(tree), tree.values()
+    elif kind is not tuple:
+        names, get = _fields(kind)
+        values = get(tree)
+    return kind, names, tuple([_lay_out(value, arrays) for value in values])
 
 
-def _bits(array: Array, floats: bool) -> NDArray[np.int64]:
-    if floats:
-        return array.astype(np.float64).view(np.int64)
-    return array.astype(np.int64, copy=False)
-
-
-def _parts(tree: Any) -> tuple[tuple[str, ...], Iterable[Any]]:
-    """Return the names and values of the parts of a tuple, dict or dataclass."""
-    if isinstance(tree, tuple):
-        return (), tree
-    if isinstance(tree, dict):
-        return tuple(tree), tree.values()
-    names = tuple(tree.__dataclass_fields__)
-    return names, [getattr(tree, name) for name in names]
+@lru_cache
+def _fields(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    """Return the names of a dataclass's fields, and a function that returns their values."""
+    names = tuple(kind.__dataclass_fields__)
+    if len(names) > 1:
+        return names, attrgetter(*names)  # fast, but no tuple of a single field
+    return names, lambda tree: tuple(getattr(tree, name) for name in names)
 
 
 def unpack(packet: Tensor, layout: Layout) -> Any:
@@ -87,25 +82,31 @@ def unpack(packet: Tensor, layout: Layout) -> Any:
     >>> unpack(torch.from_numpy(packet), layout)["noise"].tolist()
     [0.5]
     """
-    sizes = [math.prod(leaf.shape) for leaf in _leaves(layout)]
-    return _rebuild(layout, iter(torch.split(packet, sizes)))
+    return _rebuild(layout, iter(torch.split(packet, _sizes(layout))))
 
 
-def _leaves(layout: Layout) -> Iterator[Leaf]:
-    if isinstance(layout, Leaf):
-        yield layout
-    elif layout is not None:
-        for part in layout.parts:
-            yield from _leaves(part)
+@lru_cache
+def _sizes(layout: Layout) -> list[int]:
+    """Return the number of entries of each array in a packet."""
+    if layout is None:
+        return []
+    if len(layout) == 2:
+        return [math.prod(layout[0])]
+    return [size for part in layout[2] for size in _sizes(part)]
 
 
 def _rebuild(layout: Layout, parts: Iterator[Tensor]) -> Any:
     if layout is None:
         return None
-    if isinstance(layout, Leaf):
+    if len(layout) == 2:
+        shape, floats = layout
         part = next(parts)
-        return (part.view(torch.float64) if layout.floats else part).view(layout.shape)
-    values = [_rebuild(part, parts) for part in layout.parts]
-    if layout.kind is tuple:
+        part = part.view(torch.float64) if floats else part
+        return part if len(shape) == 1 else part.view(shape)
+    kind, names, layouts = layout
+    values = [_rebuild(one, parts) for one in layouts]
+    if kind is tuple:
         return tuple(values)
-    return layout.kind(**dict(zip(layout.names, values, strict=True)))
+    if kind is dict:
+        return dict(zip(names, values, strict=True))
+    return kind(*values)  # a dataclass takes its fields in order

@@ -1,1 +1,1 @@
-"""One training step and what it needs: draws, forwards, tasks, precision, the watch on the loss."""
+"""The training step and its parts: draws, forward passes, tasks, precision, loss monitor, state."""

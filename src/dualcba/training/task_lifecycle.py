@@ -75,13 +75,20 @@ class TaskLifecycle:
             self.method.end_task(x, y)
         self.open, self.data = False, []
 
-    def infer(self, labels: NDArray[np.int64] | None, step: int) -> None:
+    def before_step(self, labels: NDArray[np.int64] | None, step: int) -> None:
+        """Raise unless a task has begun; if boundaries are inferred, the labels may begin one."""
+        if self.detector is not None:
+            if labels is None:
+                wanted = "y on the host: boundaries are inferred"
+                raise ValueError(expected("labels", labels, wanted))
+            self._infer(self.detector, labels, step)
+        if not self.open:
+            raise ValueError("no task has begun, expected new_task(classes) before observe")
+
+    def _infer(self, detector: TaskDetector, labels: NDArray[np.int64], step: int) -> None:
         """Begin a task, or change the new classes, according to the labels of the next batch."""
-        assert self.detector is not None
-        if labels is None:
-            raise ValueError(expected("labels", labels, "y on the host: boundaries are inferred"))
-        before = self.detector.new
-        boundary, new = self.detector.update(labels)
+        before = detector.new
+        boundary, new = detector.update(labels)
         if boundary or not self.open:
             self.begin(sorted(new), step)
         elif new != before:
