@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.collected import Collected, Fields, Sourced, named
-
 from dualcba.errors import unknown
 from dualcba.experiments.paper.catalogue import Entry, experiments
 from dualcba.experiments.result import NAMED, identity
@@ -26,6 +24,7 @@ from dualcba.report.names import MISSING, STATISTICS, method_title, score_info, 
 from dualcba.report.results import SCORING, usual
 from dualcba.report.tables.model import number, p_value
 from dualcba.report.tables.scores import WIDE
+from tools.collected import Collected, Fields, Sourced, named
 
 SEEDS = 3
 """The usual number of seeds, which is not mentioned; a single seed is, beside the number."""
