@@ -91,6 +91,15 @@ def test_the_whole_catalogue_needs_fewer_runs_than_it_has_entries() -> None:
     assert len(coverage.needed) < 0.75 * sum(len(e.entries) for e in named("all"))
 
 
+@pytest.mark.parametrize("scale", ["paper", "small"])
+def test_a_run_that_leaves_a_part_also_serves_the_main_table(scale: str) -> None:
+    main, transfer = (choose([experiments()[n]], None, scale) for n in ("main", "transfer-inter"))
+    one, both = (len(cover(chosen, 1, {}).needed) for chosen in (main, [*main, *transfer]))
+    assert both == one + 12  # its rows without transfer are there, and so are the donors
+    total = {"paper": 315, "small": 309}
+    assert len(cover(choose(named("all"), None, scale), 1, {}).needed) == total[scale]
+
+
 def test_what_is_there_is_not_needed_again(tmp_path: Path) -> None:
     one = experiment({"method": "er"}, {"method": "er-cba"})
     finished(tmp_path, method="er", dataset="cifar10", seed=1, eval_every=5)

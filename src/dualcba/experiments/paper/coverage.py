@@ -86,8 +86,9 @@ def merged(wanted: Iterable[Wanted]) -> list[Wanted]:
     """
     groups: dict[Hashable, list[Wanted]] = {}
     for one in wanted:
-        key = identity(one.spec), one.spec.seed, one.spec.agnostic_from, one.donor, one.scale
-        groups.setdefault(key, []).append(one)
+        spec, source = one.spec, one.source
+        part = source and (identity(source), source.seed)
+        groups.setdefault((identity(spec), spec.seed, spec.agnostic_from, part), []).append(one)
     return [run for group in groups.values() for run in _merged(group)]
 
 
