@@ -40,8 +40,11 @@ def make_network() -> nn.Module:
 
 def make_learner(network: nn.Module | None = None, **options: Any) -> Learner:
     given = {"input_shape": (6,), "num_classes": 4, "method": "er-dual-cba", "dtype": torch.float32}
-    given |= {"buffer": 20, "batch_size": 8, "outer_every": 2, "device": "cpu"}
-    return Learner(network or make_network(), **(given | options))
+    given |= {"buffer": 20, "batch_size": 8, "device": "cpu"}
+    given |= options
+    if str(given["method"]).endswith("cba"):
+        given.setdefault("outer_every", 2)
+    return Learner(network or make_network(), **given)
 
 
 def live(learner: Learner) -> torch.Tensor:

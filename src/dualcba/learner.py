@@ -60,6 +60,7 @@ class Learner:
     which is not part of the learner's seed or state. A learner is not thread-safe: `predict` may be
     called between any two steps, but not during one.
 
+    >>> from torch import nn
     >>> _ = torch.manual_seed(0)
     >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4))
     >>> learner = Learner(net, (4,), 4, dtype=torch.float32, buffer=20, batch_size=8, lr=0.3)

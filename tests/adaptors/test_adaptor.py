@@ -280,7 +280,7 @@ def test_names() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"specific": "double"}, ["specific", "'double'", "'single', 'individual' or 'none'"]),
+        ({"specific": "double"}, ["specific", "'double'", "'single' or 'individual' or 'none'"]),
         ({"space": "log"}, ["space", "'log'", "'logit' or 'probability'"]),
         ({"specific": "none", "agnostic": False}, ["specific is 'none'", "agnostic is False"]),
         ({"width": 0}, ["width", "0", "at least 1"]),

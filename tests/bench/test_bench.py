@@ -190,7 +190,7 @@ def test_times_are_per_unit_and_ratios_within_a_round() -> None:
 
 def test_the_command(dualcba: Callable[..., Any]) -> None:
     options = ("--device", "cpu", "--methods", "er", "--against", "bare", "--no-memory")
-    done = dualcba("bench", *options, "--steps", 1, "--rounds", 1, "--json", "out/b.json")
+    done = dualcba("bench", *options, "--steps", 1, "--rounds", 1, "--out", "out/b.json")
     assert (done.code, done.files) == (0, ["out", "out/b.json"])
     assert "bare" in done.out
     entry = json.loads((done.folder / "out" / "b.json").read_text())

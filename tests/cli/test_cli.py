@@ -305,14 +305,14 @@ def test_the_version_is_that_of_the_package() -> None:
 
 
 def test_a_full_device_is_one_line(dualcba: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    learn = Learner.learn
+    learn = Learner.observe_on_device
 
     def until_full(learner: Learner, *given: Any, **more: Any) -> None:
         if learner.seed == 1 and learner.step == 9:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried 2 GiB.\nOf 8 GiB")
         learn(learner, *given, **more)
 
-    monkeypatch.setattr(Learner, "learn", until_full)
+    monkeypatch.setattr(Learner, "observe_on_device", until_full)
     got = dualcba("run", "--method", "er", "--seeds", 2, "--quiet", "--out", "x", *QUICK)
     assert got.code == 1
     (line,) = got.err.splitlines()

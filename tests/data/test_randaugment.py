@@ -17,7 +17,7 @@ from dualcba.data.randaugment import (
     make_tables,
     source_pixels,
 )
-from dualcba.randomness import pack, unpack
+from dualcba.engine.packet import pack, unpack
 
 MOVES = OPERATIONS[1:6]
 BLENDS = OPERATIONS[6:10]

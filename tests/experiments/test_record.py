@@ -33,11 +33,10 @@ def test_names_in_a_list_or_with_commas(given: Any, want: list[str]) -> None:
     ("given", "words"),
     [
         ("prediction", ["record", "'prediction'", "did you mean 'predictions'"]),
-        (["alignment", "x"], ["record", "'x'", "predictions, transitions, alignment"]),
+        (["alignment", "x"], ["record", "'x'", "'predictions' or 'transitions' or 'alignment'"]),
         ("", ["record", "''"]),
         (3, ["record", "3", "some of"]),
         ([3], ["record", "[3]", "some of"]),
-        (None, ["record", "None", "some of"]),
     ],
 )
 def test_anything_else_is_refused(given: Any, words: list[str]) -> None:

@@ -404,7 +404,7 @@ def test_a_folder_in_every_setting_from_one_file(dualcba: Command, tmp_path: Pat
 
 
 def test_cycled_batches_need_samples_without_a_label(digits: Dataset) -> None:
-    with pytest.raises(ValueError, match="labelled_batches is 'cycled', expected 'mixed' where"):
+    with pytest.raises(ValueError, match="labelled_batches is 'cycled', expected 'mixed' unless"):
         Spec(labelled_batches="cycled")
     spec = Spec(method="er", setting="semi-1", labelled_batches="cycled")
     with pytest.raises(ValueError, match="batch_size of cycled batches is 10, expected at most"):

@@ -481,7 +481,7 @@ def test_hidden_labels_of_the_data_have_no_effect(
 ) -> None:
     """The run is built from data with changed hidden labels; the labelled samples are the same."""
     clean = Run(semi_spec(method), digits, CPU)
-    known = clean.known
+    known = clean.has_label
     assert known is not None
     monkeypatch.setattr(runner, "labelled", lambda *_: known)
     poisoned = Run(semi_spec(method), poison(digits, ~known, within_task=True), CPU)
@@ -496,8 +496,8 @@ def test_hidden_labels_of_a_scheduled_stream_have_no_effect(
 ) -> None:
     """The class of a sample may determine its task, and nothing else."""
     clean, poisoned = (Run(semi_spec(method), digits, CPU) for _ in range(2))
-    assert poisoned.known is not None
-    poisoned.data = poison(digits, ~poisoned.known, within_task=False)
+    assert poisoned.has_label is not None
+    poisoned.data = poison(digits, ~poisoned.has_label, within_task=False)
     (a, one), (b, two) = finish(clean), finish(poisoned)
     assert differ(a, b) == []
     assert one == two
@@ -506,10 +506,10 @@ def test_hidden_labels_of_a_scheduled_stream_have_no_effect(
 def test_a_changed_visible_label_has_an_effect(digits: Dataset, differ: Any) -> None:
     """A change of a visible label is detected, so the tests above can fail."""
     clean, poisoned = (Run(semi_spec("er"), digits, CPU) for _ in range(2))
-    assert poisoned.known is not None
-    first = np.zeros_like(poisoned.known)
+    assert poisoned.has_label is not None
+    first = np.zeros_like(poisoned.has_label)
     planned = np.concatenate([one.rows.ravel() for epochs in poisoned.schedule for one in epochs])
-    first[next(r for r in planned if poisoned.known[r])] = True
+    first[next(r for r in planned if poisoned.has_label[r])] = True
     poisoned.data = poison(digits, first, within_task=True)
     assert differ(finish(clean)[0], finish(poisoned)[0]) != []
 
@@ -517,7 +517,7 @@ def test_a_changed_visible_label_has_an_effect(digits: Dataset, differ: Any) -> 
 def test_a_run_labels_the_ratio_and_stores_only_labelled_samples(digits: Dataset) -> None:
     run = Run(semi_spec("er"), digits, CPU)
     list(run.steps())
-    known = run.known
+    known = run.has_label
     assert known is not None
     planned = np.concatenate([one.rows.ravel() for epochs in run.schedule for one in epochs])
     assert run.learner.memory.seen == known[planned].sum()
@@ -529,13 +529,13 @@ def test_a_run_labels_the_ratio_and_stores_only_labelled_samples(digits: Dataset
 def test_cycled_batches_repeat_labelled_samples_and_store_each_once(digits: Dataset) -> None:
     run = Run(semi_spec("er", labelled_batches="cycled"), digits, CPU)
     list(run.steps())
-    assert run.known is not None
+    assert run.has_label is not None
     fresh: set[int] = set()
     for task, (one,) in zip(run.stream, run.schedule, strict=True):
         some, rest = one.rows[:, :16], one.rows[:, 16:]
-        assert run.known[some].all()
-        assert not run.known[rest].any()
-        assert len(set(rest.ravel())) == rest.size == (~run.known[task.train]).sum() // 16 * 16
+        assert run.has_label[some].all()
+        assert not run.has_label[rest].any()
+        assert len(set(rest.ravel())) == rest.size == (~run.has_label[task.train]).sum() // 16 * 16
         counts = np.unique(some, return_counts=True)[1]
         assert counts.max() - counts.min() <= 1  # round and round
         assert one.storable is not None
@@ -548,8 +548,8 @@ def test_cycled_batches_hide_labels_as_well(digits: Dataset, differ: Any) -> Non
     clean, poisoned = (
         Run(semi_spec("er-dual-cba", labelled_batches="cycled"), digits, CPU) for _ in range(2)
     )
-    assert poisoned.known is not None
-    poisoned.data = poison(digits, ~poisoned.known, within_task=True)
+    assert poisoned.has_label is not None
+    poisoned.data = poison(digits, ~poisoned.has_label, within_task=True)
     assert differ(finish(clean)[0], finish(poisoned)[0]) == []
 
 

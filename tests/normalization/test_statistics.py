@@ -192,7 +192,7 @@ def test_statistics_are_estimated_once_per_step(
 def test_each_step_has_its_own_order(make_learner: Make, teach: Teach) -> None:
     learner = teach(make_learner(buffer=30))
     _, (one,) = under_ibn(learner)
-    learner.step += 1
+    learner._step += 1
     _, (two,) = under_ibn(learner)
     assert not torch.equal(one, two)
 

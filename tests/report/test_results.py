@@ -136,6 +136,7 @@ def test_the_command_makes_the_same_specs(given: dict[str, Any], monkeypatch: An
     from typer.testing import CliRunner
 
     from dualcba.cli import app as cli
+    from dualcba.cli import run
 
     made: list[Spec] = []
 
@@ -143,7 +144,7 @@ def test_the_command_makes_the_same_specs(given: dict[str, Any], monkeypatch: An
         made.extend(specs)
         raise ValueError("far enough")
 
-    monkeypatch.setattr(cli, "check_free", stop)
+    monkeypatch.setattr(run, "check_free", stop)
     wanted = [Spec(**given, seed=s) for s in (2, 3)]
     words = shlex.split(command(wanted[0].to_dict(), [2, 3]))
     CliRunner().invoke(cli.app, words[1:])

@@ -25,6 +25,9 @@ from dualcba.errors import at_least, unknown
 from dualcba.io import atomic_write
 from dualcba.nets import NETWORKS
 
+FILE_OPTIONS = ("--out", "--json")  # of `dualcba bench`, and of the scripts in `benchmarks/`
+ASSIGNED = tuple(f"{name}=" for name in FILE_OPTIONS)
+
 
 def bench(
     *,
@@ -35,10 +38,10 @@ def bench(
     steps: int = 20,
     rounds: int = 9,
     memory: bool = True,
-    json_file: Path | None = None,
+    out: Path | None = None,
     show: bool = True,
 ) -> dict[str, Any]:
-    """Time dualcba and the other loops, print a table, and write the numbers to `json_file`."""
+    """Time dualcba and the other loops, print a table, and write the numbers to `out`."""
     at_least(1, steps=steps, rounds=rounds)
     if network not in NETWORKS:
         raise ValueError(unknown("network", network, NETWORKS))
@@ -51,8 +54,8 @@ def bench(
     entry = about(setup) | {"rows": rows}
     if show:
         Console().print(table(rows, title(setup), cuda=setup.cuda))
-    if json_file is not None:
-        with atomic_write(json_file) as draft:
+    if out is not None:
+        with atomic_write(out) as draft:
             draft.write_text(json.dumps(entry, indent=1) + "\n")
     return entry
 
@@ -120,10 +123,10 @@ def about(setup: Setup) -> dict[str, Any]:
 
 
 def command(prog: str = "dualcba") -> str:
-    """Return the command line without its `--json` option."""
+    """Return the command line without the option that names the file of the numbers."""
     words = sys.argv[1:]
-    skip = {i + d for i, word in enumerate(words) if word == "--json" for d in (0, 1)}
-    kept = [w for i, w in enumerate(words) if i not in skip and not w.startswith("--json=")]
+    skip = {i + d for i, word in enumerate(words) if word in FILE_OPTIONS for d in (0, 1)}
+    kept = [w for i, w in enumerate(words) if i not in skip and not w.startswith(ASSIGNED)]
     return shlex.join([*prog.split(), *kept])
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from dualcba.bench.setup import MEAN, STD, Setup
 from dualcba.data import Transform
 from dualcba.learner import Learner
+from dualcba.methods import parse_method
 
 
 class Ours:
@@ -15,11 +18,13 @@ class Ours:
 
     def __init__(self, setup: Setup, method: str, *, checked: bool = False) -> None:
         self.setup = setup
+        adaptor: dict[str, Any] = {}
+        if parse_method(method)[1] is not None:
+            adaptor = {"adaptor_lr": setup.adaptor_lr, "outer_every": setup.outer_every}
         self.learner = Learner(
             setup.make_network(), setup.shape, setup.classes, method=method, buffer=setup.buffer,
-            batch_size=setup.batch, lr=setup.lr, adaptor_lr=setup.adaptor_lr,
-            outer_every=setup.outer_every, device=setup.device,
-            transform=Transform([MEAN], [STD], pad=setup.pad, flip=True),
+            batch_size=setup.batch, lr=setup.lr, device=setup.device,
+            transform=Transform([MEAN], [STD], pad=setup.pad, flip=True), **adaptor,
         )  # fmt: skip
         self.engine = self.learner.parts.engine
         self.take = self.learner.observe if checked else self.learner.observe_on_device

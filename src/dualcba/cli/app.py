@@ -136,11 +136,13 @@ def bench(given: dict[str, Any]) -> None:
     from dualcba.bench import bench as measure
 
     options = BenchCommand(**given)
-    measure(
+    found = measure(
         network=options.network, device=options.device, methods=options.method,
         against=options.against, steps=options.steps, rounds=options.rounds, memory=options.memory,
-        json_file=options.out, show=not options.quiet and not options.json,
+        out=options.out, show=options.verbose,
     )  # fmt: skip
+    if options.json:
+        typer.echo(json.dumps(found))
 
 
 @app.command("list")
