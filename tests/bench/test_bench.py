@@ -32,7 +32,7 @@ def learner(setup: Setup, method: str) -> Learner:
     """Ours, without augmentation."""
     return Learner(
         setup.make_network(), setup.shape, setup.classes, method=method, buffer=setup.buffer,
-        batch_size=setup.batch, lr=setup.lr, adaptor_lr=setup.adaptor_lr, device="cpu",
+        batch_size=setup.batch, lr=setup.lr, device="cpu",
         transform=Transform([MEAN], [STD]),
     )  # fmt: skip
 
@@ -189,7 +189,7 @@ def test_times_are_per_unit_and_ratios_within_a_round() -> None:
 
 
 def test_the_command(dualcba: Callable[..., Any]) -> None:
-    options = ("--device", "cpu", "--methods", "er", "--against", "bare", "--no-memory")
+    options = ("--device", "cpu", "--method", "er", "--against", "bare", "--no-memory")
     done = dualcba("bench", *options, "--steps", 1, "--rounds", 1, "--out", "out/b.json")
     assert (done.code, done.files) == (0, ["out", "out/b.json"])
     assert "bare" in done.out
