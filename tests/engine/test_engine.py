@@ -131,9 +131,9 @@ def test_captured_equals_eager(method: str, make_learner: Make, make_batches: An
     want, got = learn(eager, tasks), learn(captured, tasks)
     assert len(want) == 201
     assert got == pytest.approx(want, rel=1e-4)
-    assert isinstance(captured.engine, Captured)
-    assert captured.engine.entries  # something was replayed
-    assert not captured.engine.refused
+    assert isinstance(captured.parts.engine, Captured)
+    assert captured.parts.engine.entries  # something was replayed
+    assert not captured.parts.engine.refused
     a, b = eager.state_dict(), captured.state_dict()
     assert a["meta"] == b["meta"]
     for name in ("memory.x", "memory.y", "memory._extra_state", "sets.seen", "weights_rng"):
@@ -528,6 +528,6 @@ def test_ablations_are_captured(
     after = [p.detach().cpu() for p in adaptor.agnostic.parameters()]
     stood = [torch.equal(a, b) for a, b in zip(before, after, strict=True)]
     assert all(stood) if "freeze_after" in options else not any(stood)
-    assert isinstance(captured.engine, Captured)
-    assert captured.engine.entries
-    assert not captured.engine.refused
+    assert isinstance(captured.parts.engine, Captured)
+    assert captured.parts.engine.entries
+    assert not captured.parts.engine.refused
