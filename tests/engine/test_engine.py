@@ -156,7 +156,7 @@ def test_cuda_equals_cpu(method: str, make_learner: Make, make_batches: Any) -> 
         for x, y in batches:
             cpu.observe(x, y)
     got = learn(gpu, tasks)
-    assert got == pytest.approx(cpu.losses.values[:15].tolist(), rel=1e-2)
+    assert got == pytest.approx(cpu.parts.loss_monitor.values[:15].tolist(), rel=1e-2)
     assert torch.equal(gpu.memory.x[:-1].cpu(), cpu.memory.x[:-1])
     assert torch.equal(gpu.memory.y[:-1].cpu(), cpu.memory.y[:-1])
 
