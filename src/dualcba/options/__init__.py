@@ -10,18 +10,25 @@ A field that is None was not given. `fill` puts the default in its place: the da
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args
 
-from dualcba.errors import above_zero, at_least, expected, nearest
+from dualcba.errors import expected
+from dualcba.options.definition import Option, definitions, fill, option, same_as
+from dualcba.options.values import (
+    RecorderName,
+    class_order,
+    mapping,
+    name_and_value,
+    numbers,
+    path,
+    path_text,
+    recorders,
+    task_division,
+)
 
-# ---------------------------------------------------------------------- choices
+__all__ = ["Option", "definitions", "fill", "option", "same_as"]
 
 AdaptorKind = Literal["cba", "dual-cba"]
 Levels = Literal["bi", "joint", "buffer"]
@@ -35,7 +42,6 @@ BoundaryMode = Literal["given", "inferred"]
 LabelledBatches = Literal["mixed", "cycled"]
 AnytimeScores = Literal["both", "bn", "ibn"]
 NetworkName = Literal["resnet18", "resnet18-slim", "mlp"]
-RecorderName = Literal["predictions", "transitions", "alignment"]
 EngineName = Literal["auto", "eager", "captured"]
 PrecisionName = Literal["auto", "fp32", "bf16"]
 Scale = Literal["paper", "small"]
@@ -58,220 +64,6 @@ DATASET_DEFAULTS: dict[str, dict[str, Any]] = {
     "fashion-mnist": {"tasks": 5, "network": "mlp"},
 }
 """Defaults that a dataset sets; any other dataset takes those of the definitions."""
-
-# ---------------------------------------------------------------------- what an option is
-
-
-@dataclass(frozen=True)
-class Option:
-    """The definition of one option."""
-
-    name: str
-    type: Any
-    default: Any
-    help: str
-    group: str
-    low: int | None = None
-    """The smallest whole number that is accepted."""
-
-    adaptors: tuple[str, ...] = ()
-    """The kinds of bias adaptor that have it; empty if it is not an option of the adaptor."""
-
-    flag: str = ""
-    """On the command line, without the dashes."""
-
-    repeatable: bool = False
-    """Whether the command line takes it several times, or several values separated by commas."""
-
-    parse: Callable[[str], Any] | None = None
-    """Turns the text of the command line into a value."""
-
-    accept: Callable[[str, Any], Any] | None = None
-    """Checks a value whose type says too little, and returns it in its usual form."""
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The accepted words, where it is one of a few."""
-        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
-
-    @property
-    def kind(self) -> Any:
-        """The type of a value that is given: without None."""
-        if get_origin(self.type) not in (Union, UnionType):
-            return self.type
-        given = [t for t in get_args(self.type) if t is not NoneType]
-        return given[0] if len(given) == 1 else self.type
-
-    def check(self, value: Any) -> Any:
-        """Return the value in its usual form, or raise a ValueError that names the option."""
-        if self.accept is not None:
-            return self.accept(self.name, value)
-        if self.choices:
-            _check_choice(self.name, value, self.choices)
-        elif self.kind is bool:
-            _check_bool(self.name, value)
-        elif self.kind is int:
-            at_least(self.low or 0, **{self.name: value})
-        elif self.kind is float:
-            above_zero(**{self.name: value})
-        elif self.kind is str and not isinstance(value, str):
-            raise ValueError(expected(self.name, value, "a name"))
-        return value
-
-
-def _check_choice(name: str, value: object, choices: Iterable[str]) -> None:
-    words = list(choices)
-    if value not in words:
-        hint = nearest(str(value), words)
-        text = expected(name, value, " or ".join(map(repr, words)))
-        raise ValueError(text + (f" (did you mean {hint!r}?)" if hint else ""))
-
-
-def _check_bool(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(expected(name, value, "True or False"))
-
-
-def option(default: Any, help: str, group: str, **more: Any) -> Any:
-    """Define an option, as the default of a dataclass field; `more` are fields of `Option`."""
-    return dataclasses.field(
-        default=None, metadata={"default": default, "help": help, "group": group, **more}
-    )
-
-
-def same_as(cls: type, name: str, **more: Any) -> Any:
-    """Take an option of another class over, with a narrower or wider type."""
-    (found,) = [f for f in dataclasses.fields(cls) if f.name == name]
-    return dataclasses.field(default=None, metadata={**found.metadata, **more})
-
-
-@cache
-def definitions(*classes: Any) -> dict[str, Option]:
-    """Return the options of dataclasses by name, in their order.
-
-    >>> definitions(Hardware)["engine"].choices
-    ('auto', 'eager', 'captured')
-    """
-    found: dict[str, Option] = {}
-    for cls in classes:
-        types = get_type_hints(cls)
-        for field in dataclasses.fields(cls):
-            if "help" in field.metadata:
-                found[field.name] = Option(field.name, types[field.name], **field.metadata)
-    return found
-
-
-def fill(options: Any, defaults: Mapping[str, Any], adaptor: str | None) -> None:
-    """Check the options of a frozen dataclass in place and fill in what was not given.
-
-    `defaults` go before those of the definitions. Options that the kind of `adaptor` does not have
-    stay None, and raise where they are given.
-    """
-    cls: Any = type(options)
-    for name, o in definitions(cls).items():
-        value = getattr(options, name)
-        if o.adaptors and adaptor not in o.adaptors:
-            if value is not None:
-                raise ValueError(not_an_option(name, value, adaptor))
-            continue
-        if value is not None:
-            value = o.check(value)
-        elif (value := defaults.get(name)) is None:
-            value = o.default() if callable(o.default) else o.default
-        object.__setattr__(options, name, value)
-
-
-def not_an_option(name: str, value: object, adaptor: str | None) -> str:
-    """Say that an option of the adaptor was given where the method has none, or another kind."""
-    if adaptor is None:
-        return expected(name, value, "no value: the method has no adaptor")
-    return expected(name, value, f"no value: the adaptor {adaptor!r} has no such option")
-
-
-def check_adaptor_parts(options: TrainingOptions) -> None:
-    """Raise unless the parts of an adaptor fit each other."""
-    if options.agnostic_from is not None and not options.agnostic:
-        wanted = "None if agnostic is False"
-        raise ValueError(expected("agnostic_from", options.agnostic_from, wanted))
-    if options.specific == "none" and not options.agnostic:
-        raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
-    trained = options.agnostic and options.agnostic_from is None
-    if options.freeze_after is not None and not trained:
-        wanted = "None if no class-agnostic part is trained"
-        raise ValueError(expected("freeze_after", options.freeze_after, wanted))
-
-
-# ---------------------------------------------------------------------- values of several forms
-
-
-def numbers(text: str) -> int | list[int] | str:
-    """Read one whole number, several separated by commas, or any other word as it stands.
-
-    >>> numbers("5"), numbers("2,3"), numbers("shuffled")
-    (5, [2, 3], 'shuffled')
-    """
-    try:
-        values = [int(part) for part in text.split(",")]
-    except ValueError:
-        return text
-    return values if len(values) > 1 else values[0]
-
-
-def name_and_value(text: str) -> tuple[str, Any]:
-    """Read `name=value`; the value as JSON where it is JSON.
-
-    >>> name_and_value("alpha=0.5"), name_and_value("kind=fast")
-    (('alpha', 0.5), ('kind', 'fast'))
-    """
-    name, sign, value = text.partition("=")
-    if not sign:
-        raise ValueError(expected("--option", text, "name=value"))
-    try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
-
-
-def _tasks(name: str, value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int | list | tuple):
-        wanted = "a number of tasks, their sizes or their classes"
-        raise ValueError(expected(name, value, wanted))
-    return value
-
-
-def _class_order(name: str, value: Any) -> Any:
-    if value not in ("natural", "shuffled") and not isinstance(value, list | tuple):
-        raise ValueError(expected(name, value, "'natural', 'shuffled' or a list of classes"))
-    return value
-
-
-def _mapping(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise ValueError(expected(name, value, "names and values"))
-    return dict(value)
-
-
-def _recorders(name: str, value: Any) -> list[str]:
-    known = get_args(RecorderName)
-    names = value.split(",") if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
-        raise ValueError(expected(name, value, f"some of {', '.join(known)}"))
-    for word in (names := [word.strip() for word in names]):
-        _check_choice(name, word, known)
-    return list(dict.fromkeys(names))
-
-
-def _path(name: str, value: Any) -> Path:
-    if not isinstance(value, str | Path):
-        raise ValueError(expected(name, value, "a path"))
-    return Path(value)
-
-
-def _source(name: str, value: Any) -> str:
-    return str(_path(name, value))
-
-
-# ---------------------------------------------------------------------- the options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,7 +121,7 @@ class TrainingOptions:
         "load the class-agnostic part, frozen: pretrained, or a file that another run wrote",
         ADAPTOR,
         adaptors=DUAL,
-        accept=_source,
+        accept=path_text,
     )
     freeze_after: int | None = option(
         None, "number of tasks after which the class-agnostic part is frozen", ADAPTOR,
@@ -342,7 +134,7 @@ class TrainingOptions:
     seen_only: bool = option(False, "predict only classes that have been seen", EVALUATION)
     method_options: dict[str, Any] = option(
         dict, "an option of the method itself, as name=value", METHOD,
-        flag="option", repeatable=True, parse=name_and_value, accept=_mapping,
+        flag="option", repeatable=True, parse=name_and_value, accept=mapping,
     )  # fmt: skip
 
 
@@ -358,11 +150,11 @@ class RunOptions(TrainingOptions):
         "online", "how the data arrive: online, blurry-K, semi-R or offline", DATA
     )
     tasks: Any = option(
-        5, "number of equal tasks, or their sizes: 2,3,5", DATA, parse=numbers, accept=_tasks
+        5, "number of equal tasks, or their sizes: 2,3,5", DATA, parse=numbers, accept=task_division
     )
     class_order: Any = option(
         "natural", "order of the classes: natural, shuffled (by the seed), or 3,1,2,…", DATA,
-        parse=numbers, accept=_class_order,
+        parse=numbers, accept=class_order,
     )  # fmt: skip
     epochs: int = option(None, "passes over each task (1, offline 50)", DATA, low=1)
     labelled_batches: LabelledBatches = option(
@@ -381,7 +173,7 @@ class RunOptions(TrainingOptions):
     )
     record: list[str] = option(
         list, f"also record: {', '.join(get_args(RecorderName))}", EVALUATION,
-        repeatable=True, accept=_recorders,
+        repeatable=True, accept=recorders,
     )  # fmt: skip
 
 
@@ -408,7 +200,7 @@ class ExecutionOptions(Hardware):
     jobs: int | None = option(None, "processes on a CPU; by default one per core", HARDWARE, low=1)
     abreast: int = option(1, "runs side by side on a GPU", HARDWARE, low=1)
     data_dir: Path | None = option(
-        None, "folder of the datasets; by default $DUALCBA_DATA, else ./data", DATA, accept=_path
+        None, "folder of the datasets; by default $DUALCBA_DATA, else ./data", DATA, accept=path
     )
 
 
@@ -434,7 +226,7 @@ class RunCommand(RunOptions, ExecutionOptions, OutputOptions):
 
     seeds: int = option(1, "number of seeds, counted from --seed", DATA, low=1)
     out: Path | None = option(
-        None, "folder for the results; by default a new one below ./runs", OUTPUT, accept=_path
+        None, "folder for the results; by default a new one below ./runs", OUTPUT, accept=path
     )
 
 
@@ -455,7 +247,7 @@ class ReproduceCommand(ExecutionOptions, OutputOptions):
     scale: Scale = option("paper", "paper, or small: digits, for a CPU", DATA)
     out: Path | None = option(
         None, "folder for the results; by default runs/reproduce or runs/reproduce-small", OUTPUT,
-        accept=_path,
+        accept=path,
     )  # fmt: skip
     dry_run: bool = option(False, "only print which runs are needed", OUTPUT)
 
@@ -476,5 +268,18 @@ class BenchCommand(OutputOptions):
     memory: bool = option(
         True, "also measure peak memory and the first step, in a process each", EVALUATION
     )
-    out: Path | None = option(None, "also write the numbers to this file", OUTPUT, accept=_path)
+    out: Path | None = option(None, "also write the numbers to this file", OUTPUT, accept=path)
     device: str = same_as(Hardware, "device")
+
+
+def check_adaptor_parts(options: TrainingOptions) -> None:
+    """Raise unless the parts of an adaptor fit each other."""
+    if options.agnostic_from is not None and not options.agnostic:
+        wanted = "None if agnostic is False"
+        raise ValueError(expected("agnostic_from", options.agnostic_from, wanted))
+    if options.specific == "none" and not options.agnostic:
+        raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
+    trained = options.agnostic and options.agnostic_from is None
+    if options.freeze_after is not None and not trained:
+        wanted = "None if no class-agnostic part is trained"
+        raise ValueError(expected("freeze_after", options.freeze_after, wanted))

@@ -1,0 +1,86 @@
+"""Values of options that take several forms: read from text, and checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from dualcba.errors import expected
+from dualcba.options.definition import check_choice
+
+RecorderName = Literal["predictions", "transitions", "alignment"]
+
+
+def numbers(text: str) -> int | list[int] | str:
+    """Read one whole number, several separated by commas, or any other word as it stands.
+
+    >>> numbers("5"), numbers("2,3"), numbers("shuffled")
+    (5, [2, 3], 'shuffled')
+    """
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        return text
+    return values if len(values) > 1 else values[0]
+
+
+def name_and_value(text: str) -> tuple[str, Any]:
+    """Read `name=value`; the value as JSON where it is JSON.
+
+    >>> name_and_value("alpha=0.5"), name_and_value("kind=fast")
+    (('alpha', 0.5), ('kind', 'fast'))
+    """
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise ValueError(expected("--option", text, "name=value"))
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def task_division(name: str, value: Any) -> Any:
+    """Accept a number of tasks, their sizes or their classes."""
+    if isinstance(value, bool) or not isinstance(value, int | list | tuple):
+        wanted = "a number of tasks, their sizes or their classes"
+        raise ValueError(expected(name, value, wanted))
+    return value
+
+
+def class_order(name: str, value: Any) -> Any:
+    """Accept `natural`, `shuffled` or a list of classes."""
+    if value not in ("natural", "shuffled") and not isinstance(value, list | tuple):
+        raise ValueError(expected(name, value, "'natural', 'shuffled' or a list of classes"))
+    return value
+
+
+def mapping(name: str, value: Any) -> dict[str, Any]:
+    """Accept names and values."""
+    if not isinstance(value, Mapping):
+        raise ValueError(expected(name, value, "names and values"))
+    return dict(value)
+
+
+def recorders(name: str, value: Any) -> list[str]:
+    """Accept the names of recorders, in a list or separated by commas; each is kept once."""
+    known = get_args(RecorderName)
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
+        raise ValueError(expected(name, value, f"some of {', '.join(known)}"))
+    for word in (names := [word.strip() for word in names]):
+        check_choice(name, word, known)
+    return list(dict.fromkeys(names))
+
+
+def path(name: str, value: Any) -> Path:
+    """Accept a path."""
+    if not isinstance(value, str | Path):
+        raise ValueError(expected(name, value, "a path"))
+    return Path(value)
+
+
+def path_text(name: str, value: Any) -> str:
+    """Accept a path, and return it as text."""
+    return str(path(name, value))
