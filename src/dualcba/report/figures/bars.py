@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dualcba.report.comparison import Row, Served
+from dualcba.report.comparison import Cell, Row, Served
 from dualcba.report.figures.style import (
     FAMILIES,
     INK,
@@ -32,16 +32,7 @@ def score_bars(
         ax = axes[0][0]
         for place, (row, method) in enumerate(zip(rows, methods, strict=True)):
             cell = next(c for c in row.cells if c.score == which)
-            colour = FAMILIES[split_method(method)[1]]
-            for side, m, statistics in ((-0.19, cell.bn, "bn"), (0.19, cell.ibn, "ibn")):
-                y = place + side
-                if m is not None:
-                    face = pale(colour) if statistics == "bn" else colour
-                    ax.barh(y, m.mean, height=0.34, color=face, linewidth=0)
-                    if m.half is not None:
-                        ax.errorbar(m.mean, y, xerr=m.half, color=INK, linewidth=1, capsize=2)
-                if statistics == cell.statistics and cell.paper is not None:
-                    ax.plot(cell.paper, y, "D", color="white", markeredgecolor=INK, markersize=5.5)
+            _pair(ax, place, cell, FAMILIES[split_method(method)[1]])
         ax.set_yticks(range(len(rows)), labels)
         ax.set_ylim(len(rows) - 0.4, -0.6)
         ax.set_xlim(0, min(100, ax.get_xlim()[1]))  # an interval may reach beyond
@@ -57,6 +48,19 @@ def score_bars(
     return Plot(
         name, caption, f"Bars of {score_info(which).title} per method with BN and IBN", figure
     )
+
+
+def _pair(ax: Axes, place: float, cell: Cell, colour: str) -> None:
+    """Draw the bars of BN and IBN, and the paper's value beside the one that it belongs to."""
+    for side, m, statistics in ((-0.19, cell.bn, "bn"), (0.19, cell.ibn, "ibn")):
+        y = place + side
+        if m is not None:
+            face = pale(colour) if statistics == "bn" else colour
+            ax.barh(y, m.mean, height=0.34, color=face, linewidth=0)
+            if m.half is not None:
+                ax.errorbar(m.mean, y, xerr=m.half, color=INK, linewidth=1, capsize=2)
+        if statistics == cell.statistics and cell.paper is not None:
+            ax.plot(cell.paper, y, "D", color="white", markeredgecolor=INK, markersize=5.5)
 
 
 def _room(labels: Sequence[str]) -> float:

@@ -139,17 +139,8 @@ def _confusions(served: Sequence[Served], name: str, title: str) -> Plot:
     top = math.ceil(10 * max(table.max() for table, _ in found)) / 10
     for n, (ax, s, (table, tasks)) in enumerate(zip(cells, served, found, strict=False)):
         image = ax.imshow(table, cmap="Blues", vmin=0, vmax=top, interpolation="nearest")
-        ends = np.cumsum([0, *map(len, tasks)])
-        for e in ends[1:-1] - 0.5 if not many else ():
-            ax.axvline(e, color=FAINT, linewidth=0.6)
-            ax.axhline(e, color=FAINT, linewidth=0.6)
-        middles = (ends[:-1] + ends[1:] - 1) / 2
-        names = [str(k + 1) for k in range(len(tasks))]
-        ax.set_xticks(middles, names, fontsize=9)
-        ax.set_yticks(middles, names, fontsize=9)
-        ax.tick_params(length=0)
+        _task_axes(ax, tasks, lines=not many)
         ax.set_title(folded(s.entry.row), fontsize=10)
-        ax.set_xlabel("predicted task", fontsize=9.5)
         if n % columns == 0:
             ax.set_ylabel("true task", fontsize=9.5)
     bar = figure.colorbar(image, ax=cells, shrink=0.75, aspect=25, ticks=[0, top / 2, top])
@@ -162,6 +153,20 @@ def _confusions(served: Sequence[Served], name: str, title: str) -> Plot:
         "each row sums to 1."
     )
     return Plot(name, caption, "Confusion matrices, one per method", figure)
+
+
+def _task_axes(ax: Axes, tasks: list[list[int]], *, lines: bool) -> None:
+    """Label both axes with the numbers of tasks; draw lines between tasks."""
+    ends = np.cumsum([0, *map(len, tasks)])
+    for e in ends[1:-1] - 0.5 if lines else ():
+        ax.axvline(e, color=FAINT, linewidth=0.6)
+        ax.axhline(e, color=FAINT, linewidth=0.6)
+    middles = (ends[:-1] + ends[1:] - 1) / 2
+    names = [str(k + 1) for k in range(len(tasks))]
+    ax.set_xticks(middles, names, fontsize=9)
+    ax.set_yticks(middles, names, fontsize=9)
+    ax.tick_params(length=0)
+    ax.set_xlabel("predicted task", fontsize=9.5)
 
 
 def posterior(served: Sequence[Served], name: str, title: str) -> Drawn:
@@ -284,22 +289,12 @@ def _alignment(s: Served, name: str, title: str) -> Plot:
     parts = {"with": ("with adaptor", own), "without": ("without", GREY), "bound": ("bound", INK)}
     recordings = [_recording(r, "alignment") for r in s.results]
     points = min(len(r["step"]) for r in recordings)
-    steps = np.array(recordings[0]["step"][:points], float)
-    ends = []
     if not any(x is not None for r in recordings for x in r["with"]):
         parts = {"without": ("no adaptor", GREY), "bound_without": ("bound", INK)}
+    ends = []
     for part, (label, colour) in parts.items():
-        found = [r.get(part, [None] * points)[:points] for r in recordings]
-        mean = np.mean(np.array(found, float), axis=0)
-        measured = np.isfinite(mean)  # null where nothing was measured
-        step, mean = steps[measured], mean[measured]
-        if not len(step):
-            continue
-        smooth = running_mean(mean, points // SMOOTH)
-        if label != "bound" and points >= SMOOTH:
-            ax.plot(step, mean, color=colour, alpha=0.25, linewidth=0.8)
-        ax.plot(step, smooth, color=colour, linestyle="--" if label == "bound" else "-")
-        ends.append((float(smooth[-1]), label, colour))
+        last = _alignment_line(ax, recordings, part, points, label=label, colour=colour)
+        ends += [] if last is None else [(last, label, colour)]
     ax.axhline(0, color=MUTED, linewidth=0.8, zorder=0)
     ax.set_title(s.entry.row, fontsize=10.5)
     ax.set(xlabel="step", ylabel=r"$\langle G^{\mathrm{buf}}, G^{\mathrm{trn}}\rangle$")
@@ -313,6 +308,24 @@ def _alignment(s: Served, name: str, title: str) -> Plot:
         f"{beside}; {averaged(len(recordings))}{smoothed}."
     )
     return Plot(name, caption, f"Gradient alignment over steps of {s.entry.row}", figure)
+
+
+def _alignment_line(
+    ax: Axes, recordings: Sequence[Any], part: str, points: int, *, label: str, colour: str
+) -> float | None:
+    """Draw the mean over seeds of a part, smoothed; return where it ends, None if not measured."""
+    steps = np.array(recordings[0]["step"][:points], float)
+    found = [r.get(part, [None] * points)[:points] for r in recordings]
+    mean = np.mean(np.array(found, float), axis=0)
+    measured = np.isfinite(mean)  # null where nothing was measured
+    step, mean = steps[measured], mean[measured]
+    if not len(step):
+        return None
+    smooth = running_mean(mean, points // SMOOTH)
+    if label != "bound" and points >= SMOOTH:
+        ax.plot(step, mean, color=colour, alpha=0.25, linewidth=0.8)
+    ax.plot(step, smooth, color=colour, linestyle="--" if label == "bound" else "-")
+    return float(smooth[-1])
 
 
 def running_mean(values: Floats, width: int) -> Floats:
