@@ -28,11 +28,14 @@ def note(text: str) -> None:
 
 
 def replace_what_cannot_be_encoded() -> None:
-    """Print substitutes for signs that the encoding of stdout or stderr lacks, such as cp1252."""
+    """Print substitutes for signs that stdout or stderr cannot encode, such as ↑ in cp1252.
+
+    UTF-8 lacks only the surrogates that stand for undecodable bytes of the command line.
+    """
     codecs.register_error("dualcba", _substitute)
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None and (stream.encoding or "").lower() not in ("utf-8", "utf8"):
+        if reconfigure is not None:
             reconfigure(errors="dualcba")
 
 

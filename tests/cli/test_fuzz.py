@@ -1,0 +1,107 @@
+"""Random command lines and TOML files: accepted, or refused with one line; never a traceback.
+
+`DUALCBA_FUZZ=full` tries 10,000 of each instead of a sample.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dualcba.options import ReproduceCommand, ResumeCommand, RunCommand, definitions
+
+NOTES = ("dualcba: --abreast has no effect", "dualcba: the tasks have")
+COUNT = 10_000 if os.environ.get("DUALCBA_FUZZ") == "full" else 150
+
+WORDS = [
+    "", " ", "-1", "0", "1", "2", "5", "1e39", "-1e39", "1e-400", "nan", "inf", "-inf", "1.5",
+    "99999999999999999999", "9" * 400, "0x10", "1_000", "true", "None", "null", "[]", "{}", "[[1]]",
+    "[1,2", "2,3,5", "1,,2", ",", "9,8,7,6,5,4,3,2,1,0", "natural", "shuffled", "er", "er-dual-cba",
+    "er,er-cba", "er-dual", "digits", "cifar10", "~nosuchuser/x", "~", "/", ".", "..", "/dev/null",
+    "a[b", "*", "\\", "\t", "é", "日本", "\ud800",
+    "%s", "{0}", "a=1", "a={}", 'a={"b":[1,{"c":2}]}',
+    "alpha=1e999", "alpha=NaN", "alpha=-1", "=", "a=", "online", "blurry-10", "blurry-100",
+    "blurry-nan", "semi-0.2", "semi-1e-9", "offline", "mlp", "resnet18", "cpu", "cuda", "cuda:99",
+    "meta", "xpu", "auto", "fp32", "split", "concat", "given", "inferred", "ema", "bn", "ibn",
+    "logit", "probability", "single", "individual", "none", "pretrained", "predictions,alignment",
+    "main", "all", "paper", "small", "--", "--help", "-h", "@file", "'", '"', "$HOME",
+    ";", "x" * 5000,
+]  # fmt: skip
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Any:
+    """Run the command line in this process, without training anything."""
+    import dualcba.cli.reproduce as reproduce
+    import dualcba.cli.run as run
+    from dualcba.cli.app import main
+
+    for module in (run, reproduce):
+        monkeypatch.setattr(module, "run_with_progress", lambda *_, **__: [])
+        monkeypatch.setattr(module, "check_all", lambda *_: None)
+    monkeypatch.setattr(reproduce, "_how_long", lambda *_: "")
+    monkeypatch.setattr(reproduce, "write_files", lambda *_: [])
+    monkeypatch.chdir(tmp_path)
+
+    def invoke(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["dualcba", *words])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        return int(stop.value.code or 0), capsys.readouterr().err
+
+    return invoke
+
+
+def one_line_or_fine(code: int, err: str, said: object) -> None:
+    assert code in (0, 2), (said, code, err)
+    assert "Traceback" not in err, (said, err)
+    lines = [line for line in err.splitlines() if not line.startswith(NOTES)]
+    if code == 2:
+        assert len(lines) == 1 or "Usage:" in err, (said, err)
+
+
+COMMANDS = {"run": RunCommand, "resume": ResumeCommand, "reproduce": ReproduceCommand}
+
+
+def random_command(rng: random.Random) -> list[str]:
+    command = rng.choice(list(COMMANDS))
+    words = [command, *rng.choices(WORDS, k=rng.choice([0, 0, 1, 1, 2]))]
+    for option in rng.choices(list(definitions(COMMANDS[command]).values()), k=rng.randint(0, 4)):
+        flag = "--" + (option.flag or option.name).replace("_", "-")
+        words += [flag] if rng.random() < 0.15 else [flag, rng.choice(WORDS)]
+    return words
+
+
+def test_random_command_lines(call: Any) -> None:
+    rng = random.Random(15)
+    for _ in range(COUNT):
+        words = random_command(rng)
+        one_line_or_fine(*call(*words), words)
+
+
+VALUES = [
+    "0", "1", "-1", "3", "1.5", "1e39", "nan", "inf", "-inf", "true", "false", "''", "'er'", "'x'",
+    "[]", "[1]", "[[1]]", "[1, 'a']", "{}", "{ a = 1 }", "{ a = { b = [1, { c = 2 }] } }",
+    "1979-05-27", "1979-05-27T07:32:00Z", "07:32:00", "99999999999999999999", "['er', 3]",
+    "'~nosuchuser/x'", "'digits'", "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]", "[5, 5]", "'a[b'", "'''\n'''",
+]  # fmt: skip
+
+
+def test_random_files(call: Any, tmp_path: Path) -> None:
+    rng = random.Random(16)
+    names = [*definitions(RunCommand), "options", "adaptor", "x", "a.b", "'quoted name'"]
+    for k in range(COUNT):
+        lines = [f"{name} = {rng.choice(VALUES)}" for name in rng.sample(names, rng.randint(0, 4))]
+        if rng.random() < 0.1:
+            lines.append(rng.choice(["[table]", "[[tables]]", "=", "[", "a", "\x00", "a = \udcff"]))
+        path = tmp_path / f"{k}.toml"
+        path.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
+        one_line_or_fine(*call("run", str(path)), lines)
