@@ -235,9 +235,7 @@ def test_check_compares_the_content(monkeypatch: pytest.MonkeyPatch, part: str) 
         other = int((values != values[0]).nonzero()[0])
         values[[0, other]] = values[[other, 0]]
     monkeypatch.setattr(digits, "digits", lambda root: replace(data, **{part: values}))
-    with pytest.raises(
-        ValueError, match=r"digest of the samples and labels of digits is .* as p"
-    ):
+    with pytest.raises(ValueError, match=r"digest of the samples and labels of digits is .* as p"):
         check("digits")
 
 
