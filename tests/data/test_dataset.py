@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from dualcba import from_arrays, load_dataset
-from dualcba.data import DATASETS, check_labels, check_samples
+from dualcba.data import DATASETS, Dataset, check_labels, check_samples
 
 X = np.random.default_rng(0).integers(0, 256, (6, 3, 4, 4)).astype(np.uint8)
 Y = [0, 1, 2] * 2
@@ -140,3 +141,44 @@ def test_unknown_datasets_name_the_nearest() -> None:
     with pytest.raises(ValueError, match="unknown dataset 'cifar-100', did you mean 'cifar100'"):
         load_dataset("cifar-100")
     assert {"digits", "cifar10", "cifar100"} <= set(DATASETS)
+
+
+def toy(**changed: Any) -> Dataset:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (20, 1, 4, 4), np.uint8), np.arange(20) % 4
+    given = {"train_x": x, "train_y": y, "test_x": x[:8], "test_y": y[:8]} | changed
+    return from_arrays(**given)
+
+
+def test_the_digest_depends_on_every_byte_shape_and_type() -> None:
+    data = toy()
+    x, y = data.train_x.numpy(), data.train_y.numpy()
+    flipped, swapped = x.copy(), y.copy()
+    flipped[-1, 0, -1, -1] ^= 1
+    swapped[[0, 1]] = swapped[[1, 0]]
+    others = [
+        toy(train_x=flipped), toy(train_y=swapped), toy(test_x=flipped[-8:]),
+        toy(test_y=swapped[:8]), toy(num_classes=5), toy(train_x=x[:12], train_y=y[:12]),
+        toy(train_x=x.reshape(20, 1, 2, 8), test_x=x[:8].reshape(8, 1, 2, 8)),
+        toy(train_x=x.astype(np.float32), test_x=x[:8].astype(np.float32)),
+    ]  # fmt: skip
+    assert len({data.digest, *(other.digest for other in others)}) == 1 + len(others)
+
+
+def test_the_digest_does_not_depend_on_name_layout_or_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = toy()
+    x = torch.from_numpy(data.train_x.numpy())
+    apart = torch.stack([x, x], -1)[..., 0]
+    assert not apart.is_contiguous()
+    assert toy(name="other", pad=1, train_x=apart).digest == data.digest
+    monkeypatch.setattr(sys.modules["dualcba.data.dataset"], "DIGEST_BLOCK", 40)
+    assert toy().digest == data.digest
+
+
+def test_the_digest_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = toy()
+    first = data.digest
+    monkeypatch.setattr(sys.modules["dualcba.data.dataset"], "_blocks", None)
+    assert data.digest == first

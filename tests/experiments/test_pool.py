@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import weakref
+from copy import copy
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -145,3 +147,15 @@ def test_without_news_only_results(tmp_path: Path) -> None:
     news = list(run_specs(specs("er"), Loader(), CPU, tmp_path, every=0))
     assert [n.result is not None for n in news] == [True, True]
     assert all(n.step == n.total for n in news)
+
+
+def test_another_process_refuses_data_that_has_changed(tmp_path: Path) -> None:
+    """A worker loads the dataset itself, perhaps after it was overwritten."""
+    path, x, y = tmp_path / "own.npz", np.zeros((20, 2), np.float32), np.arange(20) % 4
+    np.savez(path, x=x, y=y)
+    spec, load = Spec(dataset=str(path), network="mlp"), Loader()
+    data = load(spec)
+    assert copy(load)(spec).digest == data.digest
+    np.savez(path, x=x + 1, y=y)
+    with pytest.raises(ValueError, match=r"own.npz has changed: digest .* expected .*--out$"):
+        copy(load)(spec)

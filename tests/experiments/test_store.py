@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dualcba.data.dataset import DataOrigin
 from dualcba.experiments import (
     Result,
     Spec,
     check_free,
     find_results,
+    known_data,
     read_plan,
     read_results,
     write_plan,
@@ -81,6 +84,11 @@ def test_a_folder_that_is_missing_or_empty_is_one_line(tmp_path: Path) -> None:
         (made().to_dict() | {"spec": []}, "has 'spec' of type list, expected dict"),
         (made().to_dict() | {"seed": "0"}, "has 'seed' of type str, expected int"),
         (made().to_dict() | {"scores": {"bn": 3}}, "has 'bn' of type int, expected dict"),
+        (made().to_dict() | {"data": 3}, "has a wrong 'data', expected name, path and digest"),
+        (
+            made().to_dict() | {"data": {"name": "a", "path": 3, "digest": "b"}},
+            "has 'path' of 'data' that is not text, expected text",
+        ),
         (made().to_dict() | {"schema": 3}, "has the schema 3, expected 1 or 2"),
     ],
 )
@@ -184,3 +192,15 @@ def test_a_damaged_plan_is_named(tmp_path: Path) -> None:
         (tmp_path / "plan.json").write_text(content)
         with pytest.raises(ValueError, match=r"plan.json cannot be read as a plan: "):
             read_plan(tmp_path)
+
+
+def test_the_plan_keeps_the_data_of_earlier_calls(tmp_path: Path) -> None:
+    data = DataOrigin("own", "/here/own.npz", "ab")
+    write_plan(tmp_path, [ONE], {ONE.dataset: data})
+    write_plan(tmp_path, [TWO], {TWO.dataset: data})
+    assert read_plan(tmp_path) == [ONE, TWO]
+    assert known_data(tmp_path, {}) == {ONE.dataset: data}
+    for other in (replace(data, digest="cd"), replace(data, path="/there/own.npz")):
+        with pytest.raises(ValueError, match=r"plan.json names another dataset .*, expected dig"):
+            write_plan(tmp_path, [replace(ONE, seed=5)], {ONE.dataset: other})
+    assert read_plan(tmp_path) == [ONE, TWO]

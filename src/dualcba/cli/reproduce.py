@@ -18,7 +18,7 @@ from dualcba.experiments.paper.coverage import Coverage, Wanted, cover, ready_sp
 from dualcba.experiments.paper.selection import choose
 from dualcba.experiments.pool import process_count
 from dualcba.experiments.result import Result
-from dualcba.experiments.store import check_folder, read_results
+from dualcba.experiments.store import check_folder, known_data, read_results
 from dualcba.options import ReproduceCommand
 from dualcba.report import render
 from dualcba.report.data import experiment_data
@@ -29,10 +29,12 @@ from dualcba.report.tables.terminal import show, wide_console
 def reproduce_command(name: str, options: ReproduceCommand) -> None:
     """Print what is needed and how long it takes, run what is missing, show and write all."""
     options = without_abreast_on_cpu(options)
-    out, load = _folder(options), Loader(options.data_dir)
+    out = _folder(options)
     chosen = choose(named(name), options.dataset, options.scale, options.column)
     check_folder(out)
-    coverage = cover(chosen, options.seeds, read_results(out))
+    results = read_results(out)
+    load = Loader(options.data_dir, known_data(out, results))
+    coverage = cover(chosen, options.seeds, results)
     needed = count(len(coverage.needed), "run")
     _say(options, f"{needed} needed, {coverage.there} already there")
     able = coverage if options.dry_run else _with_data(coverage, load, options)

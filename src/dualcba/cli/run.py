@@ -21,6 +21,7 @@ from dualcba.experiments import (
     Spec,
     check_all,
     check_free,
+    known_data,
     make_specs,
     matches,
     read_plan,
@@ -58,10 +59,10 @@ def run_command(given: Mapping[str, Any], file: Path | None) -> None:
     out = _out_folder(options.get("out"), file, specs[0] if wanted else None)
     check_free(out, specs)
     execution = without_abreast_on_cpu(execution)
-    load = Loader(execution.data_dir)
+    load = Loader(execution.data_dir, known_data(out, read_results(out)))
     check_all(specs, load, execution)
     _note_unused_classes(specs[0].tasks, load(specs[0]).num_classes)
-    write_plan(out, specs)
+    write_plan(out, specs, load.origins)
     results = run_with_progress(specs, load, execution, out, show=output.verbose)
     _print(results, out, output)
 
@@ -110,9 +111,10 @@ def _print(results: Sequence[Result], out: Path, output: OutputOptions) -> None:
 def resume_command(given: Mapping[str, Any], out: Path) -> None:
     """Run the specs of a folder's plan that have no result."""
     options = without_abreast_on_cpu(ResumeCommand(**given))
-    specs, complete = read_plan(out), list(read_results(out).values())
+    specs, results = read_plan(out), read_results(out)
+    complete = list(results.values())
     missing = [spec for spec in specs if not _results_of([spec], complete)]
-    load = Loader(options.data_dir)
+    load = Loader(options.data_dir, known_data(out, results))
     check_all(missing, load, options)
     if options.verbose:
         typer.echo(f"{len(specs) - len(missing)} of {len(specs)} runs are complete")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +18,37 @@ from dualcba.errors import expected
 
 IntArray = NDArray[np.int64]
 """Labels, or indices of samples."""
+
+DIGEST_BLOCK = 1 << 24  # bytes hashed at a time
+
+
+@dataclass(frozen=True)
+class DataOrigin:
+    """Which data a result was computed from."""
+
+    name: str
+    path: str | None
+    """The absolute path of a folder or an `.npz` file; None for a named dataset or arrays."""
+    digest: str
+    """See `Dataset.digest`."""
+
+    def __str__(self) -> str:
+        return f"digest {self.digest[:12]}" + (f" of {self.path}" if self.path else "")
+
+    def same_as(self, other: DataOrigin) -> bool:
+        """Return whether path and digest are the same."""
+        return (self.path, self.digest) == (other.path, other.digest)
+
+    @classmethod
+    def from_dict(cls, content: Any) -> DataOrigin:
+        """Read the value of `data` in a result or a plan."""
+        wanted = {"name": str, "path": str | None, "digest": str}
+        if not isinstance(content, dict) or content.keys() != wanted.keys():
+            raise ValueError("has a wrong 'data', expected name, path and digest")
+        for field, kind in wanted.items():
+            if not isinstance(content[field], kind):
+                raise ValueError(f"has {field!r} of 'data' that is not text, expected text")
+        return cls(**content)
 
 
 @dataclass(frozen=True)
@@ -37,15 +71,44 @@ class Dataset:
     flip: bool = False
     memory_mapped: bool = False
     """Whether `train_x` is a memory-mapped file."""
+    path: str | None = None
+    """The absolute path of the folder or `.npz` file it was loaded from."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one sample."""
         return tuple(self.train_x.shape[1:])
 
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of samples and labels, with their shapes and types, and `num_classes`.
+
+        It is computed once, in blocks. It does not depend on the format of the files.
+        """
+        checksum = hashlib.sha256(f"num_classes {self.num_classes}\n".encode())
+        for name in ("train_x", "train_y", "test_x", "test_y"):
+            values: Tensor = getattr(self, name)
+            checksum.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
+            for block in _blocks(values):
+                checksum.update(block)
+        return checksum.hexdigest()
+
+    @property
+    def origin(self) -> DataOrigin:
+        """What a result says of its data."""
+        return DataOrigin(self.name, self.path, self.digest)
+
     def transform(self) -> Transform:
         """Return the augmentation and normalisation of the samples."""
         return Transform(self.mean, self.std, pad=self.pad, flip=self.flip)
+
+
+def _blocks(values: Tensor) -> Iterator[memoryview]:
+    """Yield the rows as contiguous little-endian bytes."""
+    rows = max(1, DIGEST_BLOCK * len(values) // max(1, values.numel() * values.element_size()))
+    for k in range(0, len(values), rows):
+        array = values[k : k + rows].detach().cpu().contiguous().numpy()
+        yield array.astype(array.dtype.newbyteorder("<"), copy=False).data
 
 
 def check_labels(

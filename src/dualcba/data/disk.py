@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,11 @@ except ImportError:  # Windows: no locks
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
+def no_follow(path: str, flags: int) -> int:
+    """Open a file but not a symbolic link, as the `opener` of `open`."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)  # Windows has no such flag
+
+
 @contextmanager
 def file_lock(path: Path, show: bool | None = None) -> Iterator[None]:
     """Hold an exclusive lock on the file `path`; wait while another process holds it.
@@ -26,7 +32,7 @@ def file_lock(path: Path, show: bool | None = None) -> Iterator[None]:
     The lock is released when the process ends, even if it is killed. A message is printed before
     waiting if `show` is True, or if it is None and stderr is a terminal.
     """
-    with path.open("a") as file:
+    with open(path, "a", opener=no_follow) as file:
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,12 +72,13 @@ def load_dataset(
     if "show" in allowed:
         options["show"] = show
     try:
-        return reader(path, **options)
+        data = reader(path, **options)
     except FileNotFoundError as error:
         if name not in PUBLISHED_DATASETS:
             raise
         hint = f"`dualcba data fetch {name}` downloads it"
         raise FileNotFoundError(f"{error} ({hint})") from error
+    return data if name in DATASETS else replace(data, path=str(path.resolve()))
 
 
 def _named_reader(name: str) -> Reader:

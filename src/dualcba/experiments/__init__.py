@@ -10,6 +10,7 @@ from dualcba.experiments.spec import Spec, fields, make_specs, read_toml
 from dualcba.experiments.store import (
     check_free,
     find_results,
+    known_data,
     read_plan,
     read_results,
     write_plan,
@@ -32,6 +33,7 @@ __all__ = [
     "experiments",
     "fields",
     "find_results",
+    "known_data",
     "make_learner",
     "make_specs",
     "matches",

@@ -7,10 +7,11 @@ a loaded class-agnostic part came from; `upgrade` brings it to schema 2, which i
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+from dualcba.data.dataset import DataOrigin
 from dualcba.experiments.spec import Spec
 from dualcba.experiments.upgrade import upgrade_result
 
@@ -121,6 +122,9 @@ class Result:
     agnostic_provenance: Fields | None = None
     """The run that a loaded class-agnostic part was trained in, as its file says."""
 
+    data: DataOrigin | None = None
+    """The dataset; None in results of earlier versions, which do not name it."""
+
     status: str = COMPLETE
     schema: int = SCHEMA
 
@@ -181,6 +185,7 @@ class Result:
             seed=content["seed"],
             anytime=Anytime(steps, tasks, anytime),
             agnostic_provenance=content.get("agnostic_provenance"),
+            data=read_origin(content),
             **given,
         )
 
@@ -188,6 +193,7 @@ class Result:
         """Return what `result.json` holds."""
         points = {"step": list(self.anytime.step), "task": list(self.anytime.task)}
         recordings = {"recordings": dict(self.recordings)} if self.recordings else {}
+        data = {"data": asdict(self.data)} if self.data else {}
         return {
             "schema": SCHEMA,
             **{name: self.fields.get(name) for name in NAMED},
@@ -200,12 +206,19 @@ class Result:
             "seconds": dict(self.seconds),
             "cost": dict(self.cost),
             "spec": self.fields,
+            **data,
             "agnostic_provenance": self.agnostic_provenance,
             "versions": dict(self.versions),
         }
 
 
 _PLAIN = ("status", "scores", "accuracy_matrix", "recordings", "seconds", "cost", "versions")
+
+
+def read_origin(content: Fields) -> DataOrigin | None:
+    """Return the data that a result or an entry of a plan names; None if it names none."""
+    given = content.get("data")
+    return None if given is None else DataOrigin.from_dict(given)
 
 
 def _checked(content: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -214,6 +214,7 @@ class Run:
             "seconds": {**self.seconds, "total": total},
             "cost": cost(self.learner, self.held),
             "spec": spec.to_dict(),
+            "data": asdict(self.data.origin),
             "agnostic_provenance": self.agnostic_provenance,
             "versions": versions(self.learner),
         }

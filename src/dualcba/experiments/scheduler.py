@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from dualcba.data import Dataset, load_dataset
+from dualcba.data.dataset import DataOrigin
 from dualcba.errors import at_least
 from dualcba.experiments.run import (
     Run,
@@ -29,21 +30,34 @@ Load = Callable[[Spec], Dataset]
 class Loader:
     """Loads the dataset of a spec, each once; a pickled copy has no datasets loaded.
 
+    A dataset that is not the one in `origins` is refused; one that is not there is added.
+
     >>> Loader()(Spec(dataset="digits")).num_classes
     10
     """
 
     data_dir: Path | None = None
+    origins: dict[str, DataOrigin] = field(default_factory=dict)
     loaded: dict[str, Dataset] = field(default_factory=dict, repr=False)
 
     def __call__(self, spec: Spec) -> Dataset:
         """Return the dataset of a spec."""
         if spec.dataset not in self.loaded:
-            self.loaded[spec.dataset] = load_dataset(spec.dataset, self.data_dir)
+            data = load_dataset(spec.dataset, self.data_dir)
+            self._check(spec.dataset, data.origin)
+            self.loaded[spec.dataset] = data
         return self.loaded[spec.dataset]
 
-    def __reduce__(self) -> tuple[type[Loader], tuple[Path | None]]:
-        return Loader, (self.data_dir,)
+    def _check(self, name: str, found: DataOrigin) -> None:
+        known = self.origins.setdefault(name, found)
+        if not found.same_as(known):
+            raise ValueError(
+                f"the dataset {name} has changed: {found}, expected {known}, as in the earlier "
+                "runs; run in another --out"
+            )
+
+    def __reduce__(self) -> tuple[type[Loader], tuple[Path | None, dict[str, DataOrigin]]]:
+        return Loader, (self.data_dir, self.origins)
 
 
 @contextmanager

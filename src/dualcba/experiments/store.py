@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dualcba.experiments.result import SCHEMA, Result, frozen
+from dualcba.data.dataset import DataOrigin
+from dualcba.experiments.result import SCHEMA, Result, frozen, read_origin
 from dualcba.experiments.spec import Spec, upgrade_fields
 from dualcba.io import atomic_write, folder_lock
 
@@ -86,12 +88,16 @@ def read_result(path: Path) -> Result:
         raise ValueError(f"{path} {error}") from None
 
 
-def write_plan(out: Path, specs: Iterable[Spec]) -> Path:
-    """Add specs that are going to be run to the plan of a folder."""
-    path = out / PLAN
+def write_plan(
+    out: Path, specs: Iterable[Spec], data: Mapping[str, DataOrigin] | None = None
+) -> Path:
+    """Add specs that are going to be run to the plan of a folder; `data` by the spec's dataset."""
+    path, data = out / PLAN, data or {}
     with folder_lock(out):
-        before = read_plan(out) if path.exists() else []
-        planned = {spec.name: spec.to_dict() for spec in (*before, *specs)}
+        entries = _read_entries(out) if path.exists() else []
+        entries += [(spec, data.get(spec.dataset)) for spec in specs]
+        _one_origin_each((path, spec.dataset, origin) for spec, origin in entries)
+        planned = {spec.name: _entry(spec, origin) for spec, origin in entries}
         plan = {"specs": list(planned.values())}
         with atomic_write(path) as draft:
             draft.write_text(json.dumps({"schema": SCHEMA, **plan}, indent=1) + "\n")
@@ -100,11 +106,51 @@ def write_plan(out: Path, specs: Iterable[Spec]) -> Path:
 
 def read_plan(out: Path) -> list[Spec]:
     """Return the specs that calls of `dualcba run` with this folder were going to run."""
+    return [spec for spec, _ in _read_entries(out)]
+
+
+def known_data(out: Path, results: Mapping[Path, Result]) -> dict[str, DataOrigin]:
+    """Return the data that the plan and the results of a folder name, by the spec's dataset.
+
+    Raises a ValueError if two of them name different data for one dataset.
+    """
+    path = out / PLAN
+    entries = _read_entries(out) if path.is_file() else []
+    named = [(path, spec.dataset, origin) for spec, origin in entries]
+    return _one_origin_each(
+        named + [(folder, result.dataset, result.data) for folder, result in results.items()]
+    )
+
+
+def _one_origin_each(
+    named: Iterable[tuple[Path, str, DataOrigin | None]],
+) -> dict[str, DataOrigin]:
+    """Return the data of each dataset, given who names them."""
+    found: dict[str, DataOrigin] = {}
+    for where, dataset, origin in named:
+        if origin and not origin.same_as(first := found.setdefault(dataset, origin)):
+            wanted = f"{first}, as in the earlier runs; run in another --out"
+            raise ValueError(
+                f"{where} names another dataset {dataset}: {origin}, expected {wanted}"
+            )
+    return found
+
+
+def _entry(spec: Spec, origin: DataOrigin | None) -> dict[str, Any]:
+    return spec.to_dict() | ({"data": asdict(origin)} if origin else {})
+
+
+def _read_entries(out: Path) -> list[tuple[Spec, DataOrigin | None]]:
     path = out / PLAN
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected the plan that `dualcba run` leaves")
     try:
-        specs = json.loads(path.read_text(encoding="utf-8"))["specs"]
-        return [Spec(**upgrade_fields(spec)) for spec in specs]
+        entries = json.loads(path.read_text(encoding="utf-8"))["specs"]
+        return [_read_entry(entry) for entry in entries]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read as a plan: {error}") from None
+
+
+def _read_entry(entry: dict[str, Any]) -> tuple[Spec, DataOrigin | None]:
+    fields = {name: value for name, value in entry.items() if name != "data"}
+    return Spec(**upgrade_fields(fields)), read_origin(entry)

@@ -88,3 +88,14 @@ def test_a_disk_that_fills_up_while_unpacking(small_disk: Path, tmp_path: Path) 
     with pytest.raises(OSError, match="no space left"):
         unpack(archive, small_disk / "toy")
     assert listing(small_disk) == []
+
+
+def test_a_planted_symbolic_link_is_refused(tmp_path: Path) -> None:
+    """The folder that files are unpacked to must be new."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (tmp_path / ".toy.unpacking").symlink_to(victim)
+    archive = make_zip(tmp_path / "toy.zip", {"toy/x": b"1"})
+    with pytest.raises(FileExistsError, match="unpacking"):
+        unpack(archive, tmp_path / "toy")
+    assert listing(victim) == []

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from download_helpers import CONTENT, NAME, Server, listing, make_tar, make_zip, md5
 
+from dualcba.data import load_dataset
 from dualcba.data.disk import file_lock
 from dualcba.data.download.fetch import check, fetch
 from dualcba.data.download.published import (
@@ -25,6 +26,7 @@ from dualcba.data.download.published import (
     PublishedDataset,
     RemoteFile,
 )
+from dualcba.data.readers import digits
 
 
 @pytest.fixture
@@ -189,8 +191,10 @@ def test_fetch_then_check(server: Server, tmp_path: Path, monkeypatch: pytest.Mo
     assert summary.train_per_class == (10, 10)
     assert str(summary) == (
         "cifar10: 100 training and 20 test samples of 3×32×32, 10 classes with 10 training samples "
-        "each, as published"
+        "each, as published, by counts"
     )
+    monkeypatch.setitem(EXPECTED_CONTENTS, "cifar10", replace(contents, digest=summary.digest))
+    assert str(check("cifar10", tmp_path)).endswith("each, as published")
 
 
 @pytest.mark.parametrize(
@@ -219,6 +223,22 @@ def test_check_names_what_differs(
         check("digits")
 
 
+@pytest.mark.parametrize("part", ["train_x", "train_y", "test_x", "test_y"])
+def test_check_compares_the_content(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """The counts are right, one pixel or two labels are not."""
+    assert check("digits").content_as_published
+    data = load_dataset("digits")
+    values = getattr(data, part).clone()
+    if part.endswith("x"):
+        values[3, 0, 5, 2] += 1
+    else:
+        other = int((values != values[0]).nonzero()[0])
+        values[[0, other]] = values[[other, 0]]
+    monkeypatch.setattr(digits, "digits", lambda root: replace(data, **{part: values}))
+    with pytest.raises(ValueError, match=r"digest of the samples and labels of digits is .* as p"):
+        check("digits")
+
+
 def test_check_of_a_users_own(tmp_path: Path) -> None:
     path = tmp_path / "own.npz"
     y = np.array([0, 0, 0, 1, 1])
@@ -237,4 +257,7 @@ def test_published_datasets_have_expected_contents_and_valid_checksums() -> None
         assert name in EXPECTED_CONTENTS
         for remote in dataset.files:
             assert len(bytes.fromhex(remote.md5)) == 16
+            assert len(bytes.fromhex(remote.checksum[1])) == (16 if name == "tiny-imagenet" else 32)
+            assert remote.size
+            assert remote.urls[0].startswith("https://")
             assert all(a.endswith("/" + remote.name) for a in remote.urls)

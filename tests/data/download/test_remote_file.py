@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import os
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -197,12 +199,8 @@ class Full(io.BytesIO):
 
 
 def test_disk_full(server: Server, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Path.open
-
-    def full(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        return Full() if mode in ("wb", "ab") else original(self, mode, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "open", full)
+    module = sys.modules["dualcba.data.download.remote_file"]
+    monkeypatch.setattr(module, "_open_part", lambda *_, **__: Full())
     with pytest.raises(OSError, match="no space left") as caught:
         download(server.remote(), target)
     assert "\n" not in str(caught.value)
@@ -242,3 +240,105 @@ def test_a_disk_that_fills_up(server: Server, small_disk: Path) -> None:
         download(server.remote(content), small_disk / NAME)
     assert "\n" not in str(caught.value)
     assert listing(small_disk) in ([], [NAME + ".part"])
+
+
+def sized(server: Server, size: int = len(CONTENT)) -> RemoteFile:
+    return replace(server.remote(), size=size, sha256=hashlib.sha256(CONTENT).hexdigest())
+
+
+def test_the_sha256_is_verified_where_it_is_known(server: Server, target: Path) -> None:
+    remote = replace(sized(server), md5=md5(b"of another file"))
+    download(remote, target)
+    assert target.read_bytes() == CONTENT
+    server.files[NAME] = b"?" + CONTENT[1:]
+    target.unlink()
+    with pytest.raises(OSError, match=f"has the sha256 .* expected {remote.sha256}"):
+        download(remote, target)
+    assert listing(target.parent) == []
+
+
+@pytest.mark.parametrize("change", [-1000, -1, 1, 10**6])
+def test_an_announced_size_is_checked_before_the_download(
+    server: Server, target: Path, change: int
+) -> None:
+    with pytest.raises(OSError, match="bytes than the size, expected") as caught:
+        download(sized(server, len(CONTENT) + change), target)
+    assert "\n" not in str(caught.value)
+    assert listing(target.parent) == []
+    assert len(server.ranges) == 1
+
+
+def test_a_server_that_sends_too_much_is_cut_off(
+    server: Server, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It announces no length, and would send a gigabyte."""
+    sent: list[int] = []
+
+    def endless(handler: Handler, *_: object) -> None:
+        for _ in range(1024):
+            handler.wfile.write(bytes(1 << 20))
+            sent.append(1 << 20)
+
+    server.sends_length = False
+    monkeypatch.setattr(Handler, "body", endless)
+    monkeypatch.setattr(type(server), "handle_error", lambda *_: None)
+    with pytest.raises(OSError, match="sends more bytes than the size, expected 300000"):
+        download(sized(server), target)
+    assert listing(target.parent) == []
+    assert sum(sent) < 64 << 20
+
+
+def test_a_part_larger_than_the_file_is_thrown_away(server: Server, target: Path) -> None:
+    target.with_name(NAME + ".part").write_bytes(CONTENT + b"?")
+    download(sized(server), target)
+    assert target.read_bytes() == CONTENT
+    assert server.ranges == [None]
+
+
+def test_a_known_size_is_awaited_if_none_is_announced(server: Server, target: Path) -> None:
+    server.sends_length = False
+    server.failures = [("cut", 100_000)]
+    download(sized(server), target)
+    assert target.read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=100000-"]
+
+
+@pytest.mark.parametrize("name", [NAME, NAME + ".part"])
+@pytest.mark.parametrize("content", [None, b"mine", CONTENT[:1000], CONTENT])
+def test_a_planted_symbolic_link_is_refused(
+    server: Server, target: Path, name: str, content: bytes | None
+) -> None:
+    victim = target.parent / "victim"
+    if content is not None:
+        victim.write_bytes(content)
+    (target.parent / name).symlink_to(victim)
+    with pytest.raises(OSError, match=f"{name} is a symbolic link, expected a file or nothing$"):
+        download(server.remote(), target)
+    assert (victim.read_bytes() if victim.exists() else None) == content
+    assert (target.parent / name).is_symlink()
+    assert server.ranges == []
+
+
+@pytest.mark.parametrize("start", [0, 1000])
+def test_a_link_planted_during_the_download_is_not_followed(
+    server: Server, target: Path, monkeypatch: pytest.MonkeyPatch, start: int
+) -> None:
+    """It appears after the first look, before the file is opened."""
+    victim, part = target.parent / "victim", target.with_name(NAME + ".part")
+    victim.write_bytes(CONTENT[:start])
+    if start:
+        part.write_bytes(CONTENT[:start])
+    original = Handler.head
+
+    def plant(handler: Handler, *args: int) -> None:
+        part.unlink(missing_ok=True)
+        part.symlink_to(victim)
+        original(handler, *args)
+
+    monkeypatch.setattr(Handler, "head", plant)
+    if start:
+        with pytest.raises(OSError, match="symbolic links"):
+            download(server.remote(), target)
+    else:
+        assert download(server.remote(), target).read_bytes() == CONTENT
+    assert victim.read_bytes() == CONTENT[:start]

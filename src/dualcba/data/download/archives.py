@@ -35,6 +35,7 @@ def unpack(archive: Path, folder: Path, on_progress: ProgressCallback = ignore_p
     members = _zip_members if archive.suffix == ".zip" else _tar_members
     try:
         with explain_full_disk(folder), _explain_damage(archive):
+            temporary.mkdir(parents=True)  # refuses a symbolic link, which is still there
             for name, content, done in members(archive):
                 _write_member(temporary / _checked_name(name, archive), content)
                 on_progress(done, archive.stat().st_size)

@@ -25,7 +25,7 @@ from dualcba.data.download.published import (
     ExpectedContents,
     PublishedDataset,
 )
-from dualcba.data.download.remote_file import download, has_md5
+from dualcba.data.download.remote_file import download, is_intact
 from dualcba.data.progress import add_bar, progress_bars, progress_enabled
 from dualcba.errors import expected, unknown
 
@@ -68,7 +68,7 @@ def fetch(
 
 def _is_complete(dataset: PublishedDataset, folder: Path) -> bool:
     if not dataset.unpacked:
-        return all(has_md5(folder / file.name, file.md5) for file in dataset.files)
+        return all(is_intact(folder / file.name, file) for file in dataset.files)
     missing = [path for path in dataset.unpacked if not (folder / path).exists()]
     if folder.exists() and missing:
         raise ValueError(f"{folder} lacks {missing[0]}; move the folder away and fetch again")
@@ -111,6 +111,10 @@ class DatasetSummary:
     """The lowest and the highest number of training samples of a class."""
     as_published: bool
     """Whether the sizes were compared with those of the published dataset."""
+    content_as_published: bool
+    """Whether the digest was compared with that of the published dataset, too."""
+    digest: str
+    """See `Dataset.digest`."""
 
     def __str__(self) -> str:
         low, high = self.train_per_class
@@ -120,6 +124,7 @@ class DatasetSummary:
             f"{self.name}: {self.num_train} training and {self.num_test} test samples of {shape}, "
             f"{self.num_classes} classes with {per_class} training samples each"
             + (", as published" if self.as_published else "")
+            + (", by counts" if self.as_published and not self.content_as_published else "")
         )
 
 
@@ -127,7 +132,7 @@ def check(name: str, root: str | Path | None = None, *, show: bool | None = None
     """Load a dataset and check that it is complete.
 
     Every class must have training and test samples. The sizes of a published dataset must be those
-    in `EXPECTED_CONTENTS`.
+    in `EXPECTED_CONTENTS`, and so must the digest of samples and labels where one is given there.
 
     Parameters
     ----------
@@ -149,6 +154,7 @@ def check(name: str, root: str | Path | None = None, *, show: bool | None = None
     summary = DatasetSummary(
         data.name, len(data.train_x), len(data.test_x), data.input_shape, data.num_classes,
         (min(train), max(train)), as_published=wanted is not None,
+        content_as_published=wanted is not None and wanted.digest is not None, digest=data.digest,
     )  # fmt: skip
     if wanted is not None:
         _compare(name, summary, wanted, train, test)
@@ -174,6 +180,9 @@ def _compare(
             raise ValueError(expected(f"{title} of {name}", found, str(published)))
     if wanted.balanced and len({*train}) + len({*test}) > 2:
         raise ValueError(f"the classes of {name} differ in size, expected equal sizes")
+    if wanted.digest not in (None, summary.digest):
+        title = f"digest of the samples and labels of {name}"
+        raise ValueError(expected(title, summary.digest, f"{wanted.digest}, as published"))
 
 
 def _class_counts(y: Tensor, num_classes: int) -> list[int]:

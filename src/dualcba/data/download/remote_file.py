@@ -1,4 +1,4 @@
-"""Download one file: retry after errors, resume a partial download, verify the md5 checksum."""
+"""Download one file: retry after errors, resume a partial download, verify the checksum."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from functools import partial
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
+from typing import BinaryIO
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from dualcba.data.disk import explain_full_disk
+from dualcba.data.disk import explain_full_disk, no_follow
 from dualcba.data.download.published import RemoteFile
 from dualcba.data.progress import ProgressCallback, ignore_progress
 
@@ -30,15 +32,18 @@ class _PermanentError(Exception):
     """A download error after which the same URL is given up."""
 
 
-def md5_of(path: Path) -> str:
-    """Return the md5 checksum of a file."""
+def is_intact(path: Path, remote: RemoteFile) -> bool:
+    """Return whether the file exists and has the right size and checksum."""
+    if not path.is_file() or remote.size not in (None, _size(path)):
+        return False
+    algorithm, wanted = remote.checksum
+    return _checksum_of(path, algorithm) == wanted
+
+
+def _checksum_of(path: Path, algorithm: str) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-
-
-def has_md5(path: Path, md5: str) -> bool:
-    """Return whether the file exists and has this md5 checksum."""
-    return path.is_file() and md5_of(path) == md5
+        new = partial(hashlib.new, algorithm, usedforsecurity=False)
+        return hashlib.file_digest(file, new).hexdigest()
 
 
 def download(
@@ -53,7 +58,8 @@ def download(
 
     A file with the right checksum is not downloaded again. The data are written to `target` with
     the suffix `.part`, which is renamed once the checksum is right: a file named `target` is always
-    complete. A `.part` file from an earlier call is resumed.
+    complete. A `.part` file from an earlier call is resumed. Symbolic links are not followed, and
+    no more is read than the known size of the file.
 
     Parameters
     ----------
@@ -68,14 +74,19 @@ def download(
     on_progress
         Called with the number of bytes downloaded and the total.
     """
-    if has_md5(target, remote.md5):
-        return target
     part = target.with_name(target.name + ".part")
+    for path in (target, part):
+        if path.is_symlink():
+            raise OSError(f"{path} is a symbolic link, expected a file or nothing")
+    if is_intact(target, remote):
+        return target
+    if remote.size is not None and _size(part) > remote.size:
+        part.unlink()
     problems = []
     for url in remote.urls:
         try:
-            if not has_md5(part, remote.md5):
-                _download_with_retries(url, part, remote.md5, tries, timeout, on_progress)
+            if not is_intact(part, remote):
+                _download_with_retries(url, part, remote, tries, timeout, on_progress)
             os.replace(part, target)
             return target
         except _PermanentError as problem:
@@ -84,13 +95,18 @@ def download(
 
 
 def _download_with_retries(
-    url: str, part: Path, md5: str, tries: int, timeout: float, on_progress: ProgressCallback
+    url: str,
+    part: Path,
+    remote: RemoteFile,
+    tries: int,
+    timeout: float,
+    on_progress: ProgressCallback,
 ) -> None:
     """Request the file until it is complete; new data reset the count of failures."""
     failures, largest = 0, _size(part)
     while True:
         try:
-            return _download_once(url, part, md5, timeout, on_progress)
+            return _download_once(url, part, remote, timeout, on_progress)
         except _RetryableError as problem:
             failures = 0 if _size(part) > largest else failures + 1
             largest = max(largest, _size(part))
@@ -100,33 +116,54 @@ def _download_with_retries(
 
 
 def _download_once(
-    url: str, part: Path, md5: str, timeout: float, on_progress: ProgressCallback
+    url: str, part: Path, remote: RemoteFile, timeout: float, on_progress: ProgressCallback
 ) -> None:
     """Request the missing bytes, append them to `part`, and verify the checksum."""
     with _open(url, part, timeout) as response:
         start = _first_byte(response, _size(part))
-        total = None if response.length is None else start + response.length
+        total = remote.size if response.length is None else start + response.length
+        _check_size(url, part, total, remote.size)
         _check_free_space(part, (total or start) - _size(part))
         done = start
-        with explain_full_disk(part), part.open("ab" if start else "wb") as file:
+        with explain_full_disk(part), _open_part(part, resumed=start > 0) as file:
             for block in _blocks(response, url):
-                file.write(block)
                 done += len(block)
+                if remote.size is not None and done > remote.size:
+                    break
+                file.write(block)
                 on_progress(done, total)
             file.flush()
             os.fsync(file.fileno())
     if total is not None and done < total:
         raise _RetryableError(f"{url} ended after {done} of {total} bytes")
-    _check_md5(url, part, md5, resumed=start > 0)
+    _check_size(url, part, done, remote.size)
+    _check_checksum(url, part, remote, resumed=start > 0)
 
 
-def _check_md5(url: str, part: Path, md5: str, *, resumed: bool) -> None:
+def _check_size(url: str, part: Path, sent: int | None, size: int | None) -> None:
+    """Delete `part` and raise if a server sends another number of bytes than the known size."""
+    if sent is not None and size is not None and sent != size:
+        part.unlink(missing_ok=True)
+        less_or_more = "fewer" if sent < size else "more"
+        raise _PermanentError(f"{url} sends {less_or_more} bytes than the size, expected {size}")
+
+
+def _open_part(part: Path, *, resumed: bool) -> BinaryIO:
+    """Open a file to append to, or a new one; never through a symbolic link."""
+    if resumed:
+        return open(part, "ab", opener=no_follow)
+    part.unlink(missing_ok=True)
+    return part.open("xb")
+
+
+def _check_checksum(url: str, part: Path, remote: RemoteFile, *, resumed: bool) -> None:
     """Delete a file with a wrong checksum and raise; only a resumed download is worth a retry."""
-    found = md5_of(part)
-    if found == md5:
+    algorithm, wanted = remote.checksum
+    found = _checksum_of(part, algorithm)
+    if found == wanted:
         return
     part.unlink()
-    problem = f"the file from {url} has the md5 {found}, expected {md5}"
+    problem = f"the file from {url} has the {algorithm} {found}, expected {wanted}"
     raise _RetryableError(problem) if resumed else _PermanentError(problem)
 
 
