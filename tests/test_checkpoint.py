@@ -239,7 +239,9 @@ def test_a_generator_that_is_damaged(
 ) -> None:
     state = teach(make_learner()).state_dict()
     state["meta"]["rng"]["memory"] = damaged
-    refuse(make_learner(), state, differ, f"rng is {damaged!r}, expected the state of a PCG64")
+    refuse(
+        make_learner(), state, differ, f"'rng.memory' is {damaged!r}, expected the state of a PCG64"
+    )
 
 
 def test_the_generator_of_weights_that_is_damaged(

@@ -24,9 +24,6 @@ NO_DIGEST = "0" * 64
 UNREADABLE = (SafetensorError, ValueError, TypeError, KeyError, RuntimeError, AssertionError)
 """What damaged files raise in the readers of safetensors and JSON."""
 
-OPTIONAL_ENTRIES = ("optimizer.", "adaptor_optimizer.", "task_data.")
-"""Prefixes of the entries that exist at some steps only."""
-
 
 def collect_tensors(
     modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
@@ -66,20 +63,25 @@ def entries_of(tensors: Mapping[str, Tensor], part: str) -> Tensors:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
-def check_same_layout(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Raise unless both have the same entries, each of the same shape and dtype.
+def check_dense(given: Mapping[str, Any]) -> None:
+    """Raise unless all entries are ordinary tensors with values, by name."""
+    for name, t in given.items():
+        if not isinstance(name, str) or not isinstance(t, Tensor):
+            raise ValueError(
+                f"the state's entry {name!r} is a {type(t).__name__}, expected a tensor"
+            )
+        if t.layout != torch.strided or t.is_meta or t.is_quantized or t.is_nested:
+            kind = "quantised" if t.is_quantized else f"on {t.device}, {t.layout}"
+            raise ValueError(f"the state's entry {name!r} is {kind}, expected a dense tensor")
 
-    Optional entries may be missing on either side; the samples of a task may differ in shape.
-    """
+
+def check_same_layout(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Raise unless both have the same entries, each of the same shape and dtype."""
     for name in sorted(own.keys() | given.keys()):
-        if name.startswith(OPTIONAL_ENTRIES) and not (name in own and name in given):
-            continue
-        if name.startswith("task_data."):
-            continue
         if name not in given:
             raise ValueError(f"the state has no entry {name!r}, expected {_describe(own[name])}")
         if name not in own:
-            raise ValueError(f"the state has an entry {name!r} that this learner does not have")
+            raise ValueError(f"the state has an entry {name!r}, expected none of this name")
         if own[name].shape != given[name].shape or own[name].dtype != given[name].dtype:
             found, wanted = _describe(given[name]), _describe(own[name])
             raise ValueError(f"the state's entry {name!r} is {found}, expected {wanted}")
