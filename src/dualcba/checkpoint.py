@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from dualcba.io import atomic_write
 
 Tensors = dict[str, Tensor]
 
-OPTIONAL_ENTRIES = ("optimizer.", "adaptor_optimizer.", "task_data.")
-"""Prefixes of the entries that exist at some steps only."""
+DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
+NO_DIGEST = "0" * 64
+
+UNREADABLE = (SafetensorError, ValueError, TypeError, KeyError, RuntimeError, AssertionError)
+"""What damaged files raise in the readers of safetensors and JSON."""
 
 
 def collect_tensors(
@@ -58,20 +63,25 @@ def entries_of(tensors: Mapping[str, Tensor], part: str) -> Tensors:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
-def check_same_layout(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Raise unless both have the same entries, each of the same shape and dtype.
+def check_dense(given: Mapping[str, Any]) -> None:
+    """Raise unless all entries are ordinary tensors with values, by name."""
+    for name, t in given.items():
+        if not isinstance(name, str) or not isinstance(t, Tensor):
+            raise ValueError(
+                f"the state's entry {name!r} is a {type(t).__name__}, expected a tensor"
+            )
+        if t.layout != torch.strided or t.is_meta or t.is_quantized or t.is_nested:
+            kind = "quantised" if t.is_quantized else f"on {t.device}, {t.layout}"
+            raise ValueError(f"the state's entry {name!r} is {kind}, expected a dense tensor")
 
-    Optional entries may be missing on either side; the samples of a task may differ in shape.
-    """
+
+def check_same_layout(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Raise unless both have the same entries, each of the same shape and dtype."""
     for name in sorted(own.keys() | given.keys()):
-        if name.startswith(OPTIONAL_ENTRIES) and not (name in own and name in given):
-            continue
-        if name.startswith("task_data."):
-            continue
         if name not in given:
             raise ValueError(f"the state has no entry {name!r}, expected {_describe(own[name])}")
         if name not in own:
-            raise ValueError(f"the state has an entry {name!r} that this learner does not have")
+            raise ValueError(f"the state has an entry {name!r}, expected none of this name")
         if own[name].shape != given[name].shape or own[name].dtype != given[name].dtype:
             found, wanted = _describe(given[name]), _describe(own[name])
             raise ValueError(f"the state's entry {name!r} is {found}, expected {wanted}")
@@ -82,28 +92,65 @@ def _describe(t: Tensor) -> str:
 
 
 def write_state_file(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state to a safetensors file: `tensors`, and `meta` as JSON in the header."""
+    """Write a state to a safetensors file: `tensors`, and `meta` as JSON in the header.
+
+    The header also has the SHA-256 of the file, computed with 64 zeros in its place.
+    """
     tensors = {k: v.contiguous().cpu() for k, v in state["tensors"].items()}
-    with atomic_write(path) as draft:
-        try:
-            save_file(tensors, draft, {"dualcba": json.dumps(state["meta"])})
-        except SafetensorError as error:  # for example when the disk is full
-            raise OSError(f"{path} cannot be written: {error}") from error
+    content = save(tensors, {"dualcba": json.dumps(state["meta"]), "sha256": NO_DIGEST})
+    field = DIGEST.search(content)
+    assert field is not None
+    with atomic_write(path) as draft, draft.open("wb") as file:
+        view = memoryview(content)
+        file.write(view[: field.start(1)])
+        file.write(hashlib.sha256(content).hexdigest().encode())
+        file.write(view[field.end(1) :])
 
 
 def read_state_file(path: Path, what: str = "saved learner") -> dict[str, Any]:
     """Return the tensors and the meta data of a file that `write_state_file` wrote.
 
+    Raise if the file differs from its SHA-256 in a single bit. Files of version 0.1.0 have none.
     `what` describes the expected content in error messages.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected a {what}")
+    content = path.read_bytes()  # not mapped: another process may truncate the file
     try:
-        with safe_open(str(path), "pt") as file:
-            meta = (file.metadata() or {}).get("dualcba")
-            if meta is None:
-                raise ValueError(f"{path} is not a {what}")
-            names = list(file.keys())
-            return {"tensors": {k: file.get_tensor(k) for k in names}, "meta": json.loads(meta)}
-    except (SafetensorError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as a {what}: {error}") from error
+        header = _header(content)
+        own, damaged = "dualcba" in header, not _intact(content, header)
+        if own and not damaged:
+            return {"tensors": load(content), "meta": json.loads(header["dualcba"])}
+    except UNREADABLE as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{path} cannot be read as a {what}: {reason}") from error
+    if not own:
+        raise ValueError(f"{path} is not a {what}")
+    raise ValueError(f"{path} is damaged, expected a {what} that fits its SHA-256")
+
+
+def _header(content: bytes) -> dict[str, str]:
+    """Return the text fields in the header of a safetensors file."""
+    size = int.from_bytes(content[:8], "little")
+    if not 0 < size <= len(content) - 8:
+        raise ValueError(f"{len(content)} bytes, expected a complete safetensors file")
+    header = json.loads(content[8 : 8 + size])
+    fields = header.get("__metadata__", {}) if isinstance(header, dict) else {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _intact(content: bytes, header: Mapping[str, str]) -> bool:
+    """Whether the content has the SHA-256 that its header says, or its header says none."""
+    if header.keys() == {"dualcba"}:  # version 0.1.0
+        return True
+    field = DIGEST.search(content)
+    if field is None or header.keys() != {"dualcba", "sha256"}:
+        return False
+    digest = hashlib.sha256()
+    for part in (
+        content[: field.start(1)],
+        NO_DIGEST.encode(),
+        memoryview(content)[field.end(1) :],
+    ):
+        digest.update(part)
+    return digest.hexdigest().encode() == field[1] == header["sha256"].encode()

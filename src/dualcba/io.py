@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import tempfile
+import platform
+import secrets
+import stat
+import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,13 +18,26 @@ try:
 except ImportError:  # Windows has no fcntl
     fcntl = None  # type: ignore[assignment]
 
+DRAFT = ".draft-"
+"""How the names of drafts begin; host, process and a random part follow."""
+
+OLD = 24 * 3600.0
+"""The age in seconds from which a draft is removed, whoever wrote it."""
+
+UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EACCES, errno.EBADF)
+"""The errors of `fsync` on systems that cannot do it, such as on a folder on Windows."""
+
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`, and move it to `path` if the block succeeds.
 
-    If the block raises, the temporary file is removed and `path` is unchanged.
+    If the block raises, the temporary file is removed and `path` is unchanged. The content is on
+    the disk before `path` changes, so after a crash `path` is the old file or the new one. A file
+    that exists keeps its mode. If `path` is a symbolic link, the file that it points to is
+    replaced. Drafts that killed processes left in the folder are removed.
 
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with atomic_write(Path(folder, "sub", "a.txt")) as draft:
     ...         _ = draft.write_text("done")
@@ -27,20 +45,70 @@ def atomic_write(path: Path) -> Iterator[Path]:
     ['a.txt']
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".draft-")
-    os.close(handle)
-    draft = Path(name)
+    target = Path(os.path.realpath(path))  # the file itself, not a link to it
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sweep_drafts(target.parent)
+    draft = target.with_name(f"{DRAFT}{_host()}-{os.getpid()}-{secrets.token_hex(8)}")
+    os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # less the umask
+    mode = _mode_of(target, otherwise=draft)
     try:
         yield draft
-        mask = os.umask(0)
-        os.umask(mask)
-        draft.chmod(0o666 & ~mask)  # mkstemp allows the owner only
-        draft.replace(path)
+        draft.chmod(mode)
+        _sync(draft, os.O_RDWR)
+        draft.replace(target)
+        _sync(target.parent, os.O_RDONLY)
     except BaseException as error:
         draft.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno and error.filename is None:
             error.filename = str(path)  # a full disk is reported without a file name
         raise
+
+
+def _mode_of(path: Path, *, otherwise: Path) -> int:
+    """Return the mode bits of a file, or of another one if it does not exist."""
+    return stat.S_IMODE((path if path.is_file() else otherwise).stat().st_mode)
+
+
+def _sync(path: Path, flags: int) -> None:
+    """Wait until a file or folder is on the disk, on systems that can."""
+    try:
+        handle = os.open(path, flags)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+
+
+def sweep_drafts(folder: Path) -> None:
+    """Remove drafts whose process on this host has ended, and drafts that are a day old."""
+    with suppress(OSError):  # a folder that cannot be listed can still be written to
+        for path in folder.glob(f"{DRAFT}*"):
+            with suppress(OSError):  # removed by another process
+                if _abandoned(path.name) or time.time() - path.stat().st_mtime > OLD:
+                    path.unlink()
+
+
+def _abandoned(name: str) -> bool:
+    """Whether the process that wrote a draft is known to have ended."""
+    host, _, rest = name.removeprefix(DRAFT).partition("-")
+    pid = rest.partition("-")[0]
+    if host != _host() or not pid.isdecimal() or os.name == "nt":  # Windows has no signal 0
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:  # a process of another user
+        return False
+    return False
+
+
+def _host() -> str:
+    """Return eight hex digits for this host: folders can be shared between hosts."""
+    return f"{zlib.crc32(platform.node().encode()):08x}"
 
 
 @contextmanager

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from dualcba.checkpoint import check_same_layout, collect_tensors, load_tensors
+from dualcba.checkpoint import (
+    Tensors,
+    check_dense,
+    check_same_layout,
+    collect_tensors,
+    entries_of,
+    load_tensors,
+)
 from dualcba.randomness import restore_generator, restore_torch_generator
 from dualcba.training.parts import Parts
-
-META = ("seed", "step", "task_starts", "task_open", "rng")
+from dualcba.training.state_rules import Given, check_boundaries, check_meta, check_values
 
 
 def save_state(parts: Parts, *, seed: int, step: int) -> dict[str, Any]:
@@ -29,23 +36,71 @@ def save_state(parts: Parts, *, seed: int, step: int) -> dict[str, Any]:
 
 
 def check_state(parts: Parts, state: Mapping[str, Any]) -> None:
-    """Raise unless the state has all entries, each of the kind, shape and type expected here."""
+    """Raise unless the whole state is valid for this learner; nothing is changed.
+
+    A finite weight with another value is a valid state: only a file has a checksum.
+    """
+    own = save_state(parts, seed=0, step=0)
     for part in ("meta", "tensors"):
-        if part not in state:
+        found = state.get(part) if isinstance(state, Mapping) else None
+        if not isinstance(found, Mapping):
             raise ValueError(f"the state has no entry {part!r}, expected what state_dict gave")
-    meta = state["meta"]
-    missing = set(META).difference(meta)
-    if missing or set(meta["rng"]) != set(parts.sampler.rng):
-        raise ValueError(f"the state's meta has no entry {sorted(missing) or 'rng'}")
-    parts.tasks.check(meta)
-    for value in meta["rng"].values():
-        restore_generator(value)
-    check_same_layout(save_state(parts, seed=0, step=0)["tensors"], state["tensors"])
-    restore_torch_generator(state["tensors"]["weights_rng"])
+    given = Given(parts, own["tensors"], state["tensors"], state["meta"])
+    check_meta(given, own["meta"])
+    check_dense(given.tensors)
+    check_same_layout(_layout(given), given.tensors)
+    check_values(given)
+    check_boundaries(given)
+
+
+def _layout(given: Given) -> Tensors:
+    """Return an example of each entry that the state must have: its shape and type.
+
+    An optimiser has all fields of a parameter or none. The samples of a task can be of any number.
+    """
+    optional = ("task_data.", *(f"{name}." for name in given.parts.optimizers()))
+    layout = {k: v for k, v in given.own.items() if not k.startswith(optional)}
+    for name, optimizer in given.parts.optimizers().items():
+        for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+            if entries_of(given.tensors, f"{name}.{i}"):
+                layout |= {f"{name}.{i}.{k}": v for k, v in _fields(optimizer, p).items()}
+    if given.parts.method.rereads_task and given.meta["task_open"]:
+        layout |= _task_data(given, layout["memory.x"], layout["memory.y"])
+    return layout
+
+
+def _fields(optimizer: torch.optim.Optimizer, p: Tensor) -> Tensors:
+    """Return examples of what an optimiser keeps of a parameter: Adam three fields, SGD none."""
+    if not isinstance(optimizer, torch.optim.Adam):
+        return {}
+    return {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p}
+
+
+def _task_data(given: Given, x: Tensor, y: Tensor) -> Tensors:
+    """Return examples of the kept samples: as many batches, each with as many labels, as given."""
+    examples: Tensors = {}
+    for i in range((len(entries_of(given.tensors, "task_data")) + 1) // 2):
+        labels = given.tensors.get(f"task_data.{i}.y", y[:1])
+        n = max(1, labels.numel())
+        examples |= {f"task_data.{i}.x": x[:1].expand(n, *x.shape[1:])}
+        examples |= {f"task_data.{i}.y": y[:1].expand(n)}
+    return examples
 
 
 def load_state(parts: Parts, state: Mapping[str, Any], receive: Callable[[Tensor], Tensor]) -> None:
-    """Restore a checked state in place; `receive` brings a tensor to the device."""
+    """Restore a checked state in place, or nothing if that fails.
+
+    `receive` brings a tensor to the device.
+    """
+    before = save_state(parts, seed=0, step=0)
+    try:
+        _load(parts, state, receive)
+    except BaseException:
+        _load(parts, before, receive)
+        raise
+
+
+def _load(parts: Parts, state: Mapping[str, Any], receive: Callable[[Tensor], Tensor]) -> None:
     meta, engine = state["meta"], parts.engine
     tensors = {name: receive(value) for name, value in state["tensors"].items()}
     lr = parts.context.lr
