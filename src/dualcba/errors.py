@@ -7,6 +7,9 @@ import math
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 
+LARGEST_INT = 2**63 - 1
+SMALLEST_FLOAT, LARGEST_FLOAT = 1e-37, 3e38  # what float32 holds with full precision
+
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown name, with the most similar known name.
@@ -50,6 +53,8 @@ def at_least(low: int, **fields: int) -> None:
         whole = isinstance(value, Integral) and not isinstance(value, bool)
         if not whole or value < low:
             raise ValueError(expected(field, value, f"a whole number of at least {low}"))
+        if value > LARGEST_INT:
+            raise ValueError(expected(field, value, f"a whole number of at most {LARGEST_INT}"))
 
 
 def above_zero(**fields: float) -> None:
@@ -58,6 +63,9 @@ def above_zero(**fields: float) -> None:
         number = isinstance(value, Real)
         if not number or isinstance(value, bool) or not 0 < value < math.inf:
             raise ValueError(expected(field, value, "a number above 0"))
+        if not SMALLEST_FLOAT <= value <= LARGEST_FLOAT:
+            wanted = f"a number from {SMALLEST_FLOAT:.0e} to {LARGEST_FLOAT:.0e}, as float32 has"
+            raise ValueError(expected(field, value, wanted))
 
 
 def one_of(known: Sequence[object], **fields: object) -> None:

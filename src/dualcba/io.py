@@ -64,6 +64,14 @@ def atomic_write(path: Path) -> Iterator[Path]:
         raise
 
 
+def user_path(path: str | Path) -> Path:
+    """Return a path with `~` replaced by the home folder; raise if there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{path} has no home folder, expected a path of a known user") from None
+
+
 def _mode_of(path: Path, *, otherwise: Path) -> int:
     """Return the mode bits of a file, or of another one if it does not exist."""
     return stat.S_IMODE((path if path.is_file() else otherwise).stat().st_mode)

@@ -151,6 +151,13 @@ BAD: list[tuple[list[Any], list[str]]] = [
     (["--dataset", "cifar100", "--data-dir", "none"], ["none", "missing", "expected"]),
     (["nothing.toml"], ["nothing.toml", "missing", "TOML"]),
     (["--abreast", 0], ["abreast", "0"]),
+    (["--dataset", "~nosuchuser/x"], ["~nosuchuser/x", "home folder"]),
+    (["--method", "er-dual-cba", "--agnostic-from", "~nosuchuser/x"], ["~nosuchuser/x", "home"]),
+    (["--lr", "1e39"], ["lr", "1e+39", "float32"]),
+    (["--lr", "1e-60"], ["lr", "1e-60", "float32"]),
+    (["--adaptor-lr", "1e39"], ["adaptor_lr", "1e+39", "float32"]),
+    (["--buffer", "9" * 20], ["buffer", "9" * 20, "at most"]),
+    (["--seeds", "9" * 20], ["seeds", "9" * 20, "at most"]),
 ]
 
 

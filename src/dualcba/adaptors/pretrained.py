@@ -16,6 +16,7 @@ import torch
 from dualcba.adaptors.adaptor import Adaptor, ClassAgnostic
 from dualcba.checkpoint import check_same_layout, read_state_file, write_state_file
 from dualcba.errors import expected
+from dualcba.io import user_path
 
 SHIPPED = Path(__file__).with_name("agnostic.safetensors")
 """The file that `"pretrained"` stands for, made by `benchmarks/pretrain.py`."""
@@ -57,7 +58,7 @@ def load_agnostic(path: str | Path) -> Loaded:
     """Read a frozen ν from a file of `save_agnostic`; `"pretrained"` is the shipped file."""
     if str(path) == "pretrained" and not SHIPPED.is_file():
         raise FileNotFoundError(f"{SHIPPED} is missing, expected the pretrained {KIND}")
-    file = SHIPPED if str(path) == "pretrained" else Path(path).expanduser()
+    file = SHIPPED if str(path) == "pretrained" else user_path(path)
     state = read_state_file(file, KIND)
     meta, tensors = state["meta"], state["tensors"]
     if not isinstance(meta, dict) or meta.get("kind") != KIND:

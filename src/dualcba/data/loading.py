@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dualcba.data.download.published import PUBLISHED_DATASETS
 from dualcba.errors import unknown
+from dualcba.io import user_path
 
 if TYPE_CHECKING:
     from dualcba.data.dataset import Dataset
@@ -62,7 +63,7 @@ def load_dataset(
     if name in DATASETS:
         reader, path = _named_reader(name), data_dir(root)
     else:
-        reader, path = _path_reader(name), Path(name).expanduser()
+        reader, path = _path_reader(name), user_path(name)
     parameters = inspect.signature(reader).parameters.values()
     allowed = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY]
     for option in options:
@@ -92,7 +93,7 @@ def _path_reader(name: str) -> Reader:
     from dualcba.data.readers.folder import from_folder
     from dualcba.data.readers.npz import from_npz
 
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_dir():
         return from_folder
     if path.suffix == ".npz":

@@ -14,6 +14,7 @@ from typing import Any
 from dualcba.data import DATASETS
 from dualcba.errors import at_least, expected, unknown
 from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_setting
+from dualcba.io import user_path
 from dualcba.methods import METHODS, check_options, parse_method
 from dualcba.options import (
     DATASET_DEFAULTS,
@@ -99,7 +100,7 @@ class Spec(RunOptions):
 
 
 def _check_dataset(spec: Spec) -> None:
-    if spec.dataset not in DATASETS and not Path(spec.dataset).expanduser().exists():
+    if spec.dataset not in DATASETS and not user_path(spec.dataset).exists():
         raise ValueError(f"{unknown('dataset', spec.dataset, DATASETS)}, or a path that exists")
 
 
