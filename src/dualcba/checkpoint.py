@@ -110,7 +110,7 @@ def write_state_file(path: Path, state: Mapping[str, Any]) -> None:
 def read_state_file(path: Path, what: str = "saved learner") -> dict[str, Any]:
     """Return the tensors and the meta data of a file that `write_state_file` wrote.
 
-    Raise if the file differs from its SHA-256 in a single bit. Files of version 0.1.0 have none.
+    Raise if the file differs from its SHA-256 in a single bit. Files of earlier versions have none.
     `what` describes the expected content in error messages.
     """
     if not path.is_file():
@@ -141,7 +141,7 @@ def _header(content: bytes) -> dict[str, str]:
 
 def _intact(content: bytes, header: Mapping[str, str]) -> bool:
     """Whether the content has the SHA-256 that its header says, or its header says none."""
-    if header.keys() == {"dualcba"}:  # version 0.1.0
+    if header.keys() == {"dualcba"}:  # an earlier version
         return True
     field = DIGEST.search(content)
     if field is None or header.keys() != {"dualcba", "sha256"}:

@@ -139,8 +139,8 @@ BOUNDARIES: dict[str, MetaRule] = {
 
 def check_meta(given: Given, own: Mapping[str, Any]) -> None:
     """Raise unless `meta` has the entries that the learner's own has, each of them valid."""
-    _same_keys("meta", own, given.meta)
     given.parts.tasks.check(given.meta)
+    _same_keys("meta", own, given.meta)
     for name, rule in META.items():
         _apply(f"meta {name!r}", given.meta[name], rule, given)
     _same_keys("meta 'rng'", own["rng"], given.meta["rng"])
@@ -165,7 +165,7 @@ def _same_keys(what: str, own: Mapping[str, Any], value: Any) -> None:
     for name in sorted(own.keys() | value.keys(), key=str):
         if name not in value:
             raise ValueError(f"the state's {what} has no entry {name!r}, expected {sorted(own)}")
-        if name not in own and name != "boundaries":  # those have an error of their own
+        if name not in own:
             text = reprlib.repr(name)
             raise ValueError(f"the state's {what} has an entry {text}, expected {sorted(own)}")
 
