@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,13 @@ import pytest
 import torch
 
 from dualcba import Learner, __version__
+from dualcba.experiments import Spec, make_specs, write_plan
+from dualcba.experiments.pool import RunUpdate
+from dualcba.experiments.store import write_result
 
 Run = Callable[..., Any]
+SHORT_FIELDS = {"eval_every": 0, "batch_size": 300, "tasks": 1}
+SHORT = ("--eval-every", 0, "--batch-size", 300, "--tasks", 1, "--device", "cpu")
 QUICK = ("--eval-every", 0, "--batch-size", 32, "--device", "cpu")
 
 
@@ -336,25 +342,106 @@ def test_more_than_a_cpu_holds_is_one_line(dualcba: Run) -> None:
     assert "enforce" not in line  # where in torch's source it fails
 
 
-def test_interrupted_in_the_middle(tmp_path: Path) -> None:
-    """One clear line; what was complete is kept, nothing else is left."""
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
+@pytest.mark.parametrize(("name", "jobs"), [("SIGINT", 1), ("SIGTERM", 2), ("SIGHUP", 1)])
+def test_interrupted_in_the_middle(name: str, jobs: int, tmp_path: Path) -> None:
+    """One clear line; what was complete is kept, nothing else is left, no process either."""
+    number = getattr(signal, name)
     code = "import sys; sys.argv = sys.argv[1:]; from dualcba.cli.app import main; main()"
-    args = ["dualcba", "run", "--method", "er", "--seeds", "40", "--out", str(tmp_path / "x")]
+    args = ["dualcba", "run", "--method", "er", "--seeds", "40", "--out", str(tmp_path / "x"),
+            "--jobs", str(jobs)]  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-c", code, *args], stderr=subprocess.PIPE, stdout=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in a shell's &
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # as in a terminal
+        start_new_session=True,
     )  # fmt: skip
     give_up = time.monotonic() + 60
     while not list(tmp_path.glob("x/*/result.json")) and time.monotonic() < give_up:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)  # ends when no process has the pipe open any more
+    assert process.returncode == 128 + number
     lines = err.decode().strip().splitlines()
     assert lines[-1] == "dualcba: interrupted; the runs that were complete are kept"
-    for path in tmp_path.glob("x/*/*"):
+    assert not [line for line in lines if "Traceback" in line]
+    paths = list(tmp_path.glob("x/*/*"))
+    assert paths
+    for path in paths:
         assert path.name == "result.json"
         assert json.loads(path.read_text())["status"] == "complete"
+    assert not list(tmp_path.rglob(".draft-*"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGHUP")
+def test_a_signal_that_is_ignored_stays_so(dualcba: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under nohup; and the handlers are those of before after a command."""
+
+    def raises_signals(_: str) -> dict[str, str]:
+        signal.raise_signal(signal.SIGHUP)
+        return {"one": "title"}
+
+    monkeypatch.setattr("dualcba.cli.listing.names", raises_signals)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert dualcba("list", "methods").code == 0
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        got = dualcba("list", "methods")
+        assert (got.code, len(got.lines)) == (128 + signal.SIGHUP, 1)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _remove(out: Path) -> None:
+    shutil.rmtree(out)
+
+
+def _replace_by_a_file(out: Path) -> None:
+    shutil.rmtree(out)
+    out.write_text("mine")
+
+
+def _damage(out: Path) -> None:
+    for path in out.glob("*/result.json"):
+        path.write_text("{")
+
+
+@pytest.mark.parametrize("harm", [_remove, _replace_by_a_file, _damage])
+@pytest.mark.parametrize("command", ["run", "resume"])
+def test_results_that_are_lost_during_the_runs(
+    harm: Callable[[Path], None], command: str, dualcba: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never "2 results" that are not there."""
+    args: tuple[Any, ...] = ("run", "--method", "er", "--seeds", 2, "--out", "x", *SHORT)
+    if command == "resume":
+        folder = dualcba("list", "settings").folder
+        write_plan(folder / "x", make_specs({"method": "er", "seeds": 2, **SHORT_FIELDS}))
+        args = ("resume", "x", "--device", "cpu")
+    harmed: list[Path] = []
+
+    def write_and_harm(out: Path, *given: Any) -> Path:
+        path = write_result(out, *given)
+        if not harmed:
+            harmed.append(path)
+            harm(out)
+        return path
+
+    monkeypatch.setattr("dualcba.experiments.pool.write_result", write_and_harm)
+    got = dualcba(*args, "--quiet")
+    assert harmed
+    assert (got.code, len(got.lines), got.out) == (2, 1, "")
+    assert got.lines[0].startswith("dualcba: ")
+    assert "x" in got.lines[0]
+
+
+def test_runs_without_a_result_are_one_line(dualcba: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed_twice(specs: list[Spec], *_: Any) -> Iterator[RunUpdate]:
+        yield RunUpdate(specs[0], 1, 2)
+        raise ChildProcessError("1 of 2 runs are missing: er")
+
+    monkeypatch.setattr("dualcba.cli.progress.run_specs_in_processes", killed_twice)
+    got = dualcba("run", "--method", "er", "--seeds", 2, "--jobs", 2, "--quiet", *SHORT)
+    assert (got.code, got.lines) == (1, ["dualcba: 1 of 2 runs are missing: er"])
 
 
 # ---------------------------------------------------------------- an interrupted call goes on

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import time
 import weakref
 from copy import copy
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,14 +23,15 @@ import torch
 
 from dualcba.experiments import Hardware, Loader, Result, Run, Spec
 from dualcba.experiments.pool import (
-    RunUpdate,
+    _missing,
+    _sendable,
     cores,
     process_count,
     run_specs,
     run_specs_in_processes,
 )
 from dualcba.experiments.scheduler import few_threads, run_all
-from dualcba.experiments.store import read_results
+from dualcba.experiments.store import read_results, write_plan
 
 CPU = Hardware(device="cpu")
 
@@ -67,13 +74,121 @@ def test_what_stops_a_run_is_raised_here(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_that_is_ended_is_one_clear_line(tmp_path: Path) -> None:
-    source = run_specs_in_processes(specs("er", "er-cba"), Loader(), CPU, tmp_path, 2)
-    assert isinstance(next(source), RunUpdate)
-    for process in multiprocessing.active_children():
-        process.kill()
-    with pytest.raises(ChildProcessError, match=r"ended from outside.*fewer --jobs"):
-        list(source)
+def test_a_process_that_is_killed_costs_its_run_one_retry(tmp_path: Path) -> None:
+    """One run is killed once, another one twice; only that one is missing."""
+    wanted = specs("er", "er-dual-cba", batch_size=8)
+    kills = {wanted[0].name: 1, wanted[2].name: 2}
+    source = run_specs_in_processes(wanted, Loader(), CPU, tmp_path / "2", 2)
+
+    def kill_some() -> None:
+        for update in source:
+            name = update.spec.name
+            if update.result is None and kills.get(name):
+                kills[name] -= 1
+                busy = source.gi_frame.f_locals["pool"].busy
+                (process,) = (w.process for w in busy if w.spec.name == name)
+                process.kill()
+
+    with pytest.raises(ChildProcessError, match=r"1 of 4 runs are missing: .*fewer --jobs") as lost:
+        kill_some()
+    assert not any(kills.values())
+    assert f"missing: {wanted[2].name};" in str(lost.value)
+    assert "; the same command runs what is missing" in str(lost.value)
+    assert not multiprocessing.active_children()
+    list(run_specs([wanted[k] for k in (0, 1, 3)], Loader(), CPU, tmp_path / "1"))
+    assert timeless(tmp_path / "1") == timeless(tmp_path / "2")
+
+
+def test_where_there_is_a_plan_the_error_names_resume(tmp_path: Path) -> None:
+    lost = specs("er", "er-cba", "er-dual-cba")
+    write_plan(tmp_path, lost)
+    text = _missing(lost, 9, tmp_path)
+    assert text.startswith(f"6 of 9 runs are missing: {lost[0].name}, ")
+    assert f"{lost[4].name} and 1 more;" in text
+    assert f"`dualcba resume {tmp_path}` runs what is missing" in text
+    assert "\n" not in text
+
+
+def test_processes_that_cannot_start_are_not_started_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+
+    def ends_at_once(*_: Any) -> tuple[Any, Any]:
+        ours, theirs = multiprocessing.Pipe()
+        theirs.close()
+        started.append(SimpleNamespace(join=lambda _: None, terminate=int, is_alive=lambda: False))
+        return started[-1], ours
+
+    monkeypatch.setattr("dualcba.experiments.pool.start_process", ends_at_once)
+    with pytest.raises(ChildProcessError, match="ended while they started"):
+        list(run_specs_in_processes(specs("er") * 50, Loader(), CPU, tmp_path, 2))
+    assert len(started) < 20
+
+
+class OddError(Exception):
+    """An error that cannot be unpickled: its constructor takes two values."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def test_every_error_of_a_process_reaches_the_parent() -> None:
+    for error, kind in ((OddError(1, 2), RuntimeError), (ValueError("1 and 2"), ValueError)):
+        got = pickle.loads(pickle.dumps(_sendable(error)))
+        assert type(got) is kind
+        assert "1 and 2" in str(got)
+        assert got.__notes__
+
+
+ORPHANS = """
+import multiprocessing, sys, threading
+from pathlib import Path
+from dualcba.experiments import Hardware, Loader, Spec
+from dualcba.experiments.pool import run_specs_in_processes
+
+slow = Spec(method="er", network="resnet18", tasks=1, batch_size=32, eval_every=0, seed=0)
+
+def go(out):
+    for update in run_specs_in_processes([slow], Loader(), Hardware(device="cpu"), out, 1):
+        print(*(p.pid for p in multiprocessing.active_children()), flush=True)
+
+threading.Thread(target=go, args=(Path(sys.argv[1], "a"),)).start()
+go(Path(sys.argv[1], "b"))
+"""
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet has ended too."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except ProcessLookupError:
+        return True
+    except FileNotFoundError:
+        return Path("/proc/self").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
+def test_processes_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    """In the middle of a long step; one was started by the main thread, one by another thread."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ORPHANS, str(tmp_path)], stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert parent.stdout is not None
+    pids: set[int] = set()
+    for _ in range(2):  # the first update of each
+        pids |= set(map(int, parent.stdout.readline().split()))
+    assert len(pids) == 2
+    assert not any(map(gone, pids))
+    parent.kill()
+    parent.wait()
+    give_up = time.monotonic() + 3
+    while not all(map(gone, pids)) and time.monotonic() < give_up:
+        time.sleep(0.02)
+    assert all(map(gone, pids))
+    parent.stdout.close()
 
 
 def test_an_end_in_the_middle_ends_the_processes(tmp_path: Path) -> None:

@@ -6,7 +6,11 @@ Only what `--help` needs is imported here; each command imports the rest when it
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from dualcba import __version__
-from dualcba.cli.output import fail, replace_what_cannot_be_encoded
+from dualcba.cli.output import fail, note, replace_what_cannot_be_encoded
 from dualcba.cli.parameters import GroupedCommand, takes
 from dualcba.options import BenchCommand, ReproduceCommand, ResumeCommand, RunCommand
 
@@ -197,30 +201,62 @@ def check(
 def main() -> None:
     """Run the command line; a mistake in the input is one line and exit code 2."""
     replace_what_cannot_be_encoded()
+    code: object = 0
+    received: list[int] = []
     try:
-        code = app(standalone_mode=False)
+        with _ending_signals(received):
+            code = app(standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
-    except FloatingPointError as error:
+    except Exception as error:
+        if not received:  # else the error may be a consequence, such as a closed terminal
+            _fail(error)
+    if received or code == INTERRUPTED:
+        with suppress(OSError):  # the terminal may be closed
+            note("interrupted; the runs that were complete are kept")
+        sys.exit(128 + received[0] if received else INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def _ending_signals(received: list[int]) -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise a KeyboardInterrupt, and add them to `received`.
+
+    A signal that is ignored, as SIGHUP is under nohup, stays ignored.
+    """
+
+    def interrupt(number: int, _: object) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    found = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]
+    main_thread = threading.current_thread() is threading.main_thread()
+    taken = [n for n in found if n and main_thread and signal.getsignal(n) == signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _fail(error: Exception) -> None:
+    """Exit with an error on one line if it is one of input, memory or files; else raise it."""
+    if isinstance(error, FloatingPointError | ChildProcessError):
         fail(error, 1)
-    except (RuntimeError, MemoryError) as error:
-        if not _out_of_memory(error):
-            raise
+    if isinstance(error, RuntimeError | MemoryError) and _out_of_memory(error):
         reason = (str(error).splitlines() or ["out of memory"])[0].split(CPU_MEMORY)[-1].rstrip(".")
         room = "expected room, perhaps by fewer --abreast or --jobs"
         fail(f"{reason}; {room}; the runs that were complete are kept", 1)
-    except (ValueError, OSError) as error:
+    if isinstance(error, ValueError | OSError):
         fail(error, 2)
-    except Exception as error:
-        message = getattr(error, "format_message", None)  # an error of usage
-        if message is None:
-            raise
-        text = message() + _given_value(error)
-        one_line = text if "Usage:" in text else " ".join(text.split())
-        fail(one_line, getattr(error, "exit_code", 2))
-    if code == INTERRUPTED:
-        fail("interrupted; the runs that were complete are kept", INTERRUPTED)
-    sys.exit(code if isinstance(code, int) else 0)
+    message = getattr(error, "format_message", None)  # an error of usage
+    if message is None:
+        raise error
+    text = message() + _given_value(error)
+    one_line = text if "Usage:" in text else " ".join(text.split())
+    fail(one_line, getattr(error, "exit_code", 2))
 
 
 def _out_of_memory(error: Exception) -> bool:

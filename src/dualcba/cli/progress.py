@@ -25,13 +25,17 @@ from dualcba.experiments.pool import (
     run_specs,
     run_specs_in_processes,
 )
+from dualcba.experiments.store import read_result, result_path
 from dualcba.options import ExecutionOptions
 
 
 def run_with_progress(
     specs: Sequence[Spec], load: Load, execution: ExecutionOptions, out: Path, *, show: bool
 ) -> list[Result]:
-    """Run specs and return their results in order; `show` enables the progress bars."""
+    """Run specs and return their results in order, as they are on the disk.
+
+    `show` enables the progress bars.
+    """
     abreast = execution.abreast
     jobs = process_count(execution.jobs, len(specs), execution, abreast=abreast)
     if jobs > 1:
@@ -39,14 +43,26 @@ def run_with_progress(
     else:
         every = EVERY if show else 0
         updates = run_specs(specs, load, execution, out, abreast=abreast, every=every)
-    results: dict[str, Result] = {}
     with closing(updates), _bars(show) as progress:
         bars = Bars(progress, len(specs))
         for update in updates:
             bars.show(update)
-            if update.result is not None:
-                results[update.spec.name] = Result.from_dict(update.result)
-    return [results[spec.name] for spec in specs]
+    return read_all(specs, out)
+
+
+def read_all(specs: Sequence[Spec], out: Path) -> list[Result]:
+    """Return the results of specs that have been run; raise an OSError if one cannot be read."""
+    results: list[Result] = []
+    lost: list[str] = []
+    for spec in specs:
+        try:
+            results.append(read_result(result_path(out, spec)))
+        except (OSError, ValueError):
+            lost.append(spec.name)
+    if lost:
+        was = f"{len(lost)} of {len(specs)} results are missing from {out}, such as {lost[0]}"
+        raise OSError(f"{was}: removed or damaged during the run, expected a folder that stays")
+    return results
 
 
 def _bars(show: bool) -> Progress:

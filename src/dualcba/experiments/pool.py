@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import pickle
 import signal
-import sys
 import traceback
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,9 +19,15 @@ import torch
 
 from dualcba.engine import resolve_device
 from dualcba.errors import expected
+from dualcba.experiments.processes import (
+    end_processes,
+    end_with_parent,
+    in_main_thread,
+    start_process,
+)
 from dualcba.experiments.scheduler import Load, few_threads, run_all
 from dualcba.experiments.spec import Spec
-from dualcba.experiments.store import write_result
+from dualcba.experiments.store import PLAN, write_result
 from dualcba.options import Hardware
 
 EVERY = 50
@@ -29,6 +35,12 @@ EVERY = 50
 
 RUNS_PER_PROCESS = 4
 """Runs that justify one more process, which takes seconds to start."""
+
+MOST_FAILED_STARTS = 8
+"""Processes that may end in a row before one starts, beside two for each that is busy."""
+
+NAMED = 5
+"""Missing runs that an error names."""
 
 
 @dataclass(frozen=True)
@@ -102,95 +114,171 @@ def run_specs_in_processes(
 
     A result does not depend on which other runs there are. Large networks share the cores by
     threads, whose number may change the last bits. Closing the generator ends the processes.
+
+    If a process is ended from outside, its run is repeated once, after the other runs. If that
+    fails too, the other runs go on, and a ChildProcessError that names the run is raised last.
     """
     threads = max(1, min(torch.get_num_threads(), cores() // jobs))
-    waiting = list(specs)
-    with _workers(jobs, (load, hardware, out, threads)) as connections:
-        for connection in connections:
-            _send_next(connection, waiting)
-        busy = set(connections)
-        while busy:
-            for connection in busy.intersection(wait(list(busy))):
-                update = _receive(connection)
-                yield update
-                if update.result is not None and not _send_next(connection, waiting):
-                    busy.remove(connection)
+    with _pool(list(specs), (load, hardware, out, threads)) as pool:
+        pool.start(jobs)
+        while pool.busy:
+            for worker in pool.ready():
+                update = worker.receive()
+                if isinstance(update, RunUpdate):
+                    yield update
+                pool.handle(worker, update)
+    if pool.lost:
+        raise ChildProcessError(_missing(pool.lost, len(specs), out))
 
 
-def _send_next(connection: Connection, waiting: list[Spec]) -> bool:
-    """Send the next spec, or None if there is none left; return whether there was one."""
-    spec = waiting.pop(0) if waiting else None
-    with suppress(ConnectionError):  # `_receive` reports a process that has died
-        connection.send(spec)
-    return spec is not None
+class _Life(Enum):
+    """What a process did that is not an update."""
+
+    STARTED = 1
+    ENDED = 2
 
 
-def _receive(connection: Connection) -> RunUpdate:
-    """Return the next update of a process; raise what it has raised."""
-    try:
-        update = connection.recv()
-    except (EOFError, ConnectionError):
-        raise ChildProcessError(
-            "a process with runs was ended from outside, perhaps for its memory; expected fewer "
-            "--jobs; the runs that were complete are kept"
-        ) from None
-    if isinstance(update, BaseException):
-        raise update
-    assert isinstance(update, RunUpdate)
-    return update
+@dataclass(eq=False)
+class _Worker:
+    """A process, the connection to it and the spec that it runs."""
+
+    process: BaseProcess
+    connection: Connection
+    spec: Spec
+
+    def send(self, spec: Spec | None) -> None:
+        """Send a spec, or None to end the process."""
+        with suppress(OSError):  # `receive` reports a process that has died
+            self.connection.send(spec)
+
+    def receive(self) -> RunUpdate | _Life:
+        """Return the next update, or that the process has started or ended; raise its error."""
+        try:
+            update = self.connection.recv()
+        except (EOFError, OSError):
+            return _Life.ENDED
+        if isinstance(update, BaseException):
+            raise update
+        assert isinstance(update, RunUpdate | _Life)
+        return update
+
+
+@dataclass
+class _Pool:
+    """Processes with runs: those that are busy, what waits for them, and what was lost."""
+
+    waiting: list[Spec]
+    given: tuple[Any, ...]
+    busy: list[_Worker] = field(default_factory=list)
+    processes: list[BaseProcess] = field(default_factory=list)
+    repeated: list[Spec] = field(default_factory=list)
+    lost: list[Spec] = field(default_factory=list)
+    failed_starts: int = 0
+    """Processes that ended since the last one that started."""
+
+    def start(self, count: int) -> None:
+        """Start so many processes, but not more than there are specs."""
+        for _ in range(min(count, len(self.waiting))):
+            process, connection = start_process(_worker, *self.given, in_main_thread())
+            self.processes.append(process)
+            self.busy.append(_Worker(process, connection, self.waiting.pop(0)))
+            self.busy[-1].send(self.busy[-1].spec)
+
+    def ready(self) -> list[_Worker]:
+        """Wait for busy processes that have sent something or ended."""
+        ready = wait([worker.connection for worker in self.busy])
+        return [worker for worker in self.busy if worker.connection in ready]
+
+    def handle(self, worker: _Worker, update: RunUpdate | _Life) -> None:
+        """Give a process the next spec if its run is complete, and replace one that has ended."""
+        if update is _Life.STARTED:
+            self.failed_starts = 0
+        elif update is _Life.ENDED:
+            self.replace(worker)
+        elif isinstance(update, RunUpdate) and update.result is not None:
+            self.give_next(worker)
+
+    def give_next(self, worker: _Worker) -> None:
+        """Give a process the next spec; without one, the process ends."""
+        if self.waiting:
+            worker.spec = self.waiting.pop(0)
+            worker.send(worker.spec)
+        else:
+            worker.send(None)
+            self.busy.remove(worker)
+
+    def replace(self, worker: _Worker) -> None:
+        """Start another process for one that has died; its spec is repeated once, as the last."""
+        self.busy.remove(worker)
+        worker.connection.close()
+        self.failed_starts += 1
+        if self.failed_starts > MOST_FAILED_STARTS + 2 * len(self.busy):
+            raise ChildProcessError(
+                f"{self.failed_starts} processes ended while they started, expected fewer --jobs; "
+                'in a script, expected `if __name__ == "__main__":` around the call'
+            )
+        (self.lost if worker.spec in self.repeated else self.waiting).append(worker.spec)
+        self.repeated.append(worker.spec)
+        self.start(1)
 
 
 @contextmanager
-def _workers(jobs: int, given: tuple[Any, ...]) -> Iterator[list[Connection]]:
-    """Start processes that wait for specs; yield the connections to them."""
-    spawn = multiprocessing.get_context("spawn")
-    connections: list[Connection] = []
-    processes: list[BaseProcess] = []
-    with _without_interrupts():  # Ctrl-C reaches all processes of a terminal; we end ours below
-        for _ in range(jobs):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=_worker, args=(theirs, *given), daemon=True)
-            process.start()
-            theirs.close()
-            connections.append(ours)
-            processes.append(process)
+def _pool(specs: list[Spec], given: tuple[Any, ...]) -> Iterator[_Pool]:
+    """Yield a pool without processes; all of its processes have ended after the block."""
+    pool = _Pool(specs, given)
     try:
-        yield connections
+        yield pool
     except BaseException:
-        for one in processes:
-            one.terminate()
+        end_processes(pool.processes, at_once=True)
         raise
-    finally:  # a process that received None exits on its own
-        for one in processes:
-            one.join()
+    end_processes(pool.processes, at_once=False)  # each has received None
 
 
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C here and in the processes that are started inside."""
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # signals reach the main thread only
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _missing(lost: Sequence[Spec], runs: int, out: Path) -> str:
+    """Return the message for runs whose processes were ended twice."""
+    names = ", ".join(spec.name for spec in lost[:NAMED])
+    more = f" and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
+    again = f"`dualcba resume {out}`" if (out / PLAN).is_file() else "the same command"
+    return (
+        f"{len(lost)} of {runs} runs are missing: {names}{more}; their processes were ended from "
+        f"outside twice, perhaps for their memory; the other runs are kept; {again} runs what is "
+        "missing, perhaps with fewer --jobs"
+    )
 
 
 def _worker(
-    connection: Connection, load: Load, hardware: Hardware, out: Path, threads: int
+    connection: Connection, load: Load, hardware: Hardware, out: Path, threads: int, by_kernel: bool
 ) -> None:
     """Run the specs that arrive, one by one, and send the updates back."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that drafts of files are removed
+    end_with_parent(by_kernel=by_kernel)
     torch.set_num_threads(threads)
-    with suppress(EOFError, ConnectionError):  # the parent has gone
-        while (spec := connection.recv()) is not None:
-            try:
-                for update in run_specs([spec], load, hardware, out):
-                    connection.send(update)
-            except Exception as error:
-                error.add_note(traceback.format_exc())
-                connection.send(error)
+    try:
+        with suppress(EOFError, ConnectionError):  # the parent has gone
+            connection.send(_Life.STARTED)
+            while (spec := connection.recv()) is not None:
+                _run_and_send(connection, spec, load, hardware, out)
+    except SystemExit:  # SIGTERM; drafts are removed, and what else Python does can take seconds
+        os._exit(1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no file is being written any more
+
+
+def _run_and_send(
+    connection: Connection, spec: Spec, load: Load, hardware: Hardware, out: Path
+) -> None:
+    """Run a spec and send its updates, or what it raised."""
+    try:
+        for update in run_specs([spec], load, hardware, out):
+            connection.send(update)
+    except Exception as error:
+        connection.send(_sendable(error))
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return an error with its traceback as a note, in a form that can be pickled."""
+    note = traceback.format_exc()
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(f"{type(error).__name__}: {error}")
+    error.add_note(note)
+    return error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -157,6 +158,22 @@ def test_a_part_is_found_beside_the_result_and_laid_ready(tmp_path: Path) -> Non
     spec = ready_spec(wanted, tmp_path, read_results(tmp_path))
     assert spec.agnostic_from == str(tmp_path / "adaptors" / "cifar100-s0.safetensors")
     assert Path(spec.agnostic_from).read_bytes() == b"part"
+
+
+def test_a_part_that_others_have_mapped_is_replaced_whole(tmp_path: Path) -> None:
+    """A copy onto the file would truncate it: a process that has it mapped dies of SIGBUS."""
+    finished(tmp_path, method="er-dual-cba", dataset="cifar100")
+    ((folder, _),) = read_results(tmp_path).items()
+    wanted = Wanted(Spec(**DONATED), "cifar100")
+    (folder / AGNOSTIC).write_bytes(b"a" * 100_000)
+    path = Path(ready_spec(wanted, tmp_path, read_results(tmp_path)).agnostic_from or "")
+    (folder / AGNOSTIC).write_bytes(b"b")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        ready_spec(wanted, tmp_path, read_results(tmp_path))
+        assert os.fstat(file.fileno()).st_size == len(mapped)  # else the next line is a SIGBUS
+        assert mapped[:] == b"a" * 100_000
+    assert path.read_bytes() == b"b"
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
 def test_each_seed_takes_the_part_of_its_own_seed(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from dualcba.experiments.paper.scale import source_spec
 from dualcba.experiments.result import Result, frozen, identity
 from dualcba.experiments.run import AGNOSTIC
 from dualcba.experiments.spec import Spec
+from dualcba.io import atomic_write
 
 Runs = Mapping[Path, Result]
 """Results by their folders."""
@@ -121,8 +122,8 @@ def ready_spec(one: Wanted, out: Path, runs: Runs) -> Spec:
         raise FileNotFoundError(f"{what} is missing, expected a run on {one.donor} in {out}")
     scale = "" if one.scale == "paper" else f"{one.scale}-"
     path = out / "adaptors" / f"{scale}{one.donor}-s{source.seed}.safetensors"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(part, path)
+    with atomic_write(path) as draft:  # other processes may have the file mapped
+        shutil.copyfile(part, draft)
     return dataclasses.replace(one.spec, agnostic_from=str(path))
 
 
