@@ -94,3 +94,15 @@ def test_a_damaged_class_agnostic_part_is_refused(
         ValueError, match=r"part\.safetensors is damaged, expected a class-agnostic"
     ):
         make_learner(agnostic_from=path)
+
+
+def test_the_same_state_gives_the_same_bytes(tmp_path: Path) -> None:
+    state = {"tensors": {"b": torch.ones(3), "a": torch.zeros(2, 2)}, "meta": {"é": [1, "x"]}}
+    contents = set()
+    for _ in range(16):
+        write_state_file(tmp_path / "x", state)
+        contents.add((tmp_path / "x").read_bytes())
+    assert len(contents) == 1
+    read = read_state_file(tmp_path / "x")
+    assert read["meta"] == state["meta"]
+    assert all(torch.equal(read["tensors"][k], t) for k, t in state["tensors"].items())

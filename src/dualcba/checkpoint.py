@@ -97,7 +97,9 @@ def write_state_file(path: Path, state: Mapping[str, Any]) -> None:
     The header also has the SHA-256 of the file, computed with 64 zeros in its place.
     """
     tensors = {k: v.contiguous().cpu() for k, v in state["tensors"].items()}
-    content = save(tensors, {"dualcba": json.dumps(state["meta"]), "sha256": NO_DIGEST})
+    content = _with_sorted_header(
+        save(tensors, {"dualcba": json.dumps(state["meta"]), "sha256": NO_DIGEST})
+    )
     field = DIGEST.search(content)
     assert field is not None
     with atomic_write(path) as draft, draft.open("wb") as file:
@@ -127,6 +129,15 @@ def read_state_file(path: Path, what: str = "saved learner") -> dict[str, Any]:
     if not own:
         raise ValueError(f"{path} is not a {what}")
     raise ValueError(f"{path} is damaged, expected a {what} that fits its SHA-256")
+
+
+def _with_sorted_header(content: bytes) -> bytes:
+    """Return a safetensors file with the fields of its header in order: save() shuffles them."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of eight bytes
+    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(content)[8 + size :]))
 
 
 def _header(content: bytes) -> dict[str, str]:

@@ -461,8 +461,10 @@ def semi_spec(method: str, **options: Any) -> Spec:
 
 
 def finish(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the last state and the result, without times and the digest of the data."""
     list(run.steps())
-    return run.learner.state_dict(), {k: v for k, v in run.result().items() if k != "seconds"}
+    result = run.result()
+    return run.learner.state_dict(), {k: result[k] for k in result if k not in ("seconds", "data")}
 
 
 def poison(data: Dataset, hidden: NDArray[np.bool_], *, within_task: bool) -> Dataset:
