@@ -42,8 +42,11 @@ class Everything(ER):
         terms = super().terms(new, mem)
         return [*terms, *(MeanSquaredError(b, b.columns["logits"], 0.1) for b in mem)]
 
-    def outer_terms(self, outer: Batch) -> list[Term]:
-        return [CrossEntropy(outer), MeanSquaredError(outer, outer.columns["raw_logits"])]
+    def outer_terms(self, outer_batch: Batch) -> list[Term]:
+        return [
+            CrossEntropy(outer_batch),
+            MeanSquaredError(outer_batch, outer_batch.columns["raw_logits"]),
+        ]
 
     def noise(self, rng: np.random.Generator, step: int) -> np.ndarray:
         return rng.random(6)

@@ -18,7 +18,7 @@ from dualcba.options import (
     TrainingOptions,
     definitions,
 )
-from dualcba.training.arguments import LearnerArguments
+from dualcba.training.learner_arguments import LearnerArguments
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 

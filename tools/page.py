@@ -1,6 +1,4 @@
-"""Write the tables of `docs/results.md` from `results/`; the prose stays.
-
-usage: python -m tools.page [--check]
+"""Replace the tables of a page on results; `tools.publish` does so for all pages.
 
 What stands between a marker and `<!-- end -->` is replaced:
 
@@ -18,18 +16,16 @@ the first that `<!-- prefer FILE … -->` names.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shlex
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from dualcba.errors import unknown
 from dualcba.experiments.spec import fields
-from tools.collected import Collected, Fields, Group, read
+from tools.collected import Collected, Fields, Group
 from tools.page_parts import agreement, columns, each, gained, gains, table, variants
 
 ROOT = Path(__file__).parent.parent
@@ -101,22 +97,3 @@ def rewrite(text: str, groups: Sequence[Group]) -> str:
         out += text[at : match.end()] + filled(marker, found, readings)
         at = end
     return out + text[at:]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Write the tables of docs/results.md.")
-    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 if it differs")
-    args = parser.parse_args()
-    before = PAGE.read_text("utf-8")
-    try:
-        after = rewrite(before, read(RESULTS))
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    if args.check and after != before:
-        sys.exit("docs/results.md differs from results/, expected `python -m tools.page`")
-    if not args.check:
-        PAGE.write_text(after, "utf-8")
-
-
-if __name__ == "__main__":
-    main()

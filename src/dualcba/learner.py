@@ -25,10 +25,10 @@ from dualcba.nets import Network
 from dualcba.prediction import Predictor
 from dualcba.randomness import torch_generator
 from dualcba.tasks.class_sets import ClassSets
-from dualcba.training.arguments import LearnerArguments, check_head, documented, keywords_of
+from dualcba.training.learner_arguments import LearnerArguments, check_head, documented, keywords_of
+from dualcba.training.learner_state import check_state, load_state, save_state
 from dualcba.training.parts import Parts, make_parts
 from dualcba.training.precision import default_modes
-from dualcba.training.state import check_state, load_state, save_state
 
 
 @documented(LearnerArguments)

@@ -59,8 +59,11 @@ class TwoDraws(Method):
             CrossEntropy(mem[1], weight=0.5),
         ]
 
-    def outer_terms(self, outer: Batch) -> list[Term]:
-        return [CrossEntropy(outer), MeanSquaredError(outer, outer.columns["raw_logits"])]
+    def outer_terms(self, outer_batch: Batch) -> list[Term]:
+        return [
+            CrossEntropy(outer_batch),
+            MeanSquaredError(outer_batch, outer_batch.columns["raw_logits"]),
+        ]
 
 
 class Mixed(Method):

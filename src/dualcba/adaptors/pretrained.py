@@ -19,7 +19,7 @@ from dualcba.errors import expected
 from dualcba.io import user_path
 
 SHIPPED = Path(__file__).with_name("agnostic.safetensors")
-"""The file that `"pretrained"` stands for, made by `benchmarks/pretrain.py`."""
+"""The file that `"pretrained"` stands for, made by `tools/pretrain.py`."""
 
 KIND = "class-agnostic part"
 

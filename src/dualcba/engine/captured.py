@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualcba.engine.eager import Input, on_device
-from dualcba.engine.transfer import to_device
+from dualcba.engine.host_to_device import to_device
 
 MAX_GRAPHS = 64
 """The maximum number of graphs; further keys run eagerly."""

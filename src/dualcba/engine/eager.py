@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualcba.engine.transfer import to_device
+from dualcba.engine.host_to_device import to_device
 
 Input = Tensor | NDArray[np.int64]
 """A tensor on the device, or a small array on the host."""

@@ -116,9 +116,9 @@ class Method(nn.Module):
         """Return the inner loss, a scalar: the sum of the terms."""
         return total(self.terms(new, mem), adapt)
 
-    def outer_terms(self, outer: Batch) -> list[Term]:
+    def outer_terms(self, outer_batch: Batch) -> list[Term]:
         """Return the terms of the outer loss, at the raw logits of a new memory draw."""
-        return [CrossEntropy(outer)]
+        return [CrossEntropy(outer_batch)]
 
     def noise(self, rng: np.random.Generator, step: int) -> NDArray[np.float64] | None:
         """Return random numbers for one step, drawn on the host before the step."""

@@ -48,6 +48,9 @@ class DERpp(Method):
             CrossEntropy(second, self.beta),
         ]
 
-    def outer_terms(self, outer: Batch) -> list[Term]:
+    def outer_terms(self, outer_batch: Batch) -> list[Term]:
         """Return CE + MSE to the stored raw logits, both with weight 1."""
-        return [CrossEntropy(outer), MeanSquaredError(outer, outer.columns["raw_logits"])]
+        return [
+            CrossEntropy(outer_batch),
+            MeanSquaredError(outer_batch, outer_batch.columns["raw_logits"]),
+        ]

@@ -89,9 +89,9 @@ class FixMatch(Method):
         each = confident * (len(unlabelled) / unlabelled.sum().clamp(min=1.0))
         return [*terms, CrossEntropy(strong, self.weight, each=each)]
 
-    def outer_terms(self, outer: Batch) -> list[Term]:
+    def outer_terms(self, outer_batch: Batch) -> list[Term]:
         """Delegate to the wrapped method."""
-        return self.method.outer_terms(outer)
+        return self.method.outer_terms(outer_batch)
 
     def noise(self, rng: np.random.Generator, step: int) -> NDArray[np.float64] | None:
         """Delegate to the wrapped method."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dualcba.engine.transfer import to_device
+from dualcba.engine.host_to_device import to_device
 from dualcba.errors import expected
 
 

@@ -16,9 +16,9 @@ from dualcba.memory import Memory
 from dualcba.methods import Context, Method
 from dualcba.nets import Network
 from dualcba.tasks.class_sets import ClassSets
-from dualcba.training.arguments import LearnerArguments
 from dualcba.training.draws import StepSampler
 from dualcba.training.forward import ForwardPass
+from dualcba.training.learner_arguments import LearnerArguments
 from dualcba.training.loss_monitor import LossMonitor
 from dualcba.training.precision import Precision
 from dualcba.training.step import TrainingStep
