@@ -20,7 +20,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from dualcba.errors import unknown
@@ -28,8 +27,6 @@ from dualcba.experiments.spec import fields
 from tools.collected import Collected, Fields, Group
 from tools.page_parts import agreement, columns, each, gained, gains, table, variants
 
-ROOT = Path(__file__).parent.parent
-PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "results"
 MARKER = re.compile(r"<!-- (.*?) -->")
 END = "<!-- end -->"
 WORDS = {
