@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,13 @@ from dualcba.nets import Network
 from dualcba.prediction import Predictor
 from dualcba.randomness import torch_generator
 from dualcba.tasks.class_sets import ClassSets
+from dualcba.training.guard import RefusedError
 from dualcba.training.learner_arguments import LearnerArguments, check_head, documented, keywords_of
 from dualcba.training.learner_state import check_state, load_state, save_state
+from dualcba.training.ownership import Lock, claim
 from dualcba.training.parts import Parts, make_parts
 from dualcba.training.precision import default_modes
+from dualcba.training.undo import undone_as_a_whole, undone_in_a_task
 
 
 @documented(LearnerArguments)
@@ -57,8 +60,10 @@ class Learner:
     with `long()`. Normalisation layers given in evaluation mode keep their statistics.
 
     A network that draws random numbers itself, as dropout does, uses torch's global generator,
-    which is not part of the learner's seed or state. A learner is not thread-safe: `predict` may be
-    called between any two steps, but not during one.
+    which is not part of the learner's seed or state.
+
+    Threads may share a learner: a lock lets one call in at a time, so `predict` waits for a step in
+    progress. A network belongs to one learner; a second one on the same weights gives a warning.
 
     >>> from torch import nn
     >>> _ = torch.manual_seed(0)
@@ -80,6 +85,7 @@ class Learner:
         engine = make_engine(given.engine, device)
         self._statistics = "ibn" if given.ibn else "bn"
         self._dtype, self._step = given.dtype, 0
+        self._lock = Lock()
         with default_modes(device), engine.scope():  # may fail: before the network is changed
             sets = ClassSets(given.num_classes)
             rng = torch_generator(given.seed, "adaptor")
@@ -91,6 +97,7 @@ class Learner:
         with default_modes(device), engine.scope():
             self._parts = make_parts(engine, network, sets, adaptor, rng, given)
             check_head(network, self._parts.outer_loop)
+            claim(self, network)
             self._predictor = Predictor(
                 self._parts, seed=given.seed, average=given.ibn_average,
                 augment=given.ibn_augment, seen_only=given.seen_only,
@@ -100,21 +107,25 @@ class Learner:
 
     def new_task(self, classes: Sequence[int] | Tensor | NDArray[np.int64]) -> None:
         """Begin a task with these new classes, and end the one before."""
-        labels = self._parts.tasks.check_classes(classes)
-        self._predictor.forget()
-        with default_modes(self.device):
-            self._parts.tasks.begin(labels, self._step)
+        with self._lock:
+            labels = self._parts.tasks.check_classes(classes)
+            self._predictor.forget()
+            with default_modes(self.device), undone_as_a_whole(self._parts, self._receive):
+                self._parts.tasks.begin(labels, self._step)
 
     def end_task(self) -> None:
         """End the current task, or the stream; `new_task` ends the task before it as well."""
-        self._predictor.forget()
-        with default_modes(self.device):
-            self._parts.tasks.end()
+        with self._lock:
+            self._predictor.forget()
+            with default_modes(self.device), undone_as_a_whole(self._parts, self._receive):
+                self._parts.tasks.end()
 
     def observe(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor, *, again: bool = False) -> None:
         """Train on one batch of the stream: raw samples (n, *input_shape) and labels (n,).
 
-        Set `again` in later epochs, when the task has had these samples before.
+        Set `again` in later epochs, when the task has had these samples before. If it raises, the
+        learner is as before the call. On a GPU a step that is refused (`on_outlier`) is reported
+        later, by `check_finite`.
         """
         method = self.method
         samples = self._check_samples(x, "observed")
@@ -149,20 +160,50 @@ class Learner:
         boundaries are inferred; `again` as for `observe`.
         """
         parts = self._parts
-        with default_modes(self.device):
+        with self._lock, default_modes(self.device):
             self._predictor.forget()
-            parts.tasks.before_step(labels, self._step)
-            update_adaptor = parts.outer_loop.due(self._step - parts.tasks.starts[-1])
-            parts.training_step.take(x, y, storable, self._step, update_adaptor=update_adaptor)
-            if parts.method.rereads_task and not again:
-                parts.tasks.keep(x, y)
+            try:
+                with undone_in_a_task(parts):
+                    self._take_step(x, y, storable, labels, again)
+            except RefusedError as refused:
+                if parts.guard.on_outlier == "raise":
+                    described = parts.loss_monitor.describe(
+                        str(refused), self._step, self.task_starts
+                    )
+                    raise FloatingPointError(described) from None
+                parts.guard.leave_out()
+                return
             self._step += 1
             if parts.loss_monitor.due(self._step):
                 self.check_finite()
 
+    def _take_step(
+        self,
+        x: Tensor,
+        y: Tensor,
+        storable: NDArray[np.bool_] | None,
+        labels: NDArray[np.int64] | None,
+        again: bool,
+    ) -> None:
+        parts, step = self._parts, self._step
+        begins = parts.tasks.detect(labels)
+        with undone_as_a_whole(parts, self._receive) if begins else nullcontext():
+            if begins:
+                parts.tasks.begin_detected(step)
+            if parts.method.rereads_task and not again:
+                parts.tasks.keep(x, y)
+            update_adaptor = parts.outer_loop.due(step - parts.tasks.starts[-1])
+            parts.training_step.take(x, y, storable, step, update_adaptor=update_adaptor)
+
     def check_finite(self) -> None:
-        """Raise a `FloatingPointError` if a recent loss was not finite."""
-        self._parts.loss_monitor.check(self._step, self._parts.tasks.starts)
+        """Raise a `FloatingPointError` if a recent step was refused and nobody was told.
+
+        On a CPU `observe` raises at once. On a GPU it does not wait for the device; this does, and
+        is called every few hundred steps. With `on_outlier` `"skip"` or `"clip"` nothing is raised.
+        """
+        if self._parts.guard.on_outlier == "raise":
+            with self._lock:
+                self._parts.loss_monitor.check(self._step, self._parts.tasks.starts)
 
     # ------------------------------------------------------------------ prediction
 
@@ -176,7 +217,8 @@ class Learner:
 
     def _scores(self, x: ArrayLike | Tensor) -> Tensor:
         samples = self._check_samples(x, "given")
-        return self._predictor.scores_of(samples, self.statistics, self._step)
+        with self._lock:
+            return self._predictor.scores_of(samples, self.statistics, self._step)
 
     def _check_samples(self, x: ArrayLike | Tensor, what: str) -> Tensor:
         samples = check_samples(x, what, self.input_shape)
@@ -189,24 +231,31 @@ class Learner:
         """Return (n, num_classes) scores of raw samples on the device, inside `evaluating`."""
         return self._predictor.scores(x)
 
-    def evaluating(self, statistics: str = "bn") -> AbstractContextManager[None]:
-        """Evaluation mode under `"bn"` or `"ibn"` statistics; everything is restored afterwards."""
-        return self._predictor.evaluating(statistics, self._step)
+    @contextmanager
+    def evaluating(self, statistics: str = "bn") -> Iterator[None]:
+        """Evaluation mode under `"bn"` or `"ibn"` statistics; everything is restored afterwards.
+
+        Other threads wait until the context ends.
+        """
+        with self._lock, self._predictor.evaluating(statistics, self._step):
+            yield
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of everything the next step depends on: `tensors` by name, and `meta`."""
-        return save_state(self._parts, seed=self.seed, step=self._step)
+        with self._lock:
+            return save_state(self._parts, seed=self.seed, step=self._step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of a learner made with the same arguments; the seed is loaded."""
-        check_state(self._parts, state)
-        with default_modes(self.device):
-            load_state(self._parts, state, self._receive)
-        self._predictor.forget()
-        self._predictor.seed = state["meta"]["seed"]
-        self._step = state["meta"]["step"]
+        with self._lock:
+            check_state(self._parts, state)
+            with default_modes(self.device):
+                load_state(self._parts, state, self._receive)
+            self._predictor.forget()
+            self._predictor.seed = state["meta"]["seed"]
+            self._step = state["meta"]["step"]
 
     def save(self, path: str | Path) -> None:
         """Write the state to one safetensors file, completely or not at all."""
@@ -292,6 +341,12 @@ class Learner:
     def step(self) -> int:
         """The number of steps so far."""
         return self._step
+
+    @property
+    def outliers(self) -> int:
+        """The number of batches that were left out or clipped, see `on_outlier`."""
+        with self._parts.engine.scope():
+            return int(self._parts.guard.outliers)
 
     @property
     def task(self) -> int:

@@ -143,6 +143,7 @@ class Predictor:
             self.precision.cast_weights(),
             self.precision.autocast(),
         ):
+            self._estimated.clear()
             for k, groups, part in _portions(len(drawn.rows), size, most):
                 weigh(ibn_momentum(k + 1, self.average))
                 x = self.context.memory.x.index_select(0, drawn.rows[part])

@@ -327,7 +327,7 @@ def test_a_captured_step_never_waits_for_the_device(make_learner: Make, make_bat
 def test_a_nan_loss_is_found(make_learner: Make, make_batches: Any) -> None:
     learner = on_cuda(make_learner, "er", "captured", lr=1e30)
     learn(learner, stream(make_batches, steps=4)[:1])
-    with pytest.raises(FloatingPointError, match=r"step 2 in task 1; the last finite loss was \d"):
+    with pytest.raises(FloatingPointError, match="step 1 in task 1; the last finite loss was un"):
         learner.check_finite()
 
 

@@ -59,6 +59,7 @@ def test_strays_and_labels_are_the_seeds(digits: Dataset) -> None:
 def test_the_last_losses_are_looked_at_too(digits: Dataset, monkeypatch: Any) -> None:
     one = Run(spec(method="er", lr=1e30, eval_every=0), digits, CPU)
     monkeypatch.setattr(one.learner.parts.loss_monitor, "due", lambda step: False)
+    one.learner.parts.guard.stay_on_device()
     with pytest.raises(FloatingPointError):
         list(one.steps())
 
@@ -225,7 +226,7 @@ def test_the_smallest_memories_and_batches(options: Any, images: Dataset) -> Non
 
 def test_a_nan_loss_stops_the_run(digits: Dataset) -> None:
     one = Run(spec(lr=1e30), digits, CPU)
-    with pytest.raises(FloatingPointError, match=r"step 2 in task 1; the last finite loss was \d"):
+    with pytest.raises(FloatingPointError, match="step 1 in task 1; the last finite loss was un"):
         list(one.steps())
 
 

@@ -1,4 +1,4 @@
-"""A loss that is not finite stops the run with the step, the task and the last finite loss."""
+"""A step that is refused stops the run with the step, the task and the last finite loss."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ def test_a_nan_loss_stops_with_step_task_and_last_finite_loss(
 
     with pytest.raises(FloatingPointError) as caught:
         run()
-    at = next(i for i, v in enumerate(spy) if not np.isfinite(v))
-    assert at == 8  # the step after the one with the huge rate
+    assert np.isfinite(spy).all()
     message = str(caught.value)
-    assert f"step {at + 1} " in message
-    assert "task 2" in message
-    assert f"{spy[at - 1]:.4g}" in message
+    assert "at step 8 in task 2" in message  # the step with the huge rate
+    last = -1 - learner.method.repeats
+    assert f"the last finite loss was {spy[last]:.4g}" in message
     assert "\n" not in message
+    assert all(p.isfinite().all() for p in learner.network.parameters())
+    assert learner.step == 7
 
 
 def _note(into: list[float], loss: Tensor) -> Tensor:
@@ -52,7 +53,7 @@ def _note(into: list[float], loss: Tensor) -> Tensor:
 
 
 def test_a_huge_rate_from_the_start(make_learner: Make, teach: Teach) -> None:
-    with pytest.raises(FloatingPointError, match=r"step 2 in task 1; the last finite loss was \d"):
+    with pytest.raises(FloatingPointError, match="step 1 in task 1; the last finite loss was un"):
         teach(make_learner("er", lr=1e30))
 
 

@@ -93,6 +93,10 @@ class Captured:
                     static.copy_(given, non_blocking=True)  # type: ignore[arg-type]
             entry.graph.replay()
 
+    def replays(self, key: Hashable) -> bool:
+        """Return whether the key has been captured."""
+        return key in self.entries
+
     def _is_due(self, key: Hashable) -> bool:
         """Whether to capture the key now; `MAX_GRAPHS` bounds the memory of varying batch sizes."""
         room = len(self.entries) < MAX_GRAPHS

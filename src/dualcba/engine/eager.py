@@ -35,6 +35,9 @@ class Engine(Protocol):
         Calls with equal keys must do the same work on inputs of equal shapes.
         """
 
+    def replays(self, key: Hashable) -> bool:
+        """Return whether `run` with this key replays a graph, which no function can interrupt."""
+
     def receive(self, tensor: Tensor) -> Tensor:
         """Return a caller's tensor on the device, safe to use in work queued on this engine."""
 
@@ -67,6 +70,10 @@ class Eager:
         """Call `fn` with the inputs on the device."""
         with self.scope():
             fn(*on_device(inputs, self.device))
+
+    def replays(self, key: Hashable) -> bool:
+        """Return False."""
+        return False
 
     def receive(self, tensor: Tensor) -> Tensor:
         """Return the tensor on the device."""

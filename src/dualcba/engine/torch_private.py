@@ -35,6 +35,18 @@ foreach_sub = torch._foreach_sub
 foreach_mul_ = torch._foreach_mul_
 """`foreach_mul_(targets, factor)`: targets *= factor in place; the factor may be a () tensor."""
 
+foreach_zero_ = torch._foreach_zero_
+"""`foreach_zero_(targets)`: set a list of tensors to zero, in place."""
+
+foreach_norm = torch._foreach_norm
+"""`foreach_norm(tensors)`: the list of their Euclidean norms, two kernel launches on a GPU."""
+
+mark_non_finite_ = torch._amp_foreach_non_finite_check_and_unscale_
+"""`mark_non_finite_(tensors, found, one)`: set `found` to 1 if a value is not finite, one pass.
+
+The tensors are multiplied by `one`, in place, so `one` must hold 1.
+"""
+
 cudnn_convolution_relu = torch.cudnn_convolution_relu
 """`(x, weight, bias, stride, padding, dilation, groups)`: relu(conv(x) + bias); CUDA only."""
 

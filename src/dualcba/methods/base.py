@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -39,6 +39,10 @@ class Context:
     batch_size: int
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
     """The context for forward passes that the method itself makes in a step."""
+
+    good: Tensor = field(default_factory=lambda: torch.tensor(True))
+    """() bool: whether the current step is kept. On a GPU `after_step` is also called for a step
+    that was refused; a method that reads the network or the batch there must change nothing."""
 
     run: Callable[..., None] = call_directly
     """`run(key, fn, *inputs)` calls a function outside the step that is called often, such as an
@@ -125,7 +129,10 @@ class Method(nn.Module):
         return None
 
     def after_step(self, noise: Tensor | None) -> None:
-        """Called in the step after the update of θ, with the result of `noise` on the device."""
+        """Called in the step after the update of θ, with the result of `noise` on the device.
+
+        If it raises, the update of θ is undone; its own state must be unchanged then.
+        """
 
     def begin_task(self) -> None:
         """Called when a task begins, after the update of the class sets."""

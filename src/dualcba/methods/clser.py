@@ -101,7 +101,8 @@ class CLSER(Method):
         assert noise is not None
         self._cached = None
         theta = list(self.context.network.parameters())
-        for average, rate in zip((self.stable, self.plastic), noise.unbind(), strict=True):
+        rates = torch.where(self.context.good, noise, 1.0)  # a refused step changes nothing
+        for average, rate in zip((self.stable, self.plastic), rates.unbind(), strict=True):
             update_average(list(average.parameters()), theta, rate)
 
 

@@ -111,6 +111,7 @@ class LUCIR(ExemplarMethod):
         present = member.sum(0) > 0
         length = (weight.norm(dim=1) * known).sum() / known.sum().clamp(min=1)
         imprint = F.normalize(member.T @ F.normalize(h)) * length
+        present &= self.context.good
         first = present & ~self.met & (self.context.sets.later > 0)
         weight.copy_(torch.where(first.unsqueeze(1), imprint, weight))
         self.met.logical_or_(present)

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dualcba.engine.torch_private import BatchNormBase, foreach_copy_
+from dualcba.engine.torch_private import BatchNormBase, foreach_copy_, foreach_zero_
 
 
 def batch_norms(network: nn.Module) -> list[BatchNormBase]:
@@ -90,15 +90,25 @@ def evaluation_mode(network: nn.Module, training: Sequence[nn.Module] = ()) -> I
             module.training = mode
 
 
+def running_averages(layers: Sequence[BatchNormBase]) -> list[Tensor]:
+    """Return the running mean and variance of each layer."""
+    both = [t for m in layers for t in (m.running_mean, m.running_var)]
+    return [t for t in both if t is not None]
+
+
 class RunningStatistics:
     """A copy of the running statistics of some layers, on their device; updated in place."""
 
     def __init__(self, layers: Sequence[BatchNormBase]) -> None:
-        found = [(m.running_mean, m.running_var, m.num_batches_tracked) for m in layers]
-        averages = [t for mean, var, _ in found for t in (mean, var) if t is not None]
-        counts = [count for _, _, count in found if count is not None]
+        averages = running_averages(layers)
+        counts = [m.num_batches_tracked for m in layers if m.num_batches_tracked is not None]
         self.live = averages, counts  # two lists: a GPU copies a list of one dtype in one launch
         self.saved = [t.clone() for t in averages], [t.clone() for t in counts]
+
+    def clear(self) -> None:
+        """Set the averages of the layers to zero, where an estimate begins."""
+        if self.live[0]:
+            foreach_zero_(self.live[0])
 
     def save(self) -> None:
         """Save the current statistics of the layers."""

@@ -39,6 +39,7 @@ Statistics = Literal["bn", "ibn"]
 ForwardMode = Literal["split", "concat"]
 IBNAverage = Literal["cumulative", "ema"]
 BoundaryMode = Literal["given", "inferred"]
+OnOutlier = Literal["raise", "skip", "clip"]
 LabelledBatches = Literal["mixed", "cycled"]
 AnytimeScores = Literal["both", "bn", "ibn"]
 NetworkName = Literal["resnet18", "resnet18-slim", "mlp"]
@@ -127,6 +128,12 @@ class TrainingOptions:
         None, "number of tasks after which the class-agnostic part is frozen", ADAPTOR,
         low=2, adaptors=DUAL,
     )  # fmt: skip
+    on_outlier: OnOutlier = option(
+        "raise",
+        "a batch with an outlier or a result that is not finite: raise an error and undo the step, "
+        "skip the batch, or clip the outlier",
+        NETWORK,
+    )
     ibn_augment: bool = option(True, "augment the memory when IBN estimates statistics", EVALUATION)
     ibn_average: IBNAverage = option(
         "cumulative", "how IBN averages over batches of the memory", EVALUATION

@@ -30,6 +30,7 @@ merged into one task.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -88,6 +89,12 @@ class TaskDetector:
         if came.any():
             self.new = frozenset(np.flatnonzero(self._is_new()).tolist())
         return boundary, self.new
+
+    def copy(self) -> TaskDetector:
+        """Return a detector in the same state, which `update` of this one does not change."""
+        other = copy.copy(self)
+        other._before = self._before.copy()  # the other arrays are replaced, not changed
+        return other
 
     def _update_evidence(self, came: Counts) -> bool:
         """Update counts and evidence; return whether a task begins."""

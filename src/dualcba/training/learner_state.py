@@ -21,14 +21,19 @@ from dualcba.training.parts import Parts
 from dualcba.training.state_rules import Given, check_boundaries, check_meta, check_values
 
 
-def save_state(parts: Parts, *, seed: int, step: int) -> dict[str, Any]:
-    """Return copies of all state: `tensors` by name, and `meta`."""
+def save_state(parts: Parts, *, seed: int, step: int, wait: bool = True) -> dict[str, Any]:
+    """Return copies of all state: `tensors` by name, and `meta`.
+
+    Only the engine can use the tensors if it does not `wait` for them.
+    """
     engine = parts.engine
     with engine.scope():
         tensors = collect_tensors(parts.modules(), parts.optimizers())
-        tensors |= {"lr": parts.context.lr.clone(), "losses": parts.loss_monitor.values.clone()}
-        tensors |= parts.tasks.tensors()
-    engine.finish()
+        losses = parts.loss_monitor.values.nan_to_num(0.0, 0.0, 0.0)  # of refused steps
+        tensors |= {"lr": parts.context.lr.clone(), "losses": losses}
+        tensors |= parts.tasks.tensors() | parts.guard.tensors()
+    if wait:
+        engine.finish()
     tensors["weights_rng"] = parts.outer_loop.rng.get_state()
     rng = {name: g.bit_generator.state for name, g in parts.sampler.rng.items()}
     meta = {"seed": seed, "step": step, **parts.tasks.meta(), "rng": rng}
@@ -57,9 +62,12 @@ def _layout(given: Given) -> Tensors:
     """Return an example of each entry that the state must have: its shape and type.
 
     An optimiser has all fields of a parameter or none. The samples of a task can be of any number.
+    States of earlier versions have no entries of the guard.
     """
     optional = ("task_data.", *(f"{name}." for name in given.parts.optimizers()))
     layout = {k: v for k, v in given.own.items() if not k.startswith(optional)}
+    if not entries_of(given.tensors, "guard"):
+        layout = {k: v for k, v in layout.items() if not k.startswith("guard.")}
     for name, optimizer in given.parts.optimizers().items():
         for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
             if entries_of(given.tensors, f"{name}.{i}"):
@@ -94,13 +102,16 @@ def load_state(parts: Parts, state: Mapping[str, Any], receive: Callable[[Tensor
     """
     before = save_state(parts, seed=0, step=0)
     try:
-        _load(parts, state, receive)
+        restore_state(parts, state, receive)
     except BaseException:
-        _load(parts, before, receive)
+        restore_state(parts, before, receive)
         raise
 
 
-def _load(parts: Parts, state: Mapping[str, Any], receive: Callable[[Tensor], Tensor]) -> None:
+def restore_state(
+    parts: Parts, state: Mapping[str, Any], receive: Callable[[Tensor], Tensor]
+) -> None:
+    """Restore a state that is known to be good, in place."""
     meta, engine = state["meta"], parts.engine
     tensors = {name: receive(value) for name, value in state["tensors"].items()}
     lr = parts.context.lr
@@ -111,6 +122,7 @@ def _load(parts: Parts, state: Mapping[str, Any], receive: Callable[[Tensor], Te
         for group in parts.optimizer.param_groups:
             group["lr"] = lr
         parts.tasks.load(tensors, meta)
+        parts.guard.load(tensors)
     parts.outer_loop.rng = restore_torch_generator(state["tensors"]["weights_rng"])
     parts.sampler.rng.update({k: restore_generator(v) for k, v in meta["rng"].items()})
     engine.reset()

@@ -1,8 +1,7 @@
-"""The losses of recent steps, to find the step at which the loss stopped being finite."""
+"""The losses of recent steps, for the message of a step that was refused."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,7 +21,10 @@ def loss_slot(step: int) -> NDArray[np.int64]:
 
 
 class LossMonitor:
-    """A ring buffer of losses on the device; the loss of step s is at s mod `RECENT`."""
+    """A ring buffer of losses on the device; the loss of step s is at s mod `RECENT`.
+
+    On a GPU the loss of a refused step is NaN until `check` has found it.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -30,30 +32,40 @@ class LossMonitor:
 
     def write(self, slot: Tensor, loss: Tensor) -> None:
         """Store a loss without waiting for the device."""
-        self.values.index_copy_(0, slot, loss.detach().float().view(1))
+        self.values.index_copy_(0, slot, loss.float().view(1))
 
     def due(self, step: int) -> bool:
-        """Return whether to check now: after every step on a CPU, where it costs no wait."""
-        return self.engine.device.type == "cpu" or step % (RECENT // 2) == 0
+        """Return whether to look for refused steps now; on a CPU they raise at once."""
+        return self.engine.device.type != "cpu" and step % (RECENT // 2) == 0
 
     def check(self, step: int, task_starts: Sequence[int]) -> None:
-        """Raise a `FloatingPointError` if one of the last losses before `step` was not finite."""
-        cpu = self.engine.device.type == "cpu"
-        if cpu and step and math.isfinite(self.values[(step - 1) % RECENT].item()):
-            return
+        """Raise a `FloatingPointError` if one of the last steps was refused, once for each."""
         steps = np.arange(step - min(step, RECENT), step)
-        if cpu:  # earlier losses were checked after their own steps
-            steps = steps[-2:]
         with self.engine.scope():
             index = torch.from_numpy(steps % RECENT).to(self.engine.device)
             losses = self.values[index].cpu().numpy()
-        bad = np.flatnonzero(~np.isfinite(losses))
-        if not len(bad):
-            return
-        at = int(steps[bad[0]])
-        task = int(np.searchsorted(task_starts, at, side="right"))
-        last = f"{losses[bad[0] - 1]:.4g}" if bad[0] else "unknown"
-        raise FloatingPointError(
-            f"the loss became {losses[bad[0]]} at step {at + 1} in task {task}; "
-            f"the last finite loss was {last}; a smaller learning rate may help"
-        )
+            bad = np.flatnonzero(~np.isfinite(losses))
+            if len(bad):
+                self.values.nan_to_num_(0.0, 0.0, 0.0)
+        if len(bad):
+            last = f"{losses[bad[0] - 1]:.4g}" if bad[0] else "unknown"
+            reason = "the loss, a gradient or a statistic was not finite, or x had an outlier,"
+            raise FloatingPointError(message(reason, int(steps[bad[0]]), task_starts, last))
+
+    def describe(self, reason: str, step: int, task_starts: Sequence[int]) -> str:
+        """Return the message of a step that is refused now."""
+        last = f"{self.values[(step - 1) % RECENT].item():.4g}" if step else "unknown"
+        return message(reason, step, task_starts, last)
+
+
+def message(reason: str, step: int, task_starts: Sequence[int], last: str) -> str:
+    """Return what the error of a refused step says; `step` counts from 0.
+
+    >>> print(message("the loss became nan", 8, [0, 6], "0.5")[:71])
+    the loss became nan at step 9 in task 2; the last finite loss was 0.5;
+    """
+    task = int(np.searchsorted(task_starts, step, side="right"))
+    return (
+        f"{reason} at step {step + 1} in task {task}; the last finite loss was {last}; the step "
+        "was undone; a smaller learning rate may help, or on_outlier 'skip' or 'clip'"
+    )

@@ -15,9 +15,12 @@ from dualcba.engine.optimizers import SGD
 from dualcba.memory import Memory
 from dualcba.methods import Context, Method
 from dualcba.nets import Network
+from dualcba.normalization.statistics import running_averages
 from dualcba.tasks.class_sets import ClassSets
+from dualcba.training.backup import Backup
 from dualcba.training.draws import StepSampler
 from dualcba.training.forward import ForwardPass
+from dualcba.training.guard import StepGuard
 from dualcba.training.learner_arguments import LearnerArguments
 from dualcba.training.loss_monitor import LossMonitor
 from dualcba.training.precision import Precision
@@ -45,6 +48,7 @@ class Parts:
     """That of θ; the one of φ is `outer_loop.optimizer`."""
 
     loss_monitor: LossMonitor
+    guard: StepGuard
     training_step: TrainingStep
     tasks: TaskLifecycle
 
@@ -86,8 +90,9 @@ def make_parts(
     _place(engine, network, sets, memory, method, adaptor)
     lr = torch.tensor(given.lr, device=engine.device)
     context = Context(
-        network, sets, memory, transform, lr, given.batch_size, precision.autocast, engine.run
-    )
+        network, sets, memory, transform, lr, given.batch_size, precision.autocast,
+        good=torch.tensor(True, device=engine.device), run=engine.run,
+    )  # fmt: skip
     method.bind(context)
     method.to(engine.device)
     forward_pass = ForwardPass(context, method, views, concat=given.forward == "concat")
@@ -95,14 +100,19 @@ def make_parts(
     sampler = StepSampler(given.seed, context, method, views)
     optimizer = SGD(trainable(network) + trainable(method), lr=lr, fused=True)
     monitor = LossMonitor(engine)
+    backup = Backup(context, method, outer_loop, optimizer)
+    statistics = running_averages(forward_pass.trained_norm_layers)
+    guard = StepGuard(context, backup, optimizer, statistics, given.on_outlier)
+    backup.others = [monitor.values, guard.largest, guard.outliers, *sets.buffers()]
     step = TrainingStep(
-        context, method, sampler, forward_pass, outer_loop, optimizer, monitor, precision, engine
-    )
+        context, method, sampler, forward_pass, outer_loop, optimizer, monitor, backup, guard,
+        precision, engine,
+    )  # fmt: skip
     inferred = given.boundaries == "inferred"
     tasks = TaskLifecycle(context, method, outer_loop, engine, inferred=inferred)
     return Parts(
         engine, context, method, precision, forward_pass, outer_loop, sampler, optimizer, monitor,
-        step, tasks,
+        guard, step, tasks,
     )  # fmt: skip
 
 

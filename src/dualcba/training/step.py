@@ -3,6 +3,9 @@
 Everything random arrives in a packet and nothing waits for the device, so the same code runs
 eagerly and as a captured graph. φ is updated first, from the logits that θ is then trained on:
 through the virtual step of `dualcba.adaptors.hypergradient` both updates share one forward.
+
+A step that fails or is refused is undone. All that can fail comes first. The weights, the averages
+of the method and the memory are changed last, without interruption by signals.
 """
 
 from __future__ import annotations
@@ -23,8 +26,11 @@ from dualcba.engine.packet import Layout, pack, unpack
 from dualcba.losses import Adapt, Batch
 from dualcba.methods import Context, Method
 from dualcba.normalization.layers import collect_penalties
+from dualcba.training.backup import Backup
 from dualcba.training.draws import BatchDraws, StepDraws, StepSampler
 from dualcba.training.forward import ForwardPass
+from dualcba.training.guard import StepGuard
+from dualcba.training.interrupts import uninterrupted
 from dualcba.training.loss_monitor import LossMonitor
 from dualcba.training.precision import Precision
 
@@ -40,6 +46,8 @@ class TrainingStep:
     outer_loop: OuterLoop
     optimizer: torch.optim.Optimizer  # of θ
     loss_monitor: LossMonitor
+    backup: Backup
+    guard: StepGuard
     precision: Precision
     engine: Engine
 
@@ -55,53 +63,76 @@ class TrainingStep:
         """Take the step on raw samples and labels, as often as the method's `repeats`.
 
         `storable` is the mask of samples that may enter the memory, by default all. They enter in
-        the last repetition; φ is updated in the first.
+        the last repetition; φ is updated in the first. If anything fails, the learner is as before.
         """
         self.forward_pass.restore_modes()
-        for k in range(self.method.repeats):
-            last = k == self.method.repeats - 1
-            stored = np.full(len(x), last) if storable is None else storable & last
-            self._take(x, y, stored, step, update_adaptor and k == 0)
+        rng = {name: g.bit_generator.state for name, g in self.sampler.rng.items()}
+        seen = self.context.memory.seen
+        self.backup.discard()
+        try:
+            for k in range(self.method.repeats):
+                last = k == self.method.repeats - 1
+                stored = np.full(len(x), last) if storable is None else storable & last
+                self._take(x, y, stored, step, update_adaptor and k == 0, first=k == 0)
+        except BaseException:
+            with uninterrupted, self.engine.scope():
+                self.backup.restore()
+                self.context.memory.seen = seen
+                for name, state in rng.items():
+                    self.sampler.rng[name].bit_generator.state = state
+            raise
 
     def _take(
-        self, x: Tensor, y: Tensor, storable: NDArray[np.bool_], step: int, update_adaptor: bool
+        self,
+        x: Tensor,
+        y: Tensor,
+        storable: NDArray[np.bool_],
+        step: int,
+        update_adaptor: bool,
+        *,
+        first: bool,
     ) -> None:
-        """Draw what the step needs on the host, then run it on the engine.
-
-        If the step fails, for example for lack of memory, its samples do not count as seen.
-        """
-        memory = self.context.memory
-        seen = memory.seen
+        """Draw what the step needs on the host, then run it on the engine."""
         outer_batch = update_adaptor and self.outer_loop.uses_outer_batch
         drawn = self.sampler.draw(step, len(x), storable, outer_batch=outer_batch)
         packet, layout = pack(drawn)
         trained = len(self.outer_loop.phi) if update_adaptor else 0
         run = partial(self.run, layout=layout, update_adaptor=update_adaptor)
-        try:
-            self.engine.run(("step", layout, trained), run, x, y, packet)
-        except BaseException:
-            memory.seen = seen
-            raise
+        key = ("step", layout, trained)
+        if first and not self.engine.replays(key):
+            self.backup.save_weights()
+        # on a GPU the launch is short, and what it has queued cannot be taken back
+        with uninterrupted if x.is_cuda else nullcontext():
+            self.engine.run(key, run, x, y, packet)
 
     def run(
         self, x: Tensor, y: Tensor, packet: Tensor, *, layout: Layout, update_adaptor: bool
     ) -> None:
         """Run the step on raw samples and labels, with the draws in a packet."""
+        self.backup.save(with_adaptor=update_adaptor)
         with self.precision.cast_weights():
             self._run(x, y, unpack(packet, layout), update_adaptor)
 
     def _run(self, x: Tensor, y: Tensor, drawn: StepDraws[Tensor], update_adaptor: bool) -> None:
         collect_penalties(self.forward_pass.task_aware)  # discard what a failed step may have left
+        x = self.guard.inputs(x)
         new, mem, outer_batch = self._batches(x, y, drawn.batches)
         if update_adaptor:
             self.outer_loop.step(new, mem, outer_batch)
         adapt = self.outer_loop.adapt(new, mem)
-        loss = self._inner_step(new, mem, adapt)
+        loss = self._backward(new, mem, adapt)
         with torch.no_grad():
-            self.method.after_step(drawn.noise)
-            self.context.sets.appear(y)
-            self._remember(x, y, drawn.slots, new, adapt)
-            self.loss_monitor.write(drawn.loss_slot, loss)
+            columns = self._columns(new, adapt)
+            self.guard.judge(loss, self.outer_loop.phi if update_adaptor else ())
+            columns = {name: self.guard.only_if_good(z, 0.0) for name, z in columns.items()}
+            loss = self.guard.only_if_good(loss.detach(), torch.nan)
+            with uninterrupted:
+                self.optimizer.step()
+                self.method.after_step(drawn.noise)
+                self.context.sets.appear(y)
+                self.context.memory.write(drawn.slots, x, y, columns)
+                self.loss_monitor.write(drawn.loss_slot, loss)
+                self.guard.accept()
 
     def _batches(
         self, x: Tensor, y: Tensor, drawn: BatchDraws[Tensor]
@@ -120,19 +151,17 @@ class TrainingStep:
             self.engine.join_branch()
         return new, mem, outer_batch
 
-    def _inner_step(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
-        """Update θ by the loss at adapted logits, and return that loss."""
+    def _backward(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
+        """Return the loss at adapted logits, after its backward."""
         loss = self.method.loss(new, mem, adapt)
         penalty = collect_penalties(self.forward_pass.task_aware)
         loss = loss if penalty is None else loss + penalty
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
         return loss
 
-    def _remember(self, x: Tensor, y: Tensor, slots: Tensor, new: Batch, adapt: Adapt) -> None:
-        """Write new samples to the memory, with their logits if the memory stores them."""
-        columns = {}
-        if self.context.memory.columns:
-            columns = {"logits": adapt(new).detach(), "raw_logits": new.z.detach()}
-        self.context.memory.write(slots, x, y, columns)
+    def _columns(self, new: Batch, adapt: Adapt) -> dict[str, Tensor]:
+        """Return the logits of the new samples, if the memory stores them."""
+        if not self.context.memory.columns:
+            return {}
+        return {"logits": adapt(new).detach(), "raw_logits": new.z.detach()}

@@ -75,25 +75,31 @@ class TaskLifecycle:
             self.method.end_task(x, y)
         self.open, self.data = False, []
 
-    def before_step(self, labels: NDArray[np.int64] | None, step: int) -> None:
-        """Raise unless a task has begun; if boundaries are inferred, the labels may begin one."""
-        if self.detector is not None:
-            if labels is None:
-                wanted = "y on the host: boundaries are inferred"
-                raise ValueError(expected("labels", labels, wanted))
-            self._infer(self.detector, labels, step)
-        if not self.open:
-            raise ValueError("no task has begun, expected new_task(classes) before observe")
+    def detect(self, labels: NDArray[np.int64] | None) -> bool:
+        """Return whether a task begins with the next batch, inferred from its labels.
 
-    def _infer(self, detector: TaskDetector, labels: NDArray[np.int64], step: int) -> None:
-        """Begin a task, or change the new classes, according to the labels of the next batch."""
-        before = detector.new
-        boundary, new = detector.update(labels)
-        if boundary or not self.open:
-            self.begin(sorted(new), step)
-        elif new != before:
+        If the batch changes the new classes of the current task, the class sets are updated. Raises
+        if boundaries are given and no task has begun.
+        """
+        if self.detector is None:
+            if not self.open:
+                raise ValueError("no task has begun, expected new_task(classes) before observe")
+            return False
+        if labels is None:
+            wanted = "y on the host: boundaries are inferred"
+            raise ValueError(expected("labels", labels, wanted))
+        before = self.detector.new
+        boundary, new = self.detector.update(labels)
+        begins = boundary or not self.open
+        if new != before and not begins:
             with self.engine.scope():
                 self.context.sets.set_new(sorted(new))
+        return begins
+
+    def begin_detected(self, step: int) -> None:
+        """Begin the task that was detected."""
+        assert self.detector is not None
+        self.begin(sorted(self.detector.new), step)
 
     def keep(self, x: Tensor, y: Tensor) -> None:
         """Keep copies of the samples until the task ends."""

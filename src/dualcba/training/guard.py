@@ -1,0 +1,180 @@
+"""The guard of a learner: refuses steps that would leave a value that is not finite.
+
+A step is refused if its loss, a gradient, the update of the weights or a running statistic is not
+finite. It is also refused if a raw sample is an *outlier*: a float with an absolute value of more
+than `FACTOR` times the largest one of all batches before. One such sample would ruin the running
+statistics, the weights and the memory.
+
+On a CPU the verdict is read at once, before the weights change, and `RefusedError` is raised. On a
+GPU nothing waits for the verdict: it stays on the device, where the optimiser skips its update and
+the statistics and the adaptor are restored. The samples of a refused batch still enter the memory
+there, with outliers clipped, because the host has already counted them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from dualcba.checkpoint import Tensors
+from dualcba.engine.torch_private import foreach_norm, mark_non_finite_
+from dualcba.methods import Context
+from dualcba.options import OnOutlier
+from dualcba.training.backup import Backup
+
+FACTOR = 1000.0
+"""How many times larger than all values before a value must be to be an outlier."""
+
+LARGEST_UPDATE = 1e19
+"""The largest norm of an update of the weights; squares of larger numbers overflow in float32."""
+
+
+class RefusedError(FloatingPointError):
+    """A step was refused; the message is the reason."""
+
+
+class StepGuard:
+    """Judges each step, and counts the batches that were left out or clipped.
+
+    `statistics` are the running statistics that a step changes.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        backup: Backup,
+        optimizer: torch.optim.Optimizer,
+        statistics: Sequence[Tensor],
+        on_outlier: OnOutlier,
+    ) -> None:
+        self.context = context
+        self.backup = backup
+        self.optimizer = optimizer
+        self.on_outlier = on_outlier
+        self.statistics = list(statistics)
+        self.theta = [p for group in optimizer.param_groups for p in group["params"]]
+        device = context.lr.device
+        self.judges_inputs = context.memory.x.is_floating_point()
+        self.largest = torch.zeros((), device=device)  # absolute value of all inputs so far
+        self.outliers = torch.zeros((), dtype=torch.long, device=device)
+        self.good = context.good  # () bool: the verdict
+        self._found = torch.zeros((), device=device)  # 1 if something was not finite
+        self._one = torch.ones((), device=device)
+        self._peak: Tensor | None = None  # the largest absolute value of this batch
+        self._clipped = False
+        self._outlier: Tensor | None = None  # () bool on a GPU: it holds an outlier
+        self.waits = device.type == "cpu"  # for the verdict
+        if not self.waits:
+            self.stay_on_device()
+
+    def stay_on_device(self) -> None:
+        """From now on, never wait for the verdict."""
+        self.waits = False
+        self.optimizer.found_inf = self._found  # type: ignore[attr-defined]
+
+    # ------------------------------------------------------------------ inputs
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Judge raw samples by their largest value; return them, clipped if that is wanted.
+
+        On a GPU outliers are always clipped, because the samples enter the memory.
+        """
+        if not self.judges_inputs:
+            return x
+        self._clipped = False
+        self._peak = torch.linalg.vector_norm(x, torch.inf)
+        if not self.waits:
+            return self._clip_on_device(x)
+        peak, largest = self._peak.item(), self.largest.item()
+        if not largest or peak <= FACTOR * largest:
+            return x
+        if self.on_outlier != "clip":
+            raise RefusedError(
+                f"x has a value of {peak:.3g}, over {FACTOR:.0f} times the largest so far, "
+                f"{largest:.3g},"
+            )
+        self._peak, self._clipped = self.largest, True
+        return x.clamp(-largest, largest)
+
+    def _clip_on_device(self, x: Tensor) -> Tensor:
+        assert self._peak is not None
+        outlier = (self._peak > FACTOR * self.largest) & (self.largest > 0)
+        self._outlier = outlier
+        bound = torch.where(outlier, self.largest, torch.inf)
+        self._peak = torch.where(outlier, self.largest, self._peak)
+        return torch.clamp(x, -bound, bound)
+
+    # ------------------------------------------------------------------ verdict
+
+    def judge(self, loss: Tensor, phi: Sequence[Tensor]) -> None:
+        """Judge a step after its backward: raise `RefusedError`, or set `good` on a GPU.
+
+        `phi` are the parameters of the adaptor that were updated.
+        """
+        grads = [p.grad for p in (*self.theta, *phi) if p.grad is not None]
+        if not self.waits:
+            self._judge_on_device(grads)
+            return
+        if not math.isfinite(value := loss.item()):
+            raise RefusedError(f"the loss became {value}")
+        mark_non_finite_([*grads, *self.statistics], self._found, self._one)
+        if self._found.item() or (self.context.lr.item() > 1 and not self._update_is_small(grads)):
+            self._found.zero_()
+            raise RefusedError(self._reason(grads))
+
+    def _judge_on_device(self, grads: list[Tensor]) -> None:
+        norms = foreach_norm([*grads, *self.statistics])
+        size = torch.linalg.vector_norm(torch.stack(norms)) * self.context.lr
+        torch.lt(size, LARGEST_UPDATE, out=self.good)
+        if self._outlier is not None and self.on_outlier != "clip":
+            self.good.logical_and_(~self._outlier)
+        torch.logical_not(self.good, out=self._found)
+        self.backup.restore_unless(self.good)
+
+    def _update_is_small(self, grads: Sequence[Tensor]) -> bool:
+        norm = torch.linalg.vector_norm(torch.stack(foreach_norm(list(grads))))
+        return float(norm * self.context.lr) < LARGEST_UPDATE
+
+    def _reason(self, grads: Sequence[Tensor]) -> str:
+        for what, tensors in (("a gradient", grads), ("a running statistic", self.statistics)):
+            for t in tensors:
+                if not bool(t.isfinite().all()):
+                    return f"{what} became {t[~t.isfinite()][0].item()}"
+        return "the update of the weights became too large"
+
+    def only_if_good(self, value: Tensor, otherwise: float) -> Tensor:
+        """Return a value of the step, or on a GPU another one if the step was refused."""
+        return value if self.waits else torch.where(self.good, value, otherwise)
+
+    def accept(self) -> None:
+        """Update the largest value and, on a GPU or after clipping, the count."""
+        if self._peak is not None:
+            torch.maximum(self.largest, self._peak, out=self.largest)
+        if self.on_outlier == "raise":
+            return
+        if not self.waits:
+            bad = ~self.good
+            self.outliers += bad if self._outlier is None else bad | self._outlier
+        elif self._clipped:
+            self.outliers += 1
+
+    def leave_out(self) -> None:
+        """Count a batch that was left out, on a CPU."""
+        self.outliers += 1
+
+    # ------------------------------------------------------------------ state
+
+    def tensors(self) -> Tensors:
+        """Return what the next verdict depends on, if anything, and the count."""
+        if not self.judges_inputs and self.on_outlier == "raise":
+            return {}
+        return {"guard.largest": self.largest.clone(), "guard.outliers": self.outliers.clone()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` returned; states of earlier versions have nothing."""
+        for name in ("largest", "outliers"):
+            live, saved = getattr(self, name), tensors.get(f"guard.{name}")
+            live.zero_() if saved is None else live.copy_(saved)

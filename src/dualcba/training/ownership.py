@@ -1,0 +1,44 @@
+"""Who may use a learner and its network: one thread at a time, and one learner."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from types import TracebackType
+
+from torch import nn
+
+_weights: weakref.WeakKeyDictionary[object, set[int]] = weakref.WeakKeyDictionary()
+"""The identities of the weights that each living learner trains."""
+
+
+class Lock:
+    """A reentrant lock; a copy of it, or of the object that has it, gets a lock of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
+        return Lock, ()
+
+
+def claim(learner: object, network: nn.Module) -> None:
+    """Note that a learner trains these weights; warn if another one that still exists does."""
+    own = {id(p) for p in network.parameters()}
+    if any(own & others for others in _weights.values()):
+        warnings.warn(
+            "another learner trains the same weights, expected a network of its own: each step of "
+            "one learner changes what the other has learnt",
+            stacklevel=5,
+        )
+    _weights[learner] = own
