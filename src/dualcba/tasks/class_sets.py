@@ -69,8 +69,14 @@ class ClassSets(nn.Module):
             wanted = f"at least one label from 0 to {self.num_classes - 1}"
             raise ValueError(expected("classes of the new task", list(classes), wanted))
 
-    def appear(self, y: Tensor) -> None:
-        """Add the labels of a batch, on the device, to the seen classes; −1 means no label."""
+    def appear(self, y: Tensor, *, all_labelled: bool = False) -> None:
+        """Add the labels of a batch, on the device, to the seen classes; −1 means no label.
+
+        It is faster if the caller knows that there is no −1 among them.
+        """
+        if all_labelled:
+            self.seen.index_fill_(0, y, True)
+            return
         present = torch.zeros(self.num_classes + 1, dtype=torch.bool, device=y.device)
         self.seen.logical_or_(present.index_fill_(0, y, True)[:-1])  # −1 is the spare last entry
 

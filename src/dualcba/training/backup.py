@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -33,52 +33,58 @@ class Backup:
         cumulative = any(layer.momentum is None for layer in batch_norms(context.network))
         if context.lr.is_cuda and not cumulative:  # then nothing depends on the counts of batches
             buffers = [b for b in buffers if b.is_floating_point()]
-        self.buffers = _by_dtype(buffers)
+        self.buffers = buffers
         theta = [p.detach() for group in optimizer.param_groups for p in group["params"]]
         self.repeats = method.repeats > 1
         self.can_fail_late = self.repeats or type(method).after_step is not Method.after_step
         own = [*(p.detach() for p in method.parameters()), *buffers] if self.repeats else []
         self.weights = [*theta, *own] if self.can_fail_late else []
         self.others: list[Tensor] = []  # that a step changes last; used with repeated updates
-        self._values: list[tuple[list[Tensor], Tensor]] = []  # tensors of one dtype, their values
+        self._copies = [t.clone() for t in self.buffers]  # static: written anew in every step
+        self._saved: list[tuple[list[Tensor], list[Tensor]]] = []  # live tensors, and their copies
         self._moments: list[Tensor] | None = None  # of φ's optimiser; None if φ is not updated
-        self._weights: list[tuple[Tensor, Tensor]] = []
+        self._weights: tuple[list[Tensor], list[Tensor]] = [], []
 
     def save(self, *, with_adaptor: bool) -> None:
         """Copy the buffers, and φ if it is about to be updated."""
         self._moments = self._moments_of_phi() if with_adaptor else None
-        live = self.buffers
+        self._saved = []
+        if self.buffers:
+            foreach_copy_(self._copies, self.buffers)
+            self._saved.append((self.buffers, self._copies))
         if self._moments is not None:
-            live = live + _by_dtype([*self._phi(), *self._moments])
-        self._values = [(same, _flat(same)) for same in live]
+            live = [*self._phi(), *self._moments]
+            self._saved.append((live, [t.clone() for t in live]))
 
     def save_weights(self) -> None:
         """Copy the weights, if a failure after their update is possible."""
         live = list(self.weights)
         if self.repeats:
             live += [*self._phi(), *self._moments_of_phi(), *self.others]
-        self._weights = [(t, t.clone()) for t in live]
+        self._weights = live, [t.clone() for t in live]
 
     def restore(self) -> None:
         """Undo all changes since `save` and `save_weights`."""
-        for live, values in self._values:
-            _put(live, values)
+        for live, copies in (*self._saved, self._weights):
+            if live:
+                foreach_copy_(live, copies)
         for t in self._new_moments():
             t.zero_()
-        for t, value in self._weights:
-            t.copy_(value)
         self.discard()
 
     def restore_unless(self, good: Tensor) -> None:
         """Undo the changes since `save` unless `good`, a () bool on the device, without waiting."""
-        for live, values in self._values:
-            _put(live, torch.where(good, _flat(live), values))
+        for every, all_copies in self._saved:
+            for live, copies in _by_dtype(every, all_copies):
+                kept = torch.where(good, _flat(live), _flat(copies))
+                parts = torch.split(kept, [t.numel() for t in live])
+                foreach_copy_(live, [v.view(t.shape) for v, t in zip(parts, live, strict=True)])
         for t in self._new_moments():
             t.mul_(good)
 
     def discard(self) -> None:
         """Discard the copies."""
-        self._values, self._moments, self._weights = [], None, []
+        self._saved, self._moments, self._weights = [], None, ([], [])
 
     def _phi(self) -> list[Tensor]:
         adaptor = self.outer_loop.adaptor
@@ -96,18 +102,16 @@ class Backup:
             yield from (t for t in self._moments_of_phi() if id(t) not in known)
 
 
-def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    groups: dict[torch.dtype, list[Tensor]] = {}
-    for t in tensors:
-        groups.setdefault(t.dtype, []).append(t)
+def _by_dtype(
+    live: Sequence[Tensor], copies: Sequence[Tensor]
+) -> list[tuple[list[Tensor], list[Tensor]]]:
+    groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for t, copy in zip(live, copies, strict=True):
+        both = groups.setdefault(t.dtype, ([], []))
+        both[0].append(t)
+        both[1].append(copy)
     return list(groups.values())
 
 
-def _flat(tensors: list[Tensor]) -> Tensor:
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([t.reshape(-1) for t in tensors])
-
-
-def _put(tensors: list[Tensor], values: Tensor) -> None:
-    """Copy values, one after the other, into tensors of one dtype."""
-    parts = torch.split(values, [t.numel() for t in tensors])
-    foreach_copy_(tensors, [v.view(t.shape) for v, t in zip(parts, tensors, strict=True)])

@@ -129,7 +129,7 @@ class TrainingStep:
             with uninterrupted:
                 self.optimizer.step()
                 self.method.after_step(drawn.noise)
-                self.context.sets.appear(y)
+                self.context.sets.appear(y, all_labelled=not self.method.unlabelled)
                 self.context.memory.write(drawn.slots, x, y, columns)
                 self.loss_monitor.write(drawn.loss_slot, loss)
                 self.guard.accept()
