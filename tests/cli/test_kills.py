@@ -1,4 +1,4 @@
-"""`dualcba run` and `resume` under SIGKILL at random times: nothing torn, the same results.
+"""`run`, `resume` and `reproduce` under SIGKILL at random times: nothing torn, equal results.
 
 A bounded sample by default; `DUALCBA_FUZZ=full` kills more than a hundred times.
 """
@@ -21,6 +21,8 @@ from dualcba.cli.app import main
 
 FULL = os.environ.get("DUALCBA_FUZZ") == "full"
 ARGS = ("--method", "er,er-dual-cba", "--seeds", "2", "--eval-every", "0", "--batch-size", "128")
+SMALL = ("--scale", "small", "--seeds", "1")
+TABLES = (".html", ".csv", ".md", ".tex", ".png", ".pdf", ".svg")  # made anew, with times in them
 Contents = dict[str, Any]
 
 pytestmark = [
@@ -47,16 +49,23 @@ def start(*args: object) -> int:
         os._exit(70)
 
 
-def go_on(out: Path, jobs: int) -> int:
-    """Start `resume` where there is a plan, `run` where there is none."""
-    command = ("resume", out) if (out / "plan.json").exists() else ("run", *ARGS, "--out", out)
-    return start(*command, "--jobs", jobs)
+def go_on(command: str, out: Path, jobs: int) -> int:
+    """Start `reproduce`, or `resume` where there is a plan, or `run`."""
+    if command == "reproduce":
+        words: tuple[object, ...] = ("reproduce", "bilevel", *SMALL, "--out", out)
+    elif (out / "plan.json").exists():
+        words = ("resume", out)
+    else:
+        words = ("run", *ARGS, "--out", out)
+    return start(*words, "--jobs", jobs)
 
 
 def contents(out: Path) -> Contents:
     """Return all files of the runs but drafts, without times; fails if one is torn."""
     found: Contents = {}
-    for path in sorted(out.glob("*/*")):
+    for path in sorted(out.rglob("*/*")):
+        if path.is_dir() or path.suffix in TABLES:
+            continue
         if path.name == "result.json":
             result = json.loads(path.read_text())
             found[str(path.relative_to(out))] = {k: v for k, v in result.items() if k != "seconds"}
@@ -88,12 +97,12 @@ def wait_for_group(group: int) -> None:
 
 
 def kill_until_done(
-    out: Path, jobs: int, longest: float, rng: Random, expected: Contents, *, most: int
+    command: str, out: Path, jobs: int, longest: float, rng: Random, expected: Contents, most: int
 ) -> tuple[int, int]:
     """Kill the command, or a worker of it, up to `most` times; return how often of each."""
     commands = killed_workers = 0
     while True:
-        pid = go_on(out, jobs)
+        pid = go_on(command, out, jobs)
         if commands + killed_workers < most:
             time.sleep(rng.uniform(0, longest))
             victims = workers(pid) if jobs > 1 and rng.random() < 0.5 else []
@@ -113,20 +122,26 @@ def kill_until_done(
         commands += 1
 
 
-@pytest.mark.parametrize(("jobs", "kills"), [(1, 100 if FULL else 4), *([(2, 16)] if FULL else [])])
-def test_killed_and_resumed(jobs: int, kills: int, tmp_path: Path) -> None:
+CASES = [("run", 1, 100 if FULL else 3), ("reproduce", 1, 100 if FULL else 2)]
+
+
+@pytest.mark.parametrize(
+    ("command", "jobs", "kills"), [*CASES, *([("run", 2, 16)] if FULL else [])]
+)
+def test_killed_and_resumed(command: str, jobs: int, kills: int, tmp_path: Path) -> None:
     rng = Random(jobs)
     begun = time.monotonic()
-    _, status = os.waitpid(go_on(tmp_path / "whole", jobs), 0)
+    _, status = os.waitpid(go_on(command, tmp_path / "whole", jobs), 0)
     longest = time.monotonic() - begun
     assert status == 0
     expected = contents(tmp_path / "whole")
-    assert len(expected) == 6
+    assert len(expected) >= 6
     done, folders = [0, 0], 0
     while sum(done) < kills:
         folders += 1
         out = tmp_path / str(folders)
-        found = kill_until_done(out, jobs, longest, rng, expected, most=min(5, kills - sum(done)))
+        most = min(5, kills - sum(done))
+        found = kill_until_done(command, out, jobs, longest, rng, expected, most)
         done = [a + b for a, b in zip(done, found, strict=True)]
     drafts = len(list(tmp_path.rglob(".draft-*")))
-    print(f"{jobs=}: killed {done[0]} commands, {done[1]} workers, {folders=}, {drafts=}")
+    print(f"{command} {jobs=}: killed {done[0]} commands, {done[1]} workers, {folders=}, {drafts=}")
