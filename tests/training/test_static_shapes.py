@@ -32,7 +32,7 @@ class NoSync(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("method", [*METHODS, TwoDraws])
+@pytest.mark.parametrize("method", [*METHODS, "er-balanced-cba", TwoDraws])
 @pytest.mark.parametrize("space", ["logit", "probability"])
 def test_a_step_never_waits_for_the_device(
     method: Any, space: str, make_learner: Make, teach: Teach, monkeypatch: Any
@@ -76,7 +76,7 @@ def test_the_guard_against_waiting_sees_an_item() -> None:
         torch.ones(3).sum().item()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "er-balanced-cba"])
 def test_steps_with_equal_keys_have_equal_shapes(
     method: str, make_learner: Make, teach: Teach, monkeypatch: Any
 ) -> None:

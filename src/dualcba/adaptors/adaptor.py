@@ -8,13 +8,15 @@ logits are z + r. In probability space it returns a distribution g, and the adap
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualcba.errors import expected
 from dualcba.kernels import adaptor as kernels
-from dualcba.options import TrainingOptions, definitions
+from dualcba.options import BALANCED, TrainingOptions, definitions
 from dualcba.tasks.class_sets import ClassSets
 
 WIDTH: int = definitions(TrainingOptions)["width"].default
@@ -251,8 +253,12 @@ def class_specific(sets: ClassSets, generator: torch.Generator, **options: objec
 
 
 def dual(sets: ClassSets, generator: torch.Generator, **options: object) -> Adaptor:
-    """Return the adaptor of `<base>-dual-cba`: class-specific and class-agnostic."""
+    """Return the adaptor of all other kinds: class-specific and class-agnostic."""
     return Adaptor(sets, generator=generator, **options)  # type: ignore[arg-type]
 
 
-ADAPTORS = {"cba": class_specific, "dual-cba": dual}
+ADAPTORS: dict[str, Callable[..., Adaptor]] = {
+    "cba": class_specific,
+    "dual-cba": dual,
+    BALANCED: dual,
+}

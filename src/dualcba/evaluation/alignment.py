@@ -136,7 +136,7 @@ class Alignment(Recorder):
         assert drawn.outer_batch is not None
         with torch.enable_grad(), without_tracking(self.forward_pass.norm_layers):
             new, mem = self.forward_pass.inner_batches(x, y, drawn)
-            return new, mem, self.forward_pass.outer_batch(drawn.outer_batch)
+            return new, mem, self.forward_pass.outer_batch(x, y, drawn)
 
     def _draw(self, n: int) -> BatchDraws[Array]:
         """Draw for n new samples with a generator of this step's own."""

@@ -4,8 +4,8 @@
 dataclasses in this module. To add an option, add a field to one of them and use it. torch is not
 imported here, so that `dualcba --help` answers at once.
 
-A field that is None was not given. `fill` puts the default in its place: the dataset's where
-`DATASET_DEFAULTS` has one, else that of the definition.
+A field that is None was not given. `fill` puts the default in its place: that of the kind of
+adaptor (`KIND_DEFAULTS`), else the dataset's (`DATASET_DEFAULTS`), else that of the definition.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from dualcba.options.values import (
 
 __all__ = ["Option", "definitions", "fill", "option", "same_as"]
 
-AdaptorKind = Literal["cba", "dual-cba"]
+AdaptorKind = Literal["cba", "dual-cba", "balanced-cba"]
+OuterDraw = Literal["memory", "balanced"]
 Levels = Literal["bi", "joint", "buffer"]
 SpecificPart = Literal["single", "individual", "none"]
 Space = Literal["logit", "probability"]
@@ -47,7 +48,10 @@ PrecisionName = Literal["auto", "fp32", "bf16"]
 Scale = Literal["paper", "small"]
 
 CBA: tuple[AdaptorKind, ...] = get_args(AdaptorKind)
-DUAL: tuple[AdaptorKind, ...] = ("dual-cba",)
+DUAL: tuple[AdaptorKind, ...] = CBA[1:]
+"""The kinds with a class-specific and a class-agnostic part."""
+
+BALANCED: AdaptorKind = CBA[-1]
 
 DATA, METHOD, ADAPTOR = "Data", "Method", "Adaptor"
 NETWORK, EVALUATION = "Network and optimiser", "Evaluation"
@@ -64,6 +68,11 @@ DATASET_DEFAULTS: dict[str, dict[str, Any]] = {
     "fashion-mnist": {"tasks": 5, "network": "mlp"},
 }
 """Defaults that a dataset sets; any other dataset takes those of the definitions."""
+
+KIND_DEFAULTS: dict[str, dict[str, Any]] = {
+    BALANCED: {"outer_draw": "balanced"},
+}
+"""Defaults that a kind of adaptor sets; they go before those of the dataset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +96,13 @@ class TrainingOptions:
         5, "steps between two updates of the adaptor, from the second task on", ADAPTOR,
         low=1, adaptors=CBA,
     )  # fmt: skip
+    outer_draw: OuterDraw = option(
+        "memory",
+        "samples of the outer loss: memory (uniform over the memory), or balanced (evenly over the "
+        "classes in the memory and the current batch)",
+        ADAPTOR,
+        adaptors=CBA,
+    )
     levels: Levels = option(
         "bi",
         "loss that trains the adaptor: bi (outer loss after a virtual step of the network), or "
@@ -270,6 +286,12 @@ class BenchCommand(OutputOptions):
     )
     out: Path | None = option(None, "also write the numbers to this file", OUTPUT, accept=path)
     device: str = same_as(Hardware, "device")
+
+
+def kind_defaults(kind: str | None, options: TrainingOptions) -> dict[str, Any]:
+    """Return the defaults that a kind of adaptor sets; with a loaded ν there is no ω by default."""
+    loaded = {} if options.agnostic_from is None else {"specific": "none"}
+    return {**KIND_DEFAULTS.get(kind or "", {}), **loaded}
 
 
 def check_adaptor_parts(options: TrainingOptions) -> None:

@@ -92,7 +92,8 @@ def make_parts(
     method.to(engine.device)
     forward_pass = ForwardPass(context, method, views, concat=given.forward == "concat")
     outer_loop = OuterLoop(adaptor, rng, method, context, given)
-    sampler = StepSampler(given.seed, context, method, views)
+    balanced = given.outer_draw == "balanced"
+    sampler = StepSampler(given.seed, context, method, views, balanced=balanced, pooled=balanced)
     optimizer = SGD(trainable(network) + trainable(method), lr=lr, fused=True)
     monitor = LossMonitor(engine)
     step = TrainingStep(

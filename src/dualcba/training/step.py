@@ -112,9 +112,9 @@ class TrainingStep:
         # B_buf is independent of the other batches and may run in parallel, with two exceptions:
         # a single sample uses running statistics, which the others update, and an unknown module
         # may keep state of its own
-        parallel = len(drawn.outer_batch.rows) > 1 and self.forward_pass.samplewise
+        parallel = drawn.outer_batch.size > 1 and self.forward_pass.samplewise
         with self.engine.branch() if parallel else nullcontext(), torch.no_grad():
-            outer_batch = self.forward_pass.outer_batch(drawn.outer_batch)
+            outer_batch = self.forward_pass.outer_batch(x, y, drawn)
         new, mem = self.forward_pass.inner_batches(x, y, drawn)
         if parallel:
             self.engine.join_branch()
