@@ -268,7 +268,7 @@ def test_the_class_sets_are_the_learners_own_state() -> None:
 
 def test_names() -> None:
     sets = sets_after(2)
-    assert {"cba": class_specific, "dual-cba": dual} == ADAPTORS
+    assert {"cba": class_specific, "dual-cba": dual, "balanced-cba": dual} == ADAPTORS
     cba, both = class_specific(sets, rng()), dual(sets, rng())
     assert (cba.continual, cba.agnostic) == (True, None)
     assert not both.continual

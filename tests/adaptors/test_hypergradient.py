@@ -7,7 +7,7 @@ from torch and not from `dualcba.losses`; neither knows of G, S or any closed fo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from dualcba.adaptors.hypergradient import (
     inner_gradient,
     trainable,
 )
+from dualcba.adaptors.outer_loss import make_outer_terms
 from dualcba.losses import Adapt, Batch, CrossEntropy, MeanSquaredError, Term
 from dualcba.methods import Method
 from dualcba.methods.er import ER
@@ -181,6 +182,8 @@ class Problem:
             b.rows = slice(start, start + len(b.y))
             start += len(b.y)
         self.outer = self.batch(size.outer, 0, size.old + size.fresh)
+        self.outer.frequencies = 3 * torch.arange(size.classes, dtype=torch.float64)
+        self.outer_terms = make_outer_terms("method", self.method, sets)
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.rng, dtype=torch.float64)
@@ -218,7 +221,7 @@ class Problem:
     def by_library(self, closed_form: bool | None) -> Tensor:
         grads = hypergradient(
             self.adaptor, self.method, self.new, self.mem, self.outer, self.head, self.size.lr,
-            closed_form=closed_form,
+            outer_terms=self.outer_terms, closed_form=closed_form,
         )  # fmt: skip
         parts = zip(grads, trainable(self.adaptor), strict=True)
         return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in parts])
@@ -411,6 +414,37 @@ def test_steepest_descent_lowers_the_outer_loss() -> None:
     phi = parameters_to_vector(problem.adaptor.parameters()).detach()
     vector_to_parameters(phi - 0.1 * g / g.norm(), problem.adaptor.parameters())
     assert float(problem.outer_loss(er_loss, ce_outer).detach()) < before
+
+
+# ---------------------------------------------------------------- other outer losses
+
+
+def adjusted_outer(outer: Batch) -> Tensor:
+    """Cross-entropy of z + log(frequency + 1) for seen classes, which is centred over them."""
+    assert outer.frequencies is not None
+    logs = torch.log(outer.frequencies + 1)[SEEN]
+    shift = torch.zeros_like(outer.frequencies)
+    shift[SEEN] = logs - logs.mean()
+    return F.cross_entropy(outer.z + shift, outer.y)
+
+
+SEEN = slice(0, 4)
+OUTER: dict[str, Outer] = {"method": ce_mse_outer, "ce": ce_outer, "adjusted": adjusted_outer}
+
+
+@pytest.mark.parametrize("loss", OUTER)
+@pytest.mark.parametrize("kind", ["cba", "dual-single", "dual-individual-probability"])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_outer_loss(loss: str, kind: str, seed: int) -> None:
+    size = replace(SMALL, seed=seed)
+    problem = Problem(size, (KINDS | LITERAL)[kind], TwoDraws)
+    problem.outer_terms = make_outer_terms(loss, problem.method, problem.adaptor.sets)
+    exact = problem.by_unrolling(two_draws_loss, OUTER[loss])
+    assert relative(problem.by_library(None), exact) < TOLERANCE
+    assert relative(problem.by_library(closed_form=False), exact) < TOLERANCE
+    mine = buffer_gradient(problem.adaptor, problem.method, problem.outer, problem.outer_terms)
+    by_hand = torch.autograd.grad(buffer_loss(problem, OUTER[loss]), trainable(problem.adaptor))
+    assert relative(flat(mine), flat(by_hand)) < TOLERANCE
 
 
 # ---------------------------------------------------------------- a single level

@@ -112,6 +112,21 @@ def test_samples_without_a_label_are_not_drawn(
     assert all(bool((batch.y >= 0).all()) for batch in seen)
 
 
+@pytest.mark.parametrize("draw", ["memory", "balanced"])
+def test_the_frequencies_are_those_of_the_draw(
+    draw: str, make_learner: Make, teach: Teach, make_batches: Any, monkeypatch: Any
+) -> None:
+    given = {"outer_draw": draw, "outer_loss": "adjusted"}
+    learner = teach(make_learner("er-balanced-cba", buffer=200, **given), tasks=1, steps=3)
+    seen = outer_batches(learner, monkeypatch)
+    learner.new_task([2, 3])
+    stored = torch.bincount(learner.memory.y[:24], minlength=6)
+    learner.observe(*make_batches(3)[1][0])
+    want = stored if draw == "memory" else torch.tensor([8.0, 8, 8, 8, 0, 0])  # of 24 + 8
+    assert seen[0].frequencies is not None
+    assert seen[0].frequencies.tolist() == want.tolist()
+
+
 def test_boundaries_may_be_inferred(make_learner: Make, make_batches: Any) -> None:
     learner = make_learner("er-balanced-cba", boundaries="inferred", outer_every=1)
     for batches in make_batches(3):

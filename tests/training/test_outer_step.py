@@ -199,8 +199,8 @@ def test_the_outer_step_is_adam_on_the_hypergradient(
 
     exact = module.hypergradient
 
-    def spy(*args: Any) -> Any:
-        record["args"], record["grads"] = args, exact(*args)
+    def spy(*args: Any, **options: Any) -> Any:
+        record["args"], record["grads"] = args, exact(*args, **options)
         return record["grads"]
 
     monkeypatch.setattr(module, "hypergradient", spy)

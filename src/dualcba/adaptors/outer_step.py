@@ -15,6 +15,7 @@ from dualcba.adaptors.hypergradient import (
     inner_gradient,
     trainable,
 )
+from dualcba.adaptors.outer_loss import make_outer_terms
 from dualcba.adaptors.pretrained import load_agnostic
 from dualcba.engine.optimizers import Adam
 from dualcba.losses import Adapt, Batch, identity, inner_batches, stack_rows
@@ -28,7 +29,7 @@ class OuterLoop:
 
     `adaptor` may be None; then nothing is updated and logits stay raw. `rng` draws the adaptor's
     weights when they are reset. `levels`, `every` and `freeze_after` are the learner's `levels`,
-    `outer_every` and `freeze_after`.
+    `outer_every` and `freeze_after`; `outer_terms` are the terms of its `outer_loss`.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class OuterLoop:
         self.method = method
         self.context = context
         self.levels = options.levels
+        self.outer_terms = make_outer_terms(options.outer_loss, method, context.sets)
         self.every = options.outer_every
         self.freeze_after = options.freeze_after
         self.optimizer: torch.optim.Adam | None = None
@@ -95,9 +97,11 @@ class OuterLoop:
         if outer_batch is None:
             return inner_gradient(self.adaptor, self.method, new, mem)
         if self.levels == "buffer":
-            return buffer_gradient(self.adaptor, self.method, outer_batch)
+            return buffer_gradient(self.adaptor, self.method, outer_batch, self.outer_terms)
         head, lr = self.context.network.head, self.context.lr
-        return hypergradient(self.adaptor, self.method, new, mem, outer_batch, head, lr)
+        return hypergradient(
+            self.adaptor, self.method, new, mem, outer_batch, head, lr, outer_terms=self.outer_terms
+        )
 
     def adapt(self, new: Batch, mem: Sequence[Batch]) -> Adapt:
         """Return the function from a batch to its adapted logits.

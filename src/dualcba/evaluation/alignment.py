@@ -153,7 +153,9 @@ class Alignment(Recorder):
         rest = n - method.labelled
         views = {name: view.draw(rng, rest) for name, view in self.forward_pass.views.items()}
         fresh = learner.memory.draw(size, rng)
-        return BatchDraws(new_augment, memory, MemoryDraw(fresh, augment(len(fresh))), views)
+        filled = np.array([learner.memory.filled]) if learner.parts.sampler.pooled else None
+        outer_batch = MemoryDraw(fresh, augment(len(fresh)))
+        return BatchDraws(new_augment, memory, outer_batch, views, filled)
 
     def buffer_loss(self, theta: Parameters, outer_batch: Batch) -> Tensor:
         """Return L_buf of the raw network, with the parameters `theta` in the place of its own."""

@@ -60,6 +60,11 @@ class Pool:
         within = torch.minimum(((place - slot) * count).long(), count - 1)
         return order[first[label] + within]
 
+    def balanced_counts(self) -> Tensor:
+        """Return the expected counts (C,) of classes in a balanced draw as large as the pool."""
+        present = self.counts > 0
+        return present * (self.counts.sum() / present.sum())
+
     def is_new(self, rows: Tensor) -> Tensor:
         """Return whether the rows are samples of the batch."""
         return rows >= self.memory.size

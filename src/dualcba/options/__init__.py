@@ -32,6 +32,7 @@ __all__ = ["Option", "definitions", "fill", "option", "same_as"]
 
 AdaptorKind = Literal["cba", "dual-cba", "balanced-cba"]
 OuterDraw = Literal["memory", "balanced"]
+OuterLoss = Literal["method", "ce", "adjusted"]
 Levels = Literal["bi", "joint", "buffer"]
 SpecificPart = Literal["single", "individual", "none"]
 Space = Literal["logit", "probability"]
@@ -100,6 +101,13 @@ class TrainingOptions:
         "memory",
         "samples of the outer loss: memory (uniform over the memory), or balanced (evenly over the "
         "classes in the memory and the current batch)",
+        ADAPTOR,
+        adaptors=CBA,
+    )
+    outer_loss: OuterLoss = option(
+        "method",
+        "outer loss: method (that of the method), ce (cross-entropy alone), or adjusted "
+        "(cross-entropy, logit-adjusted for the class frequencies of the outer draw)",
         ADAPTOR,
         adaptors=CBA,
     )

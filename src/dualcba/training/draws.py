@@ -17,6 +17,7 @@ from torch import Tensor
 from dualcba.data import Transform
 from dualcba.engine.packet import Array
 from dualcba.methods import Context, Method
+from dualcba.options import TrainingOptions
 from dualcba.randomness import generator
 from dualcba.training.loss_monitor import loss_slot
 
@@ -89,6 +90,11 @@ class StepDraws(Generic[T]):
 
     loss_slot: T
     """(1,) where the loss of this step goes in the `LossMonitor`."""
+
+
+def uses_pool(options: TrainingOptions) -> bool:
+    """Return whether the steps use the pool of memory and current batch."""
+    return options.outer_draw == "balanced" or options.outer_loss == "adjusted"
 
 
 class StepSampler:

@@ -82,28 +82,31 @@ class ForwardPass:
     def outer_batch(self, x: Tensor, y: Tensor, drawn: BatchDraws[Tensor]) -> Batch:
         """B_buf: a fresh draw from the memory, or evenly over the classes of memory and new batch.
 
-        Running statistics are left unchanged.
+        Its `frequencies` are the expected samples of each class in a draw as large as what it is
+        drawn from, if the step has drawn `filled`. Running statistics are left unchanged.
         """
         draw = drawn.outer_batch
         assert draw is not None
-        fresh = None  # the samples of the new batch
+        fresh = frequencies = None
         if isinstance(draw, BalancedDraw):
-            pool = self._pool(y, drawn)
+            pool = self._pool(y, drawn.filled)
             rows = pool.balanced_rows(draw.u)
-            fresh = pool.is_new(rows)
+            fresh, frequencies = pool.is_new(rows), pool.balanced_counts()
             x, y, columns = pool.read(rows, x)
         else:
+            if drawn.filled is not None:
+                frequencies = self._pool(y[:0], drawn.filled).counts
             x, y, columns = self.context.memory.read(draw.rows)
         inputs = self.context.transform(x, draw.augment)
         with without_tracking(self.norm_layers), self.context.autocast():
             z, h = self.outputs(inputs, y)
-        if fresh is not None:  # nothing is stored with them yet
+        if fresh is not None:  # samples of the new batch: nothing is stored with them yet
             columns = {k: torch.where(fresh[:, None], z.to(c), c) for k, c in columns.items()}
-        return Batch(inputs, y, z, h, columns)
+        return Batch(inputs, y, z, h, columns, frequencies=frequencies)
 
-    def _pool(self, y: Tensor, drawn: BatchDraws[Tensor]) -> Pool:
-        assert drawn.filled is not None
-        return Pool(self.context.memory, drawn.filled, y, self.context.sets.num_classes)
+    def _pool(self, y: Tensor, filled: Tensor | None) -> Pool:
+        assert filled is not None
+        return Pool(self.context.memory, filled, y, self.context.sets.num_classes)
 
     def augmented(self, raw: list[Tensor], params: list[Tensor | None]) -> list[Tensor]:
         """Augment and normalise all raw batches in one call."""

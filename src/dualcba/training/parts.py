@@ -16,7 +16,7 @@ from dualcba.memory import Memory
 from dualcba.methods import Context, Method
 from dualcba.nets import Network
 from dualcba.tasks.class_sets import ClassSets
-from dualcba.training.draws import StepSampler
+from dualcba.training.draws import StepSampler, uses_pool
 from dualcba.training.forward import ForwardPass
 from dualcba.training.learner_arguments import LearnerArguments
 from dualcba.training.loss_monitor import LossMonitor
@@ -93,7 +93,9 @@ def make_parts(
     forward_pass = ForwardPass(context, method, views, concat=given.forward == "concat")
     outer_loop = OuterLoop(adaptor, rng, method, context, given)
     balanced = given.outer_draw == "balanced"
-    sampler = StepSampler(given.seed, context, method, views, balanced=balanced, pooled=balanced)
+    sampler = StepSampler(
+        given.seed, context, method, views, balanced=balanced, pooled=uses_pool(given)
+    )
     optimizer = SGD(trainable(network) + trainable(method), lr=lr, fused=True)
     monitor = LossMonitor(engine)
     step = TrainingStep(
