@@ -32,6 +32,7 @@ __all__ = ["Option", "definitions", "fill", "option", "same_as"]
 
 AdaptorKind = Literal["cba", "dual-cba", "balanced-cba"]
 OuterDraw = Literal["memory", "balanced"]
+Targets = Literal["adapted", "raw"]
 OuterLoss = Literal["method", "ce", "adjusted"]
 Levels = Literal["bi", "joint", "buffer"]
 SpecificPart = Literal["single", "individual", "none"]
@@ -108,6 +109,13 @@ class TrainingOptions:
         "method",
         "outer loss: method (that of the method), ce (cross-entropy alone), or adjusted "
         "(cross-entropy, logit-adjusted for the class frequencies of the outer draw)",
+        ADAPTOR,
+        adaptors=CBA,
+    )
+    targets: Targets = option(
+        "adapted",
+        "stored logits that DER++ and RAR rehearse: adapted (by the adaptor when they were stored, "
+        "compared with adapted logits), or raw (compared with raw logits)",
         ADAPTOR,
         adaptors=CBA,
     )

@@ -86,8 +86,9 @@ def make_parts(
     _place(engine, network, sets, memory, method, adaptor)
     lr = torch.tensor(given.lr, device=engine.device)
     context = Context(
-        network, sets, memory, transform, lr, given.batch_size, precision.autocast, engine.run
-    )
+        network, sets, memory, transform, lr, given.batch_size, precision.autocast, engine.run,
+        raw_targets=given.targets == "raw",
+    )  # fmt: skip
     method.bind(context)
     method.to(engine.device)
     forward_pass = ForwardPass(context, method, views, concat=given.forward == "concat")
