@@ -60,6 +60,39 @@ def mlp(net: torch.nn.Module, x: Tensor) -> Tensor:
     return hidden @ w["output.weight"].T + w["output.bias"]
 
 
+# ---------------------------------------------------------------- the strength
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_a_strength_is_a_factor_of_each_part_and_zero_at_first(options: dict[str, Any]) -> None:
+    plain, scaled = make(**options), make(**options, strength=True)
+    z = logits()
+    assert not scaled(z).any()
+    strengths = [p for name, p in scaled.named_parameters() if name.endswith("strength")]
+    assert len(strengths) == (plain.specific is not None) + (plain.agnostic is not None)
+    for p in strengths:
+        p.data.fill_(0.25)
+    torch.testing.assert_close(scaled(z), plain(z) / 4)
+
+
+@pytest.mark.parametrize("continual", [False, True])
+def test_the_strength_of_the_class_specific_part_is_reset_with_it(continual: bool) -> None:
+    adaptor = make(strength=True, agnostic=not continual, continual=continual)
+    for name, p in adaptor.named_parameters():
+        if name.endswith("strength"):
+            p.data.fill_(0.25)
+    reset = adaptor.reset_for_task(rng())
+    assert adaptor.specific is not None
+    assert any(p is adaptor.specific.strength for p in reset) != continual
+    assert adaptor.specific.strength.item() == (0.25 if continual else 0)
+    assert adaptor.agnostic is None or adaptor.agnostic.strength.item() == 0.25
+
+
+def test_a_strength_needs_logit_space() -> None:
+    with pytest.raises(ValueError, match="strength is True, expected False unless space is"):
+        make(strength=True, space="probability")
+
+
 # ---------------------------------------------------------------- the parts, by hand
 
 

@@ -46,6 +46,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "specific-individual": {"specific": "individual", "agnostic": False},
 }
 LITERAL = {f"{k}-probability": {**v, "space": "probability"} for k, v in KINDS.items()}
+FURTHER: dict[str, dict[str, Any]] = {
+    "cba-strength": {"agnostic": False, "continual": True, "strength": True},
+    "dual-strength": {"strength": True},
+    "individual-strength": {"specific": "individual", "strength": True},
+    "agnostic-strength-divide": {"specific": "none", "divide": True, "strength": True},
+}
+"""Ingredients of further kinds, in logit space."""
 
 
 class TwoDraws(Method):
@@ -203,6 +210,9 @@ class Problem:
                     sign = torch.where(self.normal(len(bias)) > -0.3, 1.0, -1.0)
                     bias.copy_(sign * (1.2 + self.normal(len(bias)).abs()))
                 mlp.output.bias.data.copy_(self.normal(len(mlp.output.bias)))
+        for name, p in self.adaptor.named_parameters():
+            if name.endswith("strength"):
+                p.data.fill_(0.7)
 
     def batch(self, n: int, low: int, high: int) -> Batch:
         C = self.size.classes
@@ -294,6 +304,36 @@ def test_equals_the_unrolled_virtual_step(kind: str, loss: str, size: Sizes) -> 
     assert exact.norm() > 0
     assert relative(problem.by_library(closed_form=True), exact) < TOLERANCE
     assert relative(problem.by_library(closed_form=False), exact) < TOLERANCE
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("kind", FURTHER)
+@given(size=sizes)
+@settings(max_examples=10)
+def test_further_ingredients_equal_the_unrolled_virtual_step_and_finite_differences(
+    kind: str, loss: str, size: Sizes
+) -> None:
+    method, inner, outer = LOSSES[loss]
+    problem = Problem(size, FURTHER[kind], method, firm=True)
+    exact = problem.by_unrolling(inner, outer)
+    assert relative(problem.by_library(closed_form=True), exact) < TOLERANCE
+    assert relative(problem.by_library(closed_form=False), exact) < TOLERANCE
+    directions = problem.directions(4)
+    slopes = problem.by_differences(inner, outer, directions)
+    torch.testing.assert_close(directions @ exact, slopes, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["cba-strength", "dual-strength", "individual-strength"])
+def test_at_strength_zero_only_the_strength_has_a_gradient(kind: str) -> None:
+    problem = Problem(SMALL, FURTHER[kind], ER)
+    for name, p in problem.adaptor.named_parameters():
+        if name.endswith("strength"):
+            p.data.zero_()
+    args = problem.new, problem.mem, problem.outer, problem.head, 0.3
+    grads = hypergradient(problem.adaptor, problem.method, *args)
+    for (name, _), g in zip(problem.adaptor.named_parameters(), grads, strict=True):
+        assert g is not None
+        assert bool(g.any()) == name.endswith("strength")
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -121,7 +121,9 @@ def test_a_saved_learner_is_not_a_class_agnostic_part(taught: Learner, tmp_path:
         load_agnostic(tmp_path / "learner")
 
 
-@pytest.mark.parametrize("options", [{"divide": True}, {"space": "probability"}])
+@pytest.mark.parametrize(
+    "options", [{"divide": True}, {"space": "probability"}, {"strength": True}]
+)
 def test_the_adaptor_must_have_the_options_of_the_training(
     options: dict[str, Any], file: Path, make_learner: Make, tmp_path: Path
 ) -> None:

@@ -45,12 +45,36 @@ class _MLP(nn.Module):
         """Return weight and bias of the hidden layer, then of the output layer."""
         return (self.hidden.weight, self.hidden.bias, self.output.weight, self.output.bias)
 
-    def forward(self, p: Tensor) -> Tensor:
-        hidden = F.linear(p, self.hidden.weight, self.hidden.bias).relu()
-        return F.linear(hidden, self.output.weight, self.output.bias)
+
+def _outputs(p: Tensor, weights: kernels.Weights) -> Tensor:
+    """Return the outputs of an MLP with these weights."""
+    hidden = F.linear(p, weights[0], weights[1]).relu()
+    return F.linear(hidden, weights[2], weights[3])
 
 
-class ClassSpecific(nn.Module):
+class _Part(nn.Module):
+    """A part of the adaptor; with a strength s its outputs are s times those of its MLPs.
+
+    s is learnt like the weights and is 0 at first: then the part corrects nothing, and its gradient
+    moves s alone. The weights of the output layer take the factor, so the kernels know nothing of
+    it.
+    """
+
+    strength: nn.Parameter | None
+
+    def __init__(self, strength: bool) -> None:
+        super().__init__()
+        self.register_parameter("strength", nn.Parameter(torch.zeros(1)) if strength else None)
+
+    def scaled(self, weights: kernels.Weights) -> kernels.Weights:
+        """Return the weights of an MLP, those of the output layer times the strength."""
+        if self.strength is None:
+            return weights
+        hidden, bias, output, output_bias = weights
+        return hidden, bias, self.strength * output, self.strength * output_bias
+
+
+class ClassSpecific(_Part):
     """ω: maps the posterior to a correction per class.
 
     By default it is one MLP over all classes. If `individual`, one MLP reads and corrects the new
@@ -58,9 +82,15 @@ class ClassSpecific(nn.Module):
     """
 
     def __init__(
-        self, sets: ClassSets, width: int, generator: torch.Generator, *, individual: bool = False
+        self,
+        sets: ClassSets,
+        width: int,
+        generator: torch.Generator,
+        *,
+        individual: bool = False,
+        strength: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(strength)
         C = sets.num_classes
         self.individual = individual
         sides = 2 if individual else 1
@@ -68,30 +98,46 @@ class ClassSpecific(nn.Module):
 
     def forward(self, p: Tensor, masks: Tensor) -> Tensor:
         """Return outputs (n, C) of a posterior (n, C); masks (3, C): old, new and seen classes."""
-        old, new, seen = masks
+        old, new, seen = masks.unbind()
         if not self.individual:
-            return self.nets[0](p) * seen  # type: ignore[no-any-return]
-        return torch.addcmul(self.nets[1](p * old) * old, self.nets[0](p * new), new)
+            return self.all_classes(p) * seen
+        of_old = _outputs(p * old, self.weights(1)) * old
+        return torch.addcmul(of_old, _outputs(p * new, self.weights(0)), new)
+
+    def all_classes(self, p: Tensor) -> Tensor:
+        """Return the outputs (n, C) of the first MLP for all classes, seen or not."""
+        return _outputs(p, self.weights(0))
+
+    def weights(self, number: int) -> kernels.Weights:
+        """Return the weights of an MLP."""
+        return self.scaled(self.nets[number].weights())  # type: ignore[operator]
 
     def reset(self, generator: torch.Generator) -> None:
         """Re-initialise in place."""
         for net in self.nets:
             net.reset(generator)  # type: ignore[operator]
+        if self.strength is not None:
+            with torch.no_grad():
+                self.strength.zero_()
 
 
-class ClassAgnostic(nn.Module):
+class ClassAgnostic(_Part):
     """ν: maps (p_old, p_new), the total probability of old and new classes, to two corrections.
 
     It does not depend on single classes, so it transfers across tasks and datasets.
     """
 
-    def __init__(self, width: int, generator: torch.Generator) -> None:
-        super().__init__()
+    def __init__(self, width: int, generator: torch.Generator, *, strength: bool = False) -> None:
+        super().__init__(strength)
         self.net = _MLP(2, 2, width, generator)
 
     def forward(self, p: Tensor, sides: Tensor) -> Tensor:
         """Return outputs (n, 2) of a posterior (n, C); sides (2, C): old and new classes."""
-        return self.net(p @ sides.T)  # type: ignore[no-any-return]
+        return _outputs(p @ sides.T, self.weights())
+
+    def weights(self) -> kernels.Weights:
+        """Return the weights of the MLP."""
+        return self.scaled(self.net.weights())
 
 
 class Adaptor(nn.Module):
@@ -114,6 +160,9 @@ class Adaptor(nn.Module):
         `"logit"` (z + r) or `"probability"` ((g + p)/Z, as the paper writes it).
     divide
         Whether to divide the class-agnostic outputs by the number of old or new classes.
+    strength
+        Whether the correction of each part has a learnt factor that is 0 at first; that of ω is
+        0 again when ω is re-initialised. Only in logit space.
     width
         The number of hidden units of each MLP.
     generator
@@ -134,21 +183,26 @@ class Adaptor(nn.Module):
         continual: bool = False,
         space: str = "logit",
         divide: bool = False,
+        strength: bool = False,
         width: int = WIDTH,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        _check(specific, agnostic is not False, continual, space, width)
+        _check(specific, agnostic is not False, continual, space, width, strength)
         self._shared = (sets,)  # in a tuple: not a submodule, so not in the adaptor's state_dict
         self.continual = continual
         self.space = space
         self.divide = divide
+        self.strength = strength
+        individual = specific == "individual"
         self.specific = (
-            ClassSpecific(sets, width, generator, individual=specific == "individual")
+            ClassSpecific(sets, width, generator, individual=individual, strength=strength)
             if specific != "none"
             else None
         )
-        made = ClassAgnostic(width, generator) if agnostic is True else agnostic
+        made = agnostic
+        if agnostic is True:
+            made = ClassAgnostic(width, generator, strength=strength)
         self.agnostic = made if isinstance(made, ClassAgnostic) else None
 
     @property
@@ -174,8 +228,8 @@ class Adaptor(nn.Module):
 
     def _weights(self) -> tuple[kernels.Weights | None, kernels.Weights | None]:
         """Return the weights of ω and of ν."""
-        omega = None if self.specific is None else self.specific.nets[0].weights()  # type: ignore[operator]
-        return omega, None if self.agnostic is None else self.agnostic.net.weights()
+        omega = None if self.specific is None else self.specific.weights(0)
+        return omega, None if self.agnostic is None else self.agnostic.weights()
 
     def _from_posterior(self, p: Tensor) -> Tensor:
         if self.continual:
@@ -197,7 +251,7 @@ class Adaptor(nn.Module):
     def _plain_cba(self, p: Tensor) -> Tensor:
         """Return the output of ω for all classes."""
         assert self.specific is not None
-        r: Tensor = self.specific.nets[0](p)
+        r = self.specific.all_classes(p)
         return r if self.space == "logit" else r.softmax(1)
 
     def _class_specific(self, p: Tensor, masks: Tensor) -> Tensor:
@@ -235,12 +289,16 @@ class Adaptor(nn.Module):
         return list(self.specific.parameters())
 
 
-def _check(specific: str, agnostic: bool, continual: bool, space: str, width: int) -> None:
+def _check(
+    specific: str, agnostic: bool, continual: bool, space: str, width: int, strength: bool
+) -> None:
     options = definitions(TrainingOptions)
     for name, value in (("specific", specific), ("space", space), ("width", width)):
         options[name].check(value)
     if specific == "none" and not agnostic:
         raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
+    if strength and space != "logit":
+        raise ValueError(expected("strength", strength, "False unless space is 'logit'"))
     if continual and (specific != "single" or agnostic):
         wanted = "False unless specific is 'single' and agnostic is False"
         raise ValueError(expected("continual", continual, wanted))

@@ -125,7 +125,7 @@ def make_adaptor(
     """Make an adaptor of a kind, if any; ν is loaded from `agnostic_from` and frozen, if given."""
     if kind is None:
         return None
-    parts = ("specific", "agnostic", "divide", "space", "width")
+    parts = ("specific", "agnostic", "divide", "space", "strength", "width")
     given = {name: getattr(options, name) for name in parts}
     given = {name: value for name, value in given.items() if value is not None}
     if options.agnostic_from is None:

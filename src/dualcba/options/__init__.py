@@ -132,6 +132,12 @@ class TrainingOptions:
         ADAPTOR,
         adaptors=CBA,
     )
+    strength: bool = option(
+        False,
+        "whether the correction of each part has a strength, learnt with it and 0 at first",
+        ADAPTOR,
+        adaptors=CBA,
+    )
     width: int = option(
         256, "hidden units of each network of the adaptor", ADAPTOR, low=1, adaptors=CBA
     )
@@ -317,6 +323,8 @@ def check_adaptor_parts(options: TrainingOptions) -> None:
         raise ValueError(expected("agnostic_from", options.agnostic_from, wanted))
     if options.specific == "none" and not options.agnostic:
         raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
+    if options.strength and options.space != "logit":
+        raise ValueError(expected("strength", True, "False unless space is 'logit'"))
     trained = options.agnostic and options.agnostic_from is None
     if options.freeze_after is not None and not trained:
         wanted = "None if no class-agnostic part is trained"
