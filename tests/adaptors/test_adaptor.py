@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dualcba.adaptors.adaptor import ADAPTORS, WIDTH, Adaptor, class_specific, dual
+from dualcba.adaptors.prior import Prior
 from dualcba.tasks.class_sets import ClassSets
 
 C = 6
@@ -91,6 +92,59 @@ def test_the_strength_of_the_class_specific_part_is_reset_with_it(continual: boo
 def test_a_strength_needs_logit_space() -> None:
     with pytest.raises(ValueError, match="strength is True, expected False unless space is"):
         make(strength=True, space="probability")
+
+
+# ---------------------------------------------------------------- the prior
+
+
+def test_the_prior_is_the_centred_log_frequency_of_seen_classes() -> None:
+    plain, shifted = make(), make(prior=True)
+    assert shifted.prior is not None
+    for _ in range(3):
+        shifted.prior.update(torch.tensor([0, 0, 0, 3, 4, 4, -1, 5]))  # 5 is unseen
+    counts = torch.tensor([3.0, 0, 0, 1, 2])
+    want = torch.zeros(C)
+    logs = (counts + Prior.RATE).log()
+    want[:5] = logs - logs.mean()
+    z = logits()
+    torch.testing.assert_close(shifted(z) - plain(z), want.expand(5, C), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("tasks", "continual"), [(1, False), (1, True), (2, False)])
+def test_the_prior_alone(tasks: int, continual: bool) -> None:
+    """Nothing is learnt; without `continual` nothing is corrected in the first task."""
+    agnostic = {"agnostic": False}
+    options = {"continual": True} if continual else {"specific": "none"}
+    adaptor = make(tasks, prior=True, **agnostic, **options)
+    learnt = make(tasks, **agnostic, **options)(logits()) if continual else torch.zeros(5, C)
+    assert adaptor.prior is not None
+    adaptor.prior.update(torch.tensor([0, 0, 1, 3]))
+    r = adaptor(logits()) - learnt
+    assert bool(r.any()) == (tasks > 1 or continual)
+    assert torch.allclose(r.sum(1), torch.zeros(5), atol=1e-5)
+
+
+def test_the_prior_averages_over_the_steps_of_a_task() -> None:
+    prior = Prior(2)
+    for k in range(4):
+        prior.update(torch.tensor([0] * k))
+    assert prior.mean.tolist() == pytest.approx([1.5, 0])  # all steps count alike at first
+    for _ in range(200):
+        prior.update(torch.tensor([1, 1, 0, -1]))
+    assert prior.mean.tolist() == pytest.approx([1, 2], abs=1e-4)
+    before = prior.mean.clone()
+    prior.update(torch.tensor([0] * 11))
+    torch.testing.assert_close(prior.mean, before * 0.9 + torch.tensor([1.1, 0]))
+    adaptor = make(prior=True)
+    adaptor.prior = prior
+    adaptor.reset_for_task(rng())
+    assert not prior.mean.any()
+    assert not prior.steps.any()
+
+
+def test_a_prior_needs_logit_space() -> None:
+    with pytest.raises(ValueError, match="prior is True, expected False unless space is"):
+        make(prior=True, space="probability")
 
 
 # ---------------------------------------------------------------- the parts, by hand

@@ -51,6 +51,9 @@ FURTHER: dict[str, dict[str, Any]] = {
     "dual-strength": {"strength": True},
     "individual-strength": {"specific": "individual", "strength": True},
     "agnostic-strength-divide": {"specific": "none", "divide": True, "strength": True},
+    "cba-prior": {"agnostic": False, "continual": True, "prior": True},
+    "dual-prior": {"prior": True},
+    "individual-strength-prior": {"specific": "individual", "strength": True, "prior": True},
 }
 """Ingredients of further kinds, in logit space."""
 
@@ -213,6 +216,8 @@ class Problem:
         for name, p in self.adaptor.named_parameters():
             if name.endswith("strength"):
                 p.data.fill_(0.7)
+        for b in self.adaptor.buffers():
+            b.copy_(torch.arange(1.0, 1 + b.numel()).view_as(b))
 
     def batch(self, n: int, low: int, high: int) -> Batch:
         C = self.size.classes

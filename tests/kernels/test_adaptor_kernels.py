@@ -29,6 +29,7 @@ CASES: list[tuple[int, int, int, dict[str, Any]]] = [  # rows, classes, tasks, t
     (7, 3, 2, {"width": 20, "divide": True}),
     (64, 100, 2, {"strength": True}),
     (33, 100, 1, {**CBA, "strength": True}),
+    (32, 10, 3, {"prior": True}),
 ]
 ENTROPIES = [(64, 100, False), (7, 3, True), (33, 200, True)]
 

@@ -365,6 +365,41 @@ def test_every_kind_of_dual_adaptor_learns(
     assert all(bool(p.isfinite().all()) for p in learner.network.parameters())
 
 
+@pytest.mark.parametrize("method", ["er-cba", "er-balanced-cba", "derpp-dual-cba"])
+def test_the_prior_counts_the_samples_of_the_inner_batches(
+    method: str, make_learner: Make, teach: Teach, make_batches: Any
+) -> None:
+    learner = teach(make_learner(method, prior=True))
+    learner.new_task([4, 5])
+    spy = Spy(learner)
+    for x, y in make_batches(3)[2][:3]:
+        learner.observe(x, y)
+    y = torch.cat([b.y for batches, _ in spy.steps for b in batches])
+    assert learner.adaptor is not None
+    assert learner.adaptor.prior is not None
+    want = torch.bincount(y, minlength=6) / 3
+    if method != "er-cba":  # that is never reset
+        torch.testing.assert_close(learner.adaptor.prior.mean, want)
+    batches, adapted = spy.steps[-1]
+    expected = batches[0].z + learner.adaptor(batches[0].z)
+    torch.testing.assert_close(adapted[0], expected.detach())
+
+
+def test_logit_adjustment_alone_takes_no_outer_step(
+    make_learner: Make, teach: Teach, monkeypatch: Any
+) -> None:
+    given = {"specific": "none", "agnostic": False, "prior": True}
+    learner = make_learner("er-balanced-cba", **given)
+    at = outer_steps(learner, monkeypatch)
+    spy = Spy(learner)
+    teach(learner)
+    assert at == []
+    assert learner.parts.outer_loop.optimizer is None
+    moved = [not torch.equal(adapted[0], b[0].z) for b, adapted in spy.steps]
+    assert moved == [False] * 5 + [True] * 5
+    teach(make_learner("er-balanced-cba", **given, levels="joint"), tasks=1)
+
+
 def _second(learner: Learner) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (8, 3, 8, 8), generator=rng, dtype=torch.uint8)

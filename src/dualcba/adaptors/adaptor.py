@@ -14,9 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dualcba.adaptors.prior import Prior
 from dualcba.errors import expected
 from dualcba.kernels import adaptor as kernels
-from dualcba.options import BALANCED, TrainingOptions, definitions
+from dualcba.options import (
+    BALANCED,
+    TrainingOptions,
+    check_learnt_parts,
+    check_logit_space,
+    definitions,
+)
 from dualcba.tasks.class_sets import ClassSets
 
 WIDTH: int = definitions(TrainingOptions)["width"].default
@@ -163,6 +170,9 @@ class Adaptor(nn.Module):
     strength
         Whether the correction of each part has a learnt factor that is 0 at first; that of ω is
         0 again when ω is re-initialised. Only in logit space.
+    prior
+        Whether r starts from the log frequency of the classes in the inner batches; see `Prior`.
+        Only in logit space.
     width
         The number of hidden units of each MLP.
     generator
@@ -184,11 +194,16 @@ class Adaptor(nn.Module):
         space: str = "logit",
         divide: bool = False,
         strength: bool = False,
+        prior: bool = False,
         width: int = WIDTH,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        _check(specific, agnostic is not False, continual, space, width, strength)
+        for name, value in (("specific", specific), ("space", space), ("width", width)):
+            definitions(TrainingOptions)[name].check(value)
+        check_learnt_parts(specific, agnostic is not False, prior)
+        check_logit_space(space, strength=strength, prior=prior)
+        _check_continual(specific, agnostic is not False, continual)
         self._shared = (sets,)  # in a tuple: not a submodule, so not in the adaptor's state_dict
         self.continual = continual
         self.space = space
@@ -204,6 +219,7 @@ class Adaptor(nn.Module):
         if agnostic is True:
             made = ClassAgnostic(width, generator, strength=strength)
         self.agnostic = made if isinstance(made, ClassAgnostic) else None
+        self.prior = Prior(sets.num_classes) if prior else None
 
     @property
     def sets(self) -> ClassSets:
@@ -212,7 +228,18 @@ class Adaptor(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the correction r (n, C) of logits (n, C), or the distribution g."""
-        z = z.detach()
+        r = self._learnt(z.detach())
+        return r if self.prior is None else r + self._log_prior(r)
+
+    def _log_prior(self, r: Tensor) -> Tensor:
+        assert self.prior is not None
+        where = 1 if self.continual else self.sets.later
+        return (self.sets.centred_log(self.prior.counts()) * where).to(r.dtype)
+
+    def _learnt(self, z: Tensor) -> Tensor:
+        """Return what the learnt parts give."""
+        if self.specific is None and self.agnostic is None:
+            return torch.zeros_like(z)
         if self._fused(z):
             omega, nu = self._weights()
             masked = not self.continual
@@ -281,24 +308,17 @@ class Adaptor(nn.Module):
     def reset_for_task(self, generator: torch.Generator) -> list[Tensor]:
         """Re-initialise ω, except in plain CBA, and return its parameters.
 
-        The caller resets their optimiser state.
+        The caller resets their optimiser state. The prior begins anew.
         """
+        if self.prior is not None:
+            self.prior.reset()
         if self.continual or self.specific is None:
             return []
         self.specific.reset(generator)
         return list(self.specific.parameters())
 
 
-def _check(
-    specific: str, agnostic: bool, continual: bool, space: str, width: int, strength: bool
-) -> None:
-    options = definitions(TrainingOptions)
-    for name, value in (("specific", specific), ("space", space), ("width", width)):
-        options[name].check(value)
-    if specific == "none" and not agnostic:
-        raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
-    if strength and space != "logit":
-        raise ValueError(expected("strength", strength, "False unless space is 'logit'"))
+def _check_continual(specific: str, agnostic: bool, continual: bool) -> None:
     if continual and (specific != "single" or agnostic):
         wanted = "False unless specific is 'single' and agnostic is False"
         raise ValueError(expected("continual", continual, wanted))

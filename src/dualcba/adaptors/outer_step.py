@@ -70,6 +70,12 @@ class OuterLoop:
         if self.adaptor is not None and self.context.sets.task > 0:
             _zero_state(self.optimizer, self.adaptor.reset_for_task(self.rng))
 
+    @torch.no_grad()
+    def observe(self, new: Batch, mem: Sequence[Batch]) -> None:
+        """Give the adaptor what it uses of this step besides logits; called before `step`."""
+        if self.adaptor is not None and self.adaptor.prior is not None:
+            self.adaptor.prior.update(torch.cat([b.y for b in (new, *mem)]))
+
     def due(self, in_task: int) -> bool:
         """Return whether φ is updated at this step of the task, counted from 0.
 
@@ -125,7 +131,7 @@ def make_adaptor(
     """Make an adaptor of a kind, if any; ν is loaded from `agnostic_from` and frozen, if given."""
     if kind is None:
         return None
-    parts = ("specific", "agnostic", "divide", "space", "strength", "width")
+    parts = ("specific", "agnostic", "divide", "space", "strength", "prior", "width")
     given = {name: getattr(options, name) for name in parts}
     given = {name: value for name, value in given.items() if value is not None}
     if options.agnostic_from is None:

@@ -121,6 +121,7 @@ class Alignment(Recorder):
         """Return the logits adapted by a copy of φ after one outer step on these batches."""
         loop = copy.copy(self.learner.parts.outer_loop)
         loop.adaptor, loop.optimizer = copy.deepcopy((loop.adaptor, loop.optimizer))
+        loop.observe(new, mem)
         if loop.phi:
             assert loop.optimizer is not None
             suppress_capturable_warning(loop.optimizer)  # the copy would warn again

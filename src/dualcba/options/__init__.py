@@ -138,6 +138,13 @@ class TrainingOptions:
         ADAPTOR,
         adaptors=CBA,
     )
+    prior: bool = option(
+        False,
+        "whether the correction starts from the log frequency of each class in the inner batches "
+        "(logit adjustment), to which the learnt parts add",
+        ADAPTOR,
+        adaptors=CBA,
+    )
     width: int = option(
         256, "hidden units of each network of the adaptor", ADAPTOR, low=1, adaptors=CBA
     )
@@ -310,6 +317,19 @@ class BenchCommand(OutputOptions):
     device: str = same_as(Hardware, "device")
 
 
+def check_learnt_parts(specific: str, agnostic: bool, prior: bool) -> None:
+    """Raise if an adaptor has no part and no prior."""
+    if specific == "none" and not agnostic and not prior:
+        raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
+
+
+def check_logit_space(space: str, **options: bool) -> None:
+    """Raise if one of these options is on in another space."""
+    for name, value in options.items():
+        if value and space != "logit":
+            raise ValueError(expected(name, value, "False unless space is 'logit'"))
+
+
 def kind_defaults(kind: str | None, options: TrainingOptions) -> dict[str, Any]:
     """Return the defaults that a kind of adaptor sets; with a loaded ν there is no ω by default."""
     loaded = {} if options.agnostic_from is None else {"specific": "none"}
@@ -321,10 +341,8 @@ def check_adaptor_parts(options: TrainingOptions) -> None:
     if options.agnostic_from is not None and not options.agnostic:
         wanted = "None if agnostic is False"
         raise ValueError(expected("agnostic_from", options.agnostic_from, wanted))
-    if options.specific == "none" and not options.agnostic:
-        raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
-    if options.strength and options.space != "logit":
-        raise ValueError(expected("strength", True, "False unless space is 'logit'"))
+    check_learnt_parts(options.specific, options.agnostic, options.prior)
+    check_logit_space(options.space, strength=options.strength, prior=options.prior)
     trained = options.agnostic and options.agnostic_from is None
     if options.freeze_after is not None and not trained:
         wanted = "None if no class-agnostic part is trained"
