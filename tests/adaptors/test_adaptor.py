@@ -147,6 +147,28 @@ def test_a_prior_needs_logit_space() -> None:
         make(prior=True, space="probability")
 
 
+# ---------------------------------------------------------------- numbers of classes and samples
+
+
+def test_counts_change_the_hidden_bias_of_the_class_agnostic_part() -> None:
+    plain, counted = make(specific="none"), make(specific="none", counts=True)
+    assert counted.pool is not None
+    assert counted.agnostic is not None
+    assert plain.agnostic is not None
+    counted.pool.copy_(torch.tensor([5.0, 0, 7, 3, 1, 9]))
+    z = logits()
+    assert torch.equal(counted(z), plain(z))  # their weights are 0 at first
+    weights = torch.randn(16, 4, generator=rng(7))
+    counted.agnostic.counts.data.copy_(weights)
+    sizes = torch.tensor([math.log(1 + n) / 10 for n in (len(OLD), len(NEW), 12, 4)])
+    plain.agnostic.net.hidden.bias.data += weights @ sizes
+    torch.testing.assert_close(counted(z), plain(z))
+
+
+def test_without_a_class_agnostic_part_nothing_is_counted() -> None:
+    assert make(agnostic=False, counts=True).pool is None
+
+
 # ---------------------------------------------------------------- the parts, by hand
 
 

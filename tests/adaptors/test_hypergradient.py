@@ -53,6 +53,9 @@ FURTHER: dict[str, dict[str, Any]] = {
     "agnostic-strength-divide": {"specific": "none", "divide": True, "strength": True},
     "cba-prior": {"agnostic": False, "continual": True, "prior": True},
     "dual-prior": {"prior": True},
+    "dual-counts": {"counts": True},
+    "agnostic-counts-divide": {"specific": "none", "counts": True, "divide": True},
+    "dual-strength-counts-prior": {"strength": True, "counts": True, "prior": True},
     "individual-strength-prior": {"specific": "individual", "strength": True, "prior": True},
 }
 """Ingredients of further kinds, in logit space."""
@@ -216,6 +219,8 @@ class Problem:
         for name, p in self.adaptor.named_parameters():
             if name.endswith("strength"):
                 p.data.fill_(0.7)
+            if name.endswith("counts"):
+                p.data.copy_(0.1 * torch.arange(p.numel()).view_as(p).sin())
         for b in self.adaptor.buffers():
             b.copy_(torch.arange(1.0, 1 + b.numel()).view_as(b))
 

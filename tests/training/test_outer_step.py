@@ -378,11 +378,36 @@ def test_the_prior_counts_the_samples_of_the_inner_batches(
     assert learner.adaptor is not None
     assert learner.adaptor.prior is not None
     want = torch.bincount(y, minlength=6) / 3
-    if method != "er-cba":  # that is never reset
-        torch.testing.assert_close(learner.adaptor.prior.mean, want)
+    torch.testing.assert_close(learner.adaptor.prior.mean, want)
     batches, adapted = spy.steps[-1]
     expected = batches[0].z + learner.adaptor(batches[0].z)
     torch.testing.assert_close(adapted[0], expected.detach())
+
+
+def test_the_pool_is_the_memory_before_the_step_and_the_current_batch(
+    make_learner: Make, teach: Teach, make_batches: Any
+) -> None:
+    learner = teach(make_learner("er-dual-cba", counts=True, buffer=200), steps=3)
+    assert learner.adaptor is not None
+    assert learner.adaptor.pool is not None
+    learner.new_task([4, 5])
+    for x, y in make_batches(3)[2][:3]:
+        stored = learner.memory.y[: learner.memory.filled].clone()
+        learner.observe(x, y)
+        want = torch.bincount(torch.cat([stored, y]), minlength=6)
+        assert learner.adaptor.pool.tolist() == want.tolist()
+
+
+@pytest.mark.parametrize(
+    ("warmup", "want"), [(0, [4, 7]), (1, [4, 7]), (2, [4, 5, 7]), (9, [4, 5, 6, 7])]
+)
+def test_more_outer_steps_at_the_start_of_a_task(
+    warmup: int, want: list[int], make_learner: Make, teach: Teach, monkeypatch: Any
+) -> None:
+    learner = make_learner("er-dual-cba", outer_every=3, outer_warmup=warmup)
+    at = outer_steps(learner, monkeypatch)
+    teach(learner, tasks=2, steps=4)
+    assert at == want
 
 
 def test_logit_adjustment_alone_takes_no_outer_step(

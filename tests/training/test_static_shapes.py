@@ -60,6 +60,25 @@ def strictly(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return ran
 
 
+EVERYTHING: dict[str, Any] = {
+    "outer_draw": "balanced", "outer_loss": "adjusted", "targets": "raw", "strength": True,
+    "prior": True, "outer_warmup": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["er-cba", "er-balanced-cba", "derpp-dual-cba", "rar-dual-cba"])
+@pytest.mark.parametrize("draw", ["memory", "balanced"])
+def test_nor_does_one_with_all_ingredients(
+    draw: str, method: str, make_learner: Make, teach: Teach, monkeypatch: Any
+) -> None:
+    given = {**EVERYTHING, "outer_draw": draw} | ({} if method == "er-cba" else {"counts": True})
+    learner = make_learner(method, **given)
+    ran = strictly(learner, monkeypatch)
+    teach(learner)
+    assert len(ran) == 10
+    assert all(bool(p.isfinite().all()) for p in learner.network.parameters())
+
+
 @pytest.mark.parametrize("method", ["er-cba", "derpp-dual-cba"])
 @pytest.mark.parametrize("levels", ["joint", "buffer"])
 def test_nor_does_one_of_a_single_level(

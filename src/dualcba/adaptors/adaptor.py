@@ -131,20 +131,37 @@ class ClassSpecific(_Part):
 class ClassAgnostic(_Part):
     """ν: maps (p_old, p_new), the total probability of old and new classes, to two corrections.
 
-    It does not depend on single classes, so it transfers across tasks and datasets.
+    It does not depend on single classes, so it transfers across tasks and datasets. With `counts`
+    it has further inputs, `sizes` (4,): how many old and new classes there are, and how many
+    samples of them. They are the same for all samples, so they only change the bias of the hidden
+    layer. Their weights are 0 at first.
     """
 
-    def __init__(self, width: int, generator: torch.Generator, *, strength: bool = False) -> None:
+    counts: nn.Parameter | None
+
+    def __init__(
+        self,
+        width: int,
+        generator: torch.Generator,
+        *,
+        strength: bool = False,
+        counts: bool = False,
+    ) -> None:
         super().__init__(strength)
         self.net = _MLP(2, 2, width, generator)
+        self.register_parameter("counts", nn.Parameter(torch.zeros(width, 4)) if counts else None)
 
-    def forward(self, p: Tensor, sides: Tensor) -> Tensor:
+    def forward(self, p: Tensor, sides: Tensor, sizes: Tensor | None = None) -> Tensor:
         """Return outputs (n, 2) of a posterior (n, C); sides (2, C): old and new classes."""
-        return _outputs(p @ sides.T, self.weights())
+        return _outputs(p @ sides.T, self.weights(sizes))
 
-    def weights(self) -> kernels.Weights:
-        """Return the weights of the MLP."""
-        return self.scaled(self.net.weights())
+    def weights(self, sizes: Tensor | None = None) -> kernels.Weights:
+        """Return the weights of the MLP; its hidden bias depends on the sizes, if they are used."""
+        hidden, bias, output, output_bias = self.net.weights()
+        if self.counts is not None:
+            assert sizes is not None
+            bias = torch.addmv(bias, self.counts, sizes)
+        return self.scaled((hidden, bias, output, output_bias))
 
 
 class Adaptor(nn.Module):
@@ -170,6 +187,9 @@ class Adaptor(nn.Module):
     strength
         Whether the correction of each part has a learnt factor that is 0 at first; that of ω is
         0 again when ω is re-initialised. Only in logit space.
+    counts
+        Whether the class-agnostic part is also given the logarithms of the number of old and new
+        classes and of their samples in `pool`.
     prior
         Whether r starts from the log frequency of the classes in the inner batches; see `Prior`.
         Only in logit space.
@@ -193,6 +213,7 @@ class Adaptor(nn.Module):
         continual: bool = False,
         space: str = "logit",
         divide: bool = False,
+        counts: bool = False,
         strength: bool = False,
         prior: bool = False,
         width: int = WIDTH,
@@ -208,6 +229,7 @@ class Adaptor(nn.Module):
         self.continual = continual
         self.space = space
         self.divide = divide
+        self.counts = counts
         self.strength = strength
         individual = specific == "individual"
         self.specific = (
@@ -217,9 +239,14 @@ class Adaptor(nn.Module):
         )
         made = agnostic
         if agnostic is True:
-            made = ClassAgnostic(width, generator, strength=strength)
+            made = ClassAgnostic(width, generator, strength=strength, counts=counts)
         self.agnostic = made if isinstance(made, ClassAgnostic) else None
+        # (C,) the samples of each class in the memory and the current batch
+        pool = torch.zeros(sets.num_classes) if counts and self.agnostic is not None else None
+        self.register_buffer("pool", pool)
         self.prior = Prior(sets.num_classes) if prior else None
+
+    pool: Tensor | None
 
     @property
     def sets(self) -> ClassSets:
@@ -256,7 +283,14 @@ class Adaptor(nn.Module):
     def _weights(self) -> tuple[kernels.Weights | None, kernels.Weights | None]:
         """Return the weights of ω and of ν."""
         omega = None if self.specific is None else self.specific.weights(0)
-        return omega, None if self.agnostic is None else self.agnostic.weights()
+        return omega, None if self.agnostic is None else self.agnostic.weights(self._sizes())
+
+    def _sizes(self) -> Tensor | None:
+        """Return what ν is given besides the posterior (4,), in the range of probabilities."""
+        if self.pool is None:
+            return None
+        sides = torch.stack([self.sets.old, self.sets.new]).to(self.pool.dtype)
+        return torch.cat([sides.sum(1), sides @ self.pool]).log1p() / 10
 
     def _from_posterior(self, p: Tensor) -> Tensor:
         if self.continual:
@@ -291,7 +325,7 @@ class Adaptor(nn.Module):
     def _class_agnostic(self, p: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
         """Return outputs (n, 2) for old and new classes, and the factor of each class (2, C)."""
         assert self.agnostic is not None
-        sides: Tensor = self.agnostic(p, members)
+        sides: Tensor = self.agnostic(p, members, self._sizes())
         if self.space == "probability":
             sides = sides.softmax(1)
         if self.space == "probability" or self.divide:

@@ -23,7 +23,7 @@ SHIPPED = Path(__file__).with_name("agnostic.safetensors")
 
 KIND = "class-agnostic part"
 
-FLAGS = ("divide", "strength")
+FLAGS = ("divide", "counts", "strength")
 """The options of an adaptor, on or off, that a file records and that must agree."""
 
 
@@ -34,6 +34,7 @@ class Loaded:
     part: ClassAgnostic
     space: str
     divide: bool
+    counts: bool
     strength: bool
     provenance: dict[str, Any]
 
@@ -69,7 +70,8 @@ def load_agnostic(path: str | Path) -> Loaded:
         raise ValueError(f"{file} does not contain a {KIND}")
     hidden = tensors.get("net.hidden.bias", torch.empty(0))
     flags = {flag: meta.get(flag, False) for flag in FLAGS}  # early files have the first alone
-    part = ClassAgnostic(max(1, hidden.numel()), torch.Generator(), strength=flags["strength"])
+    more = {flag: flags[flag] for flag in ("counts", "strength")}
+    part = ClassAgnostic(max(1, hidden.numel()), torch.Generator(), **more)
     try:
         check_same_layout(part.state_dict(), tensors)
     except ValueError as error:

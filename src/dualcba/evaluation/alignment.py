@@ -121,12 +121,16 @@ class Alignment(Recorder):
         """Return the logits adapted by a copy of φ after one outer step on these batches."""
         loop = copy.copy(self.learner.parts.outer_loop)
         loop.adaptor, loop.optimizer = copy.deepcopy((loop.adaptor, loop.optimizer))
-        loop.observe(new, mem)
+        loop.observe(new, mem, self._filled())
         if loop.phi:
             assert loop.optimizer is not None
             suppress_capturable_warning(loop.optimizer)  # the copy would warn again
             loop.step(new, mem, outer_batch if loop.uses_outer_batch else None)
         return loop.adapt(new, mem)
+
+    def _filled(self) -> Tensor:
+        """Return the number of samples in the memory, on the device."""
+        return self.engine.receive(torch.tensor([self.learner.memory.filled]))
 
     # ------------------------------------------------------------------ forwards
 

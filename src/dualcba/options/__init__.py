@@ -98,6 +98,10 @@ class TrainingOptions:
         5, "steps between two updates of the adaptor, from the second task on", ADAPTOR,
         low=1, adaptors=CBA,
     )  # fmt: skip
+    outer_warmup: int = option(
+        0, "steps at the start of a task in which the adaptor is updated at every step", ADAPTOR,
+        low=0, adaptors=CBA,
+    )  # fmt: skip
     outer_draw: OuterDraw = option(
         "memory",
         "samples of the outer loss: memory (uniform over the memory), or balanced (evenly over the "
@@ -161,6 +165,13 @@ class TrainingOptions:
         False, "divide the class-agnostic correction by the number of classes of its side", ADAPTOR,
         adaptors=DUAL,
     )  # fmt: skip
+    counts: bool = option(
+        False,
+        "whether the class-agnostic part is also given the number of old and new classes, and of "
+        "their samples in the memory and the current batch",
+        ADAPTOR,
+        adaptors=DUAL,
+    )
     agnostic_from: str | None = option(
         None,
         "load the class-agnostic part, frozen: pretrained, or a file that another run wrote",

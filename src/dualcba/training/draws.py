@@ -94,7 +94,8 @@ class StepDraws(Generic[T]):
 
 def uses_pool(options: TrainingOptions) -> bool:
     """Return whether the steps use the pool of memory and current batch."""
-    return options.outer_draw == "balanced" or options.outer_loss == "adjusted"
+    counted = options.outer_loss == "adjusted" or options.counts
+    return options.outer_draw == "balanced" or bool(counted)
 
 
 class StepSampler:

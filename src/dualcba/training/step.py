@@ -93,7 +93,7 @@ class TrainingStep:
     def _run(self, x: Tensor, y: Tensor, drawn: StepDraws[Tensor], update_adaptor: bool) -> None:
         collect_penalties(self.forward_pass.task_aware)  # discard what a failed step may have left
         new, mem, outer_batch = self._batches(x, y, drawn.batches)
-        self.outer_loop.observe(new, mem)
+        self.outer_loop.observe(new, mem, drawn.batches.filled)
         if update_adaptor:
             self.outer_loop.step(new, mem, outer_batch)
         adapt = self.outer_loop.adapt(new, mem)
