@@ -74,7 +74,7 @@ def unfold(file: str, row: dict[str, Any]) -> Group:
 
 def _own(fields: Fields) -> dict[str, Any]:
     """Drop the options of an adaptor that the method does not have: early files hold them too."""
-    if split_method(fields["method"])[1] == "dual-cba":
+    if split_method(fields["method"])[1] in DUAL:
         return dict(fields)
     usual = Spec(method=fields["method"], dataset=fields["dataset"]).to_dict()
     return {name: value for name, value in fields.items() if usual.get(name) is not None}

@@ -33,6 +33,7 @@ class Batch:
     rows: slice = field(default_factory=lambda: slice(None))  # its rows among all inner logits
     each: Tensor | None = None  # (n,) weights of the samples in cross-entropies; None: all 1
     views: Mapping[str, Batch] = field(default_factory=dict)  # other views of the same samples
+    frequencies: Tensor | None = None  # (C,) see `ForwardPass.outer_batch`
 
     def with_logits(self, z: Tensor) -> Batch:
         """Return the batch with other logits."""
@@ -173,6 +174,37 @@ class MeanSquaredError:
     def curvature(self, z: Tensor, s: Tensor) -> Tensor:
         """Return 2 s / number of entries."""
         return (2.0 * self.weight / z.numel()) * s
+
+
+@dataclass(slots=True, eq=False)
+class Shifted:
+    """A term at z + shift, with a constant shift (C,) for all samples.
+
+    >>> z, y = torch.zeros(1, 2), torch.tensor([0])
+    >>> term = Shifted(CrossEntropy(Batch(z, y, z, z)), torch.tensor([1.0, 0.0]).log())
+    >>> term.value(z).item()
+    0.0
+    """
+
+    term: Term
+    shift: Tensor
+    batch: Batch = field(init=False)
+    adapted: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.batch, self.adapted = self.term.batch, self.term.adapted
+
+    def value(self, z: Tensor) -> Tensor:
+        """Return the term at z + shift."""
+        return self.term.value(z + self.shift)
+
+    def gradient(self, z: Tensor) -> Tensor:
+        """Return its gradient at z + shift."""
+        return self.term.gradient(z + self.shift)
+
+    def curvature(self, z: Tensor, s: Tensor) -> Tensor:
+        """Return its curvature at z + shift, applied to s."""
+        return self.term.curvature(z + self.shift, s)
 
 
 def total(terms: list[Term], adapt: Adapt) -> Tensor:

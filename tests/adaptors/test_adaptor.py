@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dualcba.adaptors.adaptor import ADAPTORS, WIDTH, Adaptor, class_specific, dual
+from dualcba.adaptors.prior import Prior
 from dualcba.tasks.class_sets import ClassSets
 
 C = 6
@@ -58,6 +59,114 @@ def mlp(net: torch.nn.Module, x: Tensor) -> Tensor:
     w = dict(net.named_parameters())
     hidden = (x @ w["hidden.weight"].T + w["hidden.bias"]).clamp(min=0)
     return hidden @ w["output.weight"].T + w["output.bias"]
+
+
+# ---------------------------------------------------------------- the strength
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_a_strength_is_a_factor_of_each_part_and_zero_at_first(options: dict[str, Any]) -> None:
+    plain, scaled = make(**options), make(**options, strength=True)
+    z = logits()
+    assert not scaled(z).any()
+    strengths = [p for name, p in scaled.named_parameters() if name.endswith("strength")]
+    assert len(strengths) == (plain.specific is not None) + (plain.agnostic is not None)
+    for p in strengths:
+        p.data.fill_(0.25)
+    torch.testing.assert_close(scaled(z), plain(z) / 4)
+
+
+@pytest.mark.parametrize("continual", [False, True])
+def test_the_strength_of_the_class_specific_part_is_reset_with_it(continual: bool) -> None:
+    adaptor = make(strength=True, agnostic=not continual, continual=continual)
+    for name, p in adaptor.named_parameters():
+        if name.endswith("strength"):
+            p.data.fill_(0.25)
+    reset = adaptor.reset_for_task(rng())
+    assert adaptor.specific is not None
+    assert any(p is adaptor.specific.strength for p in reset) != continual
+    assert adaptor.specific.strength.item() == (0.25 if continual else 0)
+    assert adaptor.agnostic is None or adaptor.agnostic.strength.item() == 0.25
+
+
+def test_a_strength_needs_logit_space() -> None:
+    with pytest.raises(ValueError, match="strength is True, expected False unless space is"):
+        make(strength=True, space="probability")
+
+
+# ---------------------------------------------------------------- the prior
+
+
+def test_the_prior_is_the_centred_log_frequency_of_seen_classes() -> None:
+    plain, shifted = make(), make(prior=True)
+    assert shifted.prior is not None
+    for _ in range(3):
+        shifted.prior.update(torch.tensor([0, 0, 0, 3, 4, 4, -1, 5]))  # 5 is unseen
+    counts = torch.tensor([3.0, 0, 0, 1, 2])
+    want = torch.zeros(C)
+    logs = (counts + Prior.RATE).log()
+    want[:5] = logs - logs.mean()
+    z = logits()
+    torch.testing.assert_close(shifted(z) - plain(z), want.expand(5, C), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("tasks", "continual"), [(1, False), (1, True), (2, False)])
+def test_the_prior_alone(tasks: int, continual: bool) -> None:
+    """Nothing is learnt; without `continual` nothing is corrected in the first task."""
+    agnostic = {"agnostic": False}
+    options = {"continual": True} if continual else {"specific": "none"}
+    adaptor = make(tasks, prior=True, **agnostic, **options)
+    learnt = make(tasks, **agnostic, **options)(logits()) if continual else torch.zeros(5, C)
+    assert adaptor.prior is not None
+    adaptor.prior.update(torch.tensor([0, 0, 1, 3]))
+    r = adaptor(logits()) - learnt
+    assert bool(r.any()) == (tasks > 1 or continual)
+    assert torch.allclose(r.sum(1), torch.zeros(5), atol=1e-5)
+
+
+def test_the_prior_averages_over_the_steps_of_a_task() -> None:
+    prior = Prior(2)
+    for k in range(4):
+        prior.update(torch.tensor([0] * k))
+    assert prior.mean.tolist() == pytest.approx([1.5, 0])  # all steps count alike at first
+    for _ in range(200):
+        prior.update(torch.tensor([1, 1, 0, -1]))
+    assert prior.mean.tolist() == pytest.approx([1, 2], abs=1e-4)
+    before = prior.mean.clone()
+    prior.update(torch.tensor([0] * 11))
+    torch.testing.assert_close(prior.mean, before * 0.9 + torch.tensor([1.1, 0]))
+    adaptor = make(prior=True)
+    adaptor.prior = prior
+    adaptor.reset_for_task(rng())
+    assert not prior.mean.any()
+    assert not prior.steps.any()
+
+
+def test_a_prior_needs_logit_space() -> None:
+    with pytest.raises(ValueError, match="prior is True, expected False unless space is"):
+        make(prior=True, space="probability")
+
+
+# ---------------------------------------------------------------- numbers of classes and samples
+
+
+def test_counts_change_the_hidden_bias_of_the_class_agnostic_part() -> None:
+    plain, counted = make(specific="none"), make(specific="none", counts=True)
+    assert counted.pool is not None
+    assert counted.agnostic is not None
+    assert plain.agnostic is not None
+    counted.pool.copy_(torch.tensor([5.0, 0, 7, 3, 1, 9]))
+    z = logits()
+    assert torch.equal(counted(z), plain(z))  # their weights are 0 at first
+    weights = torch.randn(16, 4, generator=rng(7))
+    counted.agnostic.counts.data.copy_(weights)
+    sizes = torch.tensor([math.log(1 + n) / 10 for n in (len(OLD), len(NEW), 12, 4)])
+    plain.agnostic.net.hidden.bias.data += weights @ sizes
+    torch.testing.assert_close(counted(z), plain(z))
+
+
+def test_without_a_class_agnostic_part_nothing_is_counted() -> None:
+    assert make(agnostic=False, counts=True).pool is None
 
 
 # ---------------------------------------------------------------- the parts, by hand
@@ -268,7 +377,7 @@ def test_the_class_sets_are_the_learners_own_state() -> None:
 
 def test_names() -> None:
     sets = sets_after(2)
-    assert {"cba": class_specific, "dual-cba": dual} == ADAPTORS
+    assert {"cba": class_specific, "dual-cba": dual, "balanced-cba": dual} == ADAPTORS
     cba, both = class_specific(sets, rng()), dual(sets, rng())
     assert (cba.continual, cba.agnostic) == (True, None)
     assert not both.continual

@@ -7,7 +7,7 @@ from torch and not from `dualcba.losses`; neither knows of G, S or any closed fo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from dualcba.adaptors.hypergradient import (
     inner_gradient,
     trainable,
 )
+from dualcba.adaptors.outer_loss import make_outer_terms
 from dualcba.losses import Adapt, Batch, CrossEntropy, MeanSquaredError, Term
 from dualcba.methods import Method
 from dualcba.methods.er import ER
@@ -45,6 +46,19 @@ KINDS: dict[str, dict[str, Any]] = {
     "specific-individual": {"specific": "individual", "agnostic": False},
 }
 LITERAL = {f"{k}-probability": {**v, "space": "probability"} for k, v in KINDS.items()}
+FURTHER: dict[str, dict[str, Any]] = {
+    "cba-strength": {"agnostic": False, "continual": True, "strength": True},
+    "dual-strength": {"strength": True},
+    "individual-strength": {"specific": "individual", "strength": True},
+    "agnostic-strength-divide": {"specific": "none", "divide": True, "strength": True},
+    "cba-prior": {"agnostic": False, "continual": True, "prior": True},
+    "dual-prior": {"prior": True},
+    "dual-counts": {"counts": True},
+    "agnostic-counts-divide": {"specific": "none", "counts": True, "divide": True},
+    "dual-strength-counts-prior": {"strength": True, "counts": True, "prior": True},
+    "individual-strength-prior": {"specific": "individual", "strength": True, "prior": True},
+}
+"""Ingredients of further kinds, in logit space."""
 
 
 class TwoDraws(Method):
@@ -181,6 +195,8 @@ class Problem:
             b.rows = slice(start, start + len(b.y))
             start += len(b.y)
         self.outer = self.batch(size.outer, 0, size.old + size.fresh)
+        self.outer.frequencies = 3 * torch.arange(size.classes, dtype=torch.float64)
+        self.outer_terms = make_outer_terms("method", self.method, sets)
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.rng, dtype=torch.float64)
@@ -200,6 +216,13 @@ class Problem:
                     sign = torch.where(self.normal(len(bias)) > -0.3, 1.0, -1.0)
                     bias.copy_(sign * (1.2 + self.normal(len(bias)).abs()))
                 mlp.output.bias.data.copy_(self.normal(len(mlp.output.bias)))
+        for name, p in self.adaptor.named_parameters():
+            if name.endswith("strength"):
+                p.data.fill_(0.7)
+            if name.endswith("counts"):
+                p.data.copy_(0.1 * torch.arange(p.numel()).view_as(p).sin())
+        for b in self.adaptor.buffers():
+            b.copy_(torch.arange(1.0, 1 + b.numel()).view_as(b))
 
     def batch(self, n: int, low: int, high: int) -> Batch:
         C = self.size.classes
@@ -218,7 +241,7 @@ class Problem:
     def by_library(self, closed_form: bool | None) -> Tensor:
         grads = hypergradient(
             self.adaptor, self.method, self.new, self.mem, self.outer, self.head, self.size.lr,
-            closed_form=closed_form,
+            outer_terms=self.outer_terms, closed_form=closed_form,
         )  # fmt: skip
         parts = zip(grads, trainable(self.adaptor), strict=True)
         return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in parts])
@@ -291,6 +314,36 @@ def test_equals_the_unrolled_virtual_step(kind: str, loss: str, size: Sizes) -> 
     assert exact.norm() > 0
     assert relative(problem.by_library(closed_form=True), exact) < TOLERANCE
     assert relative(problem.by_library(closed_form=False), exact) < TOLERANCE
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("kind", FURTHER)
+@given(size=sizes)
+@settings(max_examples=10)
+def test_further_ingredients_equal_the_unrolled_virtual_step_and_finite_differences(
+    kind: str, loss: str, size: Sizes
+) -> None:
+    method, inner, outer = LOSSES[loss]
+    problem = Problem(size, FURTHER[kind], method, firm=True)
+    exact = problem.by_unrolling(inner, outer)
+    assert relative(problem.by_library(closed_form=True), exact) < TOLERANCE
+    assert relative(problem.by_library(closed_form=False), exact) < TOLERANCE
+    directions = problem.directions(4)
+    slopes = problem.by_differences(inner, outer, directions)
+    torch.testing.assert_close(directions @ exact, slopes, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["cba-strength", "dual-strength", "individual-strength"])
+def test_at_strength_zero_only_the_strength_has_a_gradient(kind: str) -> None:
+    problem = Problem(SMALL, FURTHER[kind], ER)
+    for name, p in problem.adaptor.named_parameters():
+        if name.endswith("strength"):
+            p.data.zero_()
+    args = problem.new, problem.mem, problem.outer, problem.head, 0.3
+    grads = hypergradient(problem.adaptor, problem.method, *args)
+    for (name, _), g in zip(problem.adaptor.named_parameters(), grads, strict=True):
+        assert g is not None
+        assert bool(g.any()) == name.endswith("strength")
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -411,6 +464,37 @@ def test_steepest_descent_lowers_the_outer_loss() -> None:
     phi = parameters_to_vector(problem.adaptor.parameters()).detach()
     vector_to_parameters(phi - 0.1 * g / g.norm(), problem.adaptor.parameters())
     assert float(problem.outer_loss(er_loss, ce_outer).detach()) < before
+
+
+# ---------------------------------------------------------------- other outer losses
+
+
+def adjusted_outer(outer: Batch) -> Tensor:
+    """Cross-entropy of z + log(frequency + 1) for seen classes, which is centred over them."""
+    assert outer.frequencies is not None
+    logs = torch.log(outer.frequencies + 1)[SEEN]
+    shift = torch.zeros_like(outer.frequencies)
+    shift[SEEN] = logs - logs.mean()
+    return F.cross_entropy(outer.z + shift, outer.y)
+
+
+SEEN = slice(0, 4)
+OUTER: dict[str, Outer] = {"method": ce_mse_outer, "ce": ce_outer, "adjusted": adjusted_outer}
+
+
+@pytest.mark.parametrize("loss", OUTER)
+@pytest.mark.parametrize("kind", ["cba", "dual-single", "dual-individual-probability"])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_outer_loss(loss: str, kind: str, seed: int) -> None:
+    size = replace(SMALL, seed=seed)
+    problem = Problem(size, (KINDS | LITERAL)[kind], TwoDraws)
+    problem.outer_terms = make_outer_terms(loss, problem.method, problem.adaptor.sets)
+    exact = problem.by_unrolling(two_draws_loss, OUTER[loss])
+    assert relative(problem.by_library(None), exact) < TOLERANCE
+    assert relative(problem.by_library(closed_form=False), exact) < TOLERANCE
+    mine = buffer_gradient(problem.adaptor, problem.method, problem.outer, problem.outer_terms)
+    by_hand = torch.autograd.grad(buffer_loss(problem, OUTER[loss]), trainable(problem.adaptor))
+    assert relative(flat(mine), flat(by_hand)) < TOLERANCE
 
 
 # ---------------------------------------------------------------- a single level

@@ -121,7 +121,9 @@ def test_a_saved_learner_is_not_a_class_agnostic_part(taught: Learner, tmp_path:
         load_agnostic(tmp_path / "learner")
 
 
-@pytest.mark.parametrize("options", [{"divide": True}, {"space": "probability"}])
+@pytest.mark.parametrize(
+    "options", [{"divide": True}, {"space": "probability"}, {"strength": True}, {"counts": True}]
+)
 def test_the_adaptor_must_have_the_options_of_the_training(
     options: dict[str, Any], file: Path, make_learner: Make, tmp_path: Path
 ) -> None:
@@ -131,6 +133,27 @@ def test_the_adaptor_must_have_the_options_of_the_training(
     adaptor = Adaptor(ClassSets(3), width=4, generator=torch.Generator(), **options)
     save_agnostic(adaptor, tmp_path / "other", {})
     make_learner("er-dual-cba", agnostic_from=tmp_path / "other", **options)
+
+
+@pytest.mark.parametrize("options", [{"strength": True}, {"counts": True}])
+def test_a_file_of_other_inputs_is_refused(
+    options: dict[str, Any], file: Path, make_learner: Make, tmp_path: Path
+) -> None:
+    """A file says whether its part has a strength and counts; early files have neither."""
+    ((field, _),) = options.items()
+    adaptor = Adaptor(ClassSets(3), width=4, generator=torch.Generator(), **options)
+    assert adaptor.agnostic is not None
+    getattr(adaptor.agnostic, field).data.fill_(0.5)
+    save_agnostic(adaptor, tmp_path / "other", {})
+    loaded = load_agnostic(tmp_path / "other")
+    assert getattr(loaded, field)
+    assert same(weights(loaded.part), weights(adaptor.agnostic))
+    with pytest.raises(ValueError, match=f"{field} is False, expected True, as in the loaded"):
+        make_learner("er-dual-cba", agnostic_from=tmp_path / "other")
+    tampered()(tmp_path / "early", file)
+    early = load_agnostic(tmp_path / "early")
+    assert not early.counts
+    assert not early.strength
 
 
 def test_pretrained_is_the_shipped_file(

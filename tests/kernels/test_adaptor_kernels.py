@@ -27,6 +27,10 @@ CASES: list[tuple[int, int, int, dict[str, Any]]] = [  # rows, classes, tasks, t
     (64, 200, 4, {}),
     (33, 100, 1, CBA),
     (7, 3, 2, {"width": 20, "divide": True}),
+    (64, 100, 2, {"strength": True}),
+    (33, 100, 1, {**CBA, "strength": True}),
+    (32, 10, 3, {"prior": True}),
+    (32, 10, 3, {"counts": True, "strength": True}),
 ]
 ENTROPIES = [(64, 100, False), (7, 3, True), (33, 200, True)]
 
@@ -57,6 +61,12 @@ def adaptor(C: int, tasks: int, options: dict[str, Any]) -> Adaptor:
     for name, p in made.named_parameters():
         if name.endswith("bias"):
             p.data.normal_(std=0.1, generator=rng)
+        if name.endswith("strength"):
+            p.data.fill_(0.7)
+        if name.endswith("counts"):
+            p.data.normal_(std=0.1, generator=rng)
+    for b in made.buffers():
+        b.copy_(torch.arange(1.0, 1 + b.numel()).view_as(b))
     return made
 
 

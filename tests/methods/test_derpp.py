@@ -17,6 +17,8 @@ from dualcba.adaptors.hypergradient import hypergradient
 from dualcba.data import Transform
 from dualcba.losses import Batch, identity, total
 from dualcba.methods.derpp import DERpp
+from dualcba.methods.fixmatch import FixMatch
+from dualcba.methods.rar import RAR
 from dualcba.tasks.class_sets import ClassSets
 
 C, D = 5, 7
@@ -67,6 +69,32 @@ def test_every_term_is_adapted() -> None:
     assert loss.item() == pytest.approx(want, abs=1e-6)
 
 
+def test_raw_targets_are_compared_with_raw_logits() -> None:
+    new, mem, _ = batches(1)
+    r = np.random.default_rng(9).normal(size=(14, C))
+    method = DERpp(alpha=0.7, beta=0.3)
+    method.raw_targets = True
+    loss = method.loss(new, mem, lambda b: b.z + torch.from_numpy(r)[b.rows])
+    want = ce(new.z.numpy() + r[:6], new.y.numpy())
+    want += 0.7 * np.mean((mem[0].z.numpy() - mem[0].columns["raw_logits"].numpy()) ** 2)
+    want += 0.3 * ce(mem[1].z.numpy() + r[10:], mem[1].y.numpy())
+    assert loss.item() == pytest.approx(want, abs=1e-6)
+
+
+@pytest.mark.parametrize("make", [DERpp, RAR, lambda: FixMatch(DERpp())])
+@pytest.mark.parametrize("targets", ["adapted", "raw"])
+def test_the_learner_says_which_targets_are_rehearsed(
+    make: Any, targets: str, make_learner: Any, teach: Any
+) -> None:
+    learner = teach(make_learner(make(), adaptor="dual-cba", targets=targets))
+    method = getattr(learner.method, "method", learner.method)
+    assert method.raw_targets == (targets == "raw")
+    new, mem, _ = batches()
+    term = method.terms(new, mem)[1]
+    assert term.adapted == (targets == "adapted")
+    assert term.target is mem[0].columns["logits" if targets == "adapted" else "raw_logits"]
+
+
 def test_outer_loss_compares_with_the_raw_logits() -> None:
     _, _, outer = batches(2)
     want = ce(*arrays(outer))
@@ -81,16 +109,19 @@ def test_only_new_samples_while_the_memory_is_empty() -> None:
 
 @pytest.mark.parametrize("kind", ["cba", "dual-cba"])
 @pytest.mark.parametrize("with_memory", [True, False])
-def test_closed_form_is_the_autograd_one(kind: str, with_memory: bool) -> None:
+@pytest.mark.parametrize("raw", [False, True])
+def test_closed_form_is_the_autograd_one(kind: str, with_memory: bool, raw: bool) -> None:
     new, mem, outer = batches(3)
     sets = ClassSets(C)
     sets.new_task([0, 1, 2])
     sets.new_task([3, 4])
     adaptor = ADAPTORS[kind](sets, torch.Generator().manual_seed(0), width=8).double()
     head = torch.nn.Linear(D, C).double()
+    method = DERpp()
+    method.raw_targets = raw
     closed, unrolled = (
         hypergradient(
-            adaptor, DERpp(), new, mem if with_memory else [], outer, head, 0.3, closed_form=form
+            adaptor, method, new, mem if with_memory else [], outer, head, 0.3, closed_form=form
         )
         for form in (True, False)
     )

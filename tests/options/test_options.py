@@ -13,9 +13,10 @@ from dualcba import options
 from dualcba.data import DATASETS
 from dualcba.evaluation import RECORDERS
 from dualcba.experiments import Spec
-from dualcba.nets import NETWORKS
+from dualcba.nets import MLP, NETWORKS
 from dualcba.normalization.layers import NORMALIZATIONS
 from dualcba.options import (
+    BALANCED,
     GROUPS,
     Hardware,
     Option,
@@ -24,6 +25,7 @@ from dualcba.options import (
     TrainingOptions,
     definitions,
 )
+from dualcba.training.learner_arguments import LearnerArguments
 
 ALL = definitions(RunCommand, options.ReproduceCommand, options.BenchCommand)
 
@@ -88,7 +90,7 @@ def test_a_default_of_the_dataset_goes_before_that_of_the_definition() -> None:
 
 def test_an_option_of_an_adaptor_belongs_to_its_kinds() -> None:
     both: Option = ALL["width"]
-    assert both.adaptors == ("cba", "dual-cba")
+    assert both.adaptors == ("cba", "dual-cba", "balanced-cba")
     assert Spec(method="er").width is None
     assert Spec(method="er-cba").width == 256
     assert Spec(method="er-cba").specific is None
@@ -96,6 +98,30 @@ def test_an_option_of_an_adaptor_belongs_to_its_kinds() -> None:
         Spec(method="er", width=3)
     with pytest.raises(ValueError, match="the adaptor 'cba' has no such option"):
         Spec(method="er-cba", specific="single")
+
+
+@pytest.mark.parametrize("dataset", ["digits", "cifar10"])
+def test_a_kind_of_adaptor_has_defaults_of_its_own(
+    dataset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go before those of the dataset; a spec and a learner resolve them in the same way."""
+    monkeypatch.setitem(options.KIND_DEFAULTS, BALANCED, {"adaptor_lr": 0.5, "specific": "none"})
+    for given in ({}, {"adaptor_lr": 0.2}, {"specific": "individual"}):
+        spec = Spec(dataset=dataset, method=f"er-{BALANCED}", **given)
+        want = {"adaptor_lr": 0.5, "specific": "none"} | given
+        assert {name: getattr(spec, name) for name in want} == want
+        assert {name: spec.to_dict()[name] for name in want} == want
+        learner = LearnerArguments(MLP((5,), 4), (5,), 4, method=f"er-{BALANCED}", **given)
+        assert {name: getattr(learner, name) for name in want} == want
+        assert learner.ibn
+    assert Spec(dataset="digits", method="er-dual-cba").adaptor_lr == 0.01
+
+
+@pytest.mark.parametrize("name", options.CBA)
+def test_a_kind_without_given_options_takes_valid_defaults(name: str) -> None:
+    spec = Spec(method=f"er-{name}")
+    for field, value in options.KIND_DEFAULTS.get(name, {}).items():
+        assert getattr(spec, field) == value == ALL[field].check(value)
 
 
 def test_the_definitions_need_no_torch() -> None:

@@ -40,6 +40,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "ss-il": {},  # balanced memory, teacher
     "bic": {},  # herding, counts
     "clser-cba": {},
+    "er-balanced-cba": {"strength": True, "prior": True, "counts": True},
 }
 
 

@@ -199,8 +199,8 @@ def test_the_outer_step_is_adam_on_the_hypergradient(
 
     exact = module.hypergradient
 
-    def spy(*args: Any) -> Any:
-        record["args"], record["grads"] = args, exact(*args)
+    def spy(*args: Any, **options: Any) -> Any:
+        record["args"], record["grads"] = args, exact(*args, **options)
         return record["grads"]
 
     monkeypatch.setattr(module, "hypergradient", spy)
@@ -363,6 +363,66 @@ def test_every_kind_of_dual_adaptor_learns(
     assert all(not torch.equal(after[n], p) for n, p in before.items() if n.endswith("weight"))
     teach(learner, tasks=1)
     assert all(bool(p.isfinite().all()) for p in learner.network.parameters())
+
+
+@pytest.mark.parametrize("method", ["er-cba", "er-balanced-cba", "derpp-dual-cba"])
+def test_the_prior_counts_the_samples_of_the_inner_batches(
+    method: str, make_learner: Make, teach: Teach, make_batches: Any
+) -> None:
+    learner = teach(make_learner(method, prior=True))
+    learner.new_task([4, 5])
+    spy = Spy(learner)
+    for x, y in make_batches(3)[2][:3]:
+        learner.observe(x, y)
+    y = torch.cat([b.y for batches, _ in spy.steps for b in batches])
+    assert learner.adaptor is not None
+    assert learner.adaptor.prior is not None
+    want = torch.bincount(y, minlength=6) / 3
+    torch.testing.assert_close(learner.adaptor.prior.mean, want)
+    batches, adapted = spy.steps[-1]
+    expected = batches[0].z + learner.adaptor(batches[0].z)
+    torch.testing.assert_close(adapted[0], expected.detach())
+
+
+def test_the_pool_is_the_memory_before_the_step_and_the_current_batch(
+    make_learner: Make, teach: Teach, make_batches: Any
+) -> None:
+    learner = teach(make_learner("er-dual-cba", counts=True, buffer=200), steps=3)
+    assert learner.adaptor is not None
+    assert learner.adaptor.pool is not None
+    learner.new_task([4, 5])
+    for x, y in make_batches(3)[2][:3]:
+        stored = learner.memory.y[: learner.memory.filled].clone()
+        learner.observe(x, y)
+        want = torch.bincount(torch.cat([stored, y]), minlength=6)
+        assert learner.adaptor.pool.tolist() == want.tolist()
+
+
+@pytest.mark.parametrize(
+    ("warmup", "want"), [(0, [4, 7]), (1, [4, 7]), (2, [4, 5, 7]), (9, [4, 5, 6, 7])]
+)
+def test_more_outer_steps_at_the_start_of_a_task(
+    warmup: int, want: list[int], make_learner: Make, teach: Teach, monkeypatch: Any
+) -> None:
+    learner = make_learner("er-dual-cba", outer_every=3, outer_warmup=warmup)
+    at = outer_steps(learner, monkeypatch)
+    teach(learner, tasks=2, steps=4)
+    assert at == want
+
+
+def test_logit_adjustment_alone_takes_no_outer_step(
+    make_learner: Make, teach: Teach, monkeypatch: Any
+) -> None:
+    given = {"specific": "none", "agnostic": False, "prior": True}
+    learner = make_learner("er-balanced-cba", **given)
+    at = outer_steps(learner, monkeypatch)
+    spy = Spy(learner)
+    teach(learner)
+    assert at == []
+    assert learner.parts.outer_loop.optimizer is None
+    moved = [not torch.equal(adapted[0], b[0].z) for b, adapted in spy.steps]
+    assert moved == [False] * 5 + [True] * 5
+    teach(make_learner("er-balanced-cba", **given, levels="joint"), tasks=1)
 
 
 def _second(learner: Learner) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,7 @@ class NoSync(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("method", [*METHODS, TwoDraws])
+@pytest.mark.parametrize("method", [*METHODS, "er-balanced-cba", TwoDraws])
 @pytest.mark.parametrize("space", ["logit", "probability"])
 def test_a_step_never_waits_for_the_device(
     method: Any, space: str, make_learner: Make, teach: Teach, monkeypatch: Any
@@ -61,6 +61,25 @@ def strictly(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return ran
 
 
+EVERYTHING: dict[str, Any] = {
+    "outer_draw": "balanced", "outer_loss": "adjusted", "targets": "raw", "strength": True,
+    "prior": True, "outer_warmup": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["er-cba", "er-balanced-cba", "derpp-dual-cba", "rar-dual-cba"])
+@pytest.mark.parametrize("draw", ["memory", "balanced"])
+def test_nor_does_one_with_all_ingredients(
+    draw: str, method: str, make_learner: Make, teach: Teach, monkeypatch: Any
+) -> None:
+    given = {**EVERYTHING, "outer_draw": draw} | ({} if method == "er-cba" else {"counts": True})
+    learner = make_learner(method, **given)
+    ran = strictly(learner, monkeypatch)
+    teach(learner)
+    assert len(ran) == 10
+    assert all(bool(p.isfinite().all()) for p in learner.network.parameters())
+
+
 @pytest.mark.parametrize("method", ["er-cba", "derpp-dual-cba"])
 @pytest.mark.parametrize("levels", ["joint", "buffer"])
 def test_nor_does_one_of_a_single_level(
@@ -77,7 +96,7 @@ def test_the_guard_against_waiting_sees_an_item() -> None:
         torch.ones(3).sum().item()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "er-balanced-cba"])
 def test_steps_with_equal_keys_have_equal_shapes(
     method: str, make_learner: Make, teach: Teach, monkeypatch: Any
 ) -> None:

@@ -8,13 +8,22 @@ logits are z + r. In probability space it returns a distribution g, and the adap
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dualcba.adaptors.prior import Prior
 from dualcba.errors import expected
 from dualcba.kernels import adaptor as kernels
-from dualcba.options import TrainingOptions, definitions
+from dualcba.options import (
+    BALANCED,
+    TrainingOptions,
+    check_learnt_parts,
+    check_logit_space,
+    definitions,
+)
 from dualcba.tasks.class_sets import ClassSets
 
 WIDTH: int = definitions(TrainingOptions)["width"].default
@@ -43,12 +52,36 @@ class _MLP(nn.Module):
         """Return weight and bias of the hidden layer, then of the output layer."""
         return (self.hidden.weight, self.hidden.bias, self.output.weight, self.output.bias)
 
-    def forward(self, p: Tensor) -> Tensor:
-        hidden = F.linear(p, self.hidden.weight, self.hidden.bias).relu()
-        return F.linear(hidden, self.output.weight, self.output.bias)
+
+def _outputs(p: Tensor, weights: kernels.Weights) -> Tensor:
+    """Return the outputs of an MLP with these weights."""
+    hidden = F.linear(p, weights[0], weights[1]).relu()
+    return F.linear(hidden, weights[2], weights[3])
 
 
-class ClassSpecific(nn.Module):
+class _Part(nn.Module):
+    """A part of the adaptor; with a strength s its outputs are s times those of its MLPs.
+
+    s is learnt like the weights and is 0 at first: then the part corrects nothing, and its gradient
+    moves s alone. The weights of the output layer take the factor, so the kernels know nothing of
+    it.
+    """
+
+    strength: nn.Parameter | None
+
+    def __init__(self, strength: bool) -> None:
+        super().__init__()
+        self.register_parameter("strength", nn.Parameter(torch.zeros(1)) if strength else None)
+
+    def scaled(self, weights: kernels.Weights) -> kernels.Weights:
+        """Return the weights of an MLP, those of the output layer times the strength."""
+        if self.strength is None:
+            return weights
+        hidden, bias, output, output_bias = weights
+        return hidden, bias, self.strength * output, self.strength * output_bias
+
+
+class ClassSpecific(_Part):
     """ω: maps the posterior to a correction per class.
 
     By default it is one MLP over all classes. If `individual`, one MLP reads and corrects the new
@@ -56,9 +89,15 @@ class ClassSpecific(nn.Module):
     """
 
     def __init__(
-        self, sets: ClassSets, width: int, generator: torch.Generator, *, individual: bool = False
+        self,
+        sets: ClassSets,
+        width: int,
+        generator: torch.Generator,
+        *,
+        individual: bool = False,
+        strength: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(strength)
         C = sets.num_classes
         self.individual = individual
         sides = 2 if individual else 1
@@ -66,30 +105,63 @@ class ClassSpecific(nn.Module):
 
     def forward(self, p: Tensor, masks: Tensor) -> Tensor:
         """Return outputs (n, C) of a posterior (n, C); masks (3, C): old, new and seen classes."""
-        old, new, seen = masks
+        old, new, seen = masks.unbind()
         if not self.individual:
-            return self.nets[0](p) * seen  # type: ignore[no-any-return]
-        return torch.addcmul(self.nets[1](p * old) * old, self.nets[0](p * new), new)
+            return self.all_classes(p) * seen
+        of_old = _outputs(p * old, self.weights(1)) * old
+        return torch.addcmul(of_old, _outputs(p * new, self.weights(0)), new)
+
+    def all_classes(self, p: Tensor) -> Tensor:
+        """Return the outputs (n, C) of the first MLP for all classes, seen or not."""
+        return _outputs(p, self.weights(0))
+
+    def weights(self, number: int) -> kernels.Weights:
+        """Return the weights of an MLP."""
+        return self.scaled(self.nets[number].weights())  # type: ignore[operator]
 
     def reset(self, generator: torch.Generator) -> None:
         """Re-initialise in place."""
         for net in self.nets:
             net.reset(generator)  # type: ignore[operator]
+        if self.strength is not None:
+            with torch.no_grad():
+                self.strength.zero_()
 
 
-class ClassAgnostic(nn.Module):
+class ClassAgnostic(_Part):
     """ν: maps (p_old, p_new), the total probability of old and new classes, to two corrections.
 
-    It does not depend on single classes, so it transfers across tasks and datasets.
+    It does not depend on single classes, so it transfers across tasks and datasets. With `counts`
+    it has further inputs, `sizes` (4,): how many old and new classes there are, and how many
+    samples of them. They are the same for all samples, so they only change the bias of the hidden
+    layer. Their weights are 0 at first.
     """
 
-    def __init__(self, width: int, generator: torch.Generator) -> None:
-        super().__init__()
-        self.net = _MLP(2, 2, width, generator)
+    counts: nn.Parameter | None
 
-    def forward(self, p: Tensor, sides: Tensor) -> Tensor:
+    def __init__(
+        self,
+        width: int,
+        generator: torch.Generator,
+        *,
+        strength: bool = False,
+        counts: bool = False,
+    ) -> None:
+        super().__init__(strength)
+        self.net = _MLP(2, 2, width, generator)
+        self.register_parameter("counts", nn.Parameter(torch.zeros(width, 4)) if counts else None)
+
+    def forward(self, p: Tensor, sides: Tensor, sizes: Tensor | None = None) -> Tensor:
         """Return outputs (n, 2) of a posterior (n, C); sides (2, C): old and new classes."""
-        return self.net(p @ sides.T)  # type: ignore[no-any-return]
+        return _outputs(p @ sides.T, self.weights(sizes))
+
+    def weights(self, sizes: Tensor | None = None) -> kernels.Weights:
+        """Return the weights of the MLP; its hidden bias depends on the sizes, if they are used."""
+        hidden, bias, output, output_bias = self.net.weights()
+        if self.counts is not None:
+            assert sizes is not None
+            bias = torch.addmv(bias, self.counts, sizes)
+        return self.scaled((hidden, bias, output, output_bias))
 
 
 class Adaptor(nn.Module):
@@ -112,6 +184,15 @@ class Adaptor(nn.Module):
         `"logit"` (z + r) or `"probability"` ((g + p)/Z, as the paper writes it).
     divide
         Whether to divide the class-agnostic outputs by the number of old or new classes.
+    strength
+        Whether the correction of each part has a learnt factor that is 0 at first; that of ω is
+        0 again when ω is re-initialised. Only in logit space.
+    counts
+        Whether the class-agnostic part is also given the logarithms of the number of old and new
+        classes and of their samples in `pool`.
+    prior
+        Whether r starts from the log frequency of the classes in the inner batches; see `Prior`.
+        Only in logit space.
     width
         The number of hidden units of each MLP.
     generator
@@ -132,22 +213,40 @@ class Adaptor(nn.Module):
         continual: bool = False,
         space: str = "logit",
         divide: bool = False,
+        counts: bool = False,
+        strength: bool = False,
+        prior: bool = False,
         width: int = WIDTH,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
-        _check(specific, agnostic is not False, continual, space, width)
+        for name, value in (("specific", specific), ("space", space), ("width", width)):
+            definitions(TrainingOptions)[name].check(value)
+        check_learnt_parts(specific, agnostic is not False, prior)
+        check_logit_space(space, strength=strength, prior=prior)
+        _check_continual(specific, agnostic is not False, continual)
         self._shared = (sets,)  # in a tuple: not a submodule, so not in the adaptor's state_dict
         self.continual = continual
         self.space = space
         self.divide = divide
+        self.counts = counts
+        self.strength = strength
+        individual = specific == "individual"
         self.specific = (
-            ClassSpecific(sets, width, generator, individual=specific == "individual")
+            ClassSpecific(sets, width, generator, individual=individual, strength=strength)
             if specific != "none"
             else None
         )
-        made = ClassAgnostic(width, generator) if agnostic is True else agnostic
+        made = agnostic
+        if agnostic is True:
+            made = ClassAgnostic(width, generator, strength=strength, counts=counts)
         self.agnostic = made if isinstance(made, ClassAgnostic) else None
+        # (C,) the samples of each class in the memory and the current batch
+        pool = torch.zeros(sets.num_classes) if counts and self.agnostic is not None else None
+        self.register_buffer("pool", pool)
+        self.prior = Prior(sets.num_classes) if prior else None
+
+    pool: Tensor | None
 
     @property
     def sets(self) -> ClassSets:
@@ -156,7 +255,18 @@ class Adaptor(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the correction r (n, C) of logits (n, C), or the distribution g."""
-        z = z.detach()
+        r = self._learnt(z.detach())
+        return r if self.prior is None else r + self._log_prior(r)
+
+    def _log_prior(self, r: Tensor) -> Tensor:
+        assert self.prior is not None
+        where = 1 if self.continual else self.sets.later
+        return (self.sets.centred_log(self.prior.counts()) * where).to(r.dtype)
+
+    def _learnt(self, z: Tensor) -> Tensor:
+        """Return what the learnt parts give."""
+        if self.specific is None and self.agnostic is None:
+            return torch.zeros_like(z)
         if self._fused(z):
             omega, nu = self._weights()
             masked = not self.continual
@@ -172,8 +282,15 @@ class Adaptor(nn.Module):
 
     def _weights(self) -> tuple[kernels.Weights | None, kernels.Weights | None]:
         """Return the weights of ω and of ν."""
-        omega = None if self.specific is None else self.specific.nets[0].weights()  # type: ignore[operator]
-        return omega, None if self.agnostic is None else self.agnostic.net.weights()
+        omega = None if self.specific is None else self.specific.weights(0)
+        return omega, None if self.agnostic is None else self.agnostic.weights(self._sizes())
+
+    def _sizes(self) -> Tensor | None:
+        """Return what ν is given besides the posterior (4,), in the range of probabilities."""
+        if self.pool is None:
+            return None
+        sides = torch.stack([self.sets.old, self.sets.new]).to(self.pool.dtype)
+        return torch.cat([sides.sum(1), sides @ self.pool]).log1p() / 10
 
     def _from_posterior(self, p: Tensor) -> Tensor:
         if self.continual:
@@ -195,7 +312,7 @@ class Adaptor(nn.Module):
     def _plain_cba(self, p: Tensor) -> Tensor:
         """Return the output of ω for all classes."""
         assert self.specific is not None
-        r: Tensor = self.specific.nets[0](p)
+        r = self.specific.all_classes(p)
         return r if self.space == "logit" else r.softmax(1)
 
     def _class_specific(self, p: Tensor, masks: Tensor) -> Tensor:
@@ -208,7 +325,7 @@ class Adaptor(nn.Module):
     def _class_agnostic(self, p: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
         """Return outputs (n, 2) for old and new classes, and the factor of each class (2, C)."""
         assert self.agnostic is not None
-        sides: Tensor = self.agnostic(p, members)
+        sides: Tensor = self.agnostic(p, members, self._sizes())
         if self.space == "probability":
             sides = sides.softmax(1)
         if self.space == "probability" or self.divide:
@@ -225,20 +342,17 @@ class Adaptor(nn.Module):
     def reset_for_task(self, generator: torch.Generator) -> list[Tensor]:
         """Re-initialise ω, except in plain CBA, and return its parameters.
 
-        The caller resets their optimiser state.
+        The caller resets their optimiser state. The prior begins anew.
         """
+        if self.prior is not None:
+            self.prior.reset()
         if self.continual or self.specific is None:
             return []
         self.specific.reset(generator)
         return list(self.specific.parameters())
 
 
-def _check(specific: str, agnostic: bool, continual: bool, space: str, width: int) -> None:
-    options = definitions(TrainingOptions)
-    for name, value in (("specific", specific), ("space", space), ("width", width)):
-        options[name].check(value)
-    if specific == "none" and not agnostic:
-        raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
+def _check_continual(specific: str, agnostic: bool, continual: bool) -> None:
     if continual and (specific != "single" or agnostic):
         wanted = "False unless specific is 'single' and agnostic is False"
         raise ValueError(expected("continual", continual, wanted))
@@ -251,8 +365,12 @@ def class_specific(sets: ClassSets, generator: torch.Generator, **options: objec
 
 
 def dual(sets: ClassSets, generator: torch.Generator, **options: object) -> Adaptor:
-    """Return the adaptor of `<base>-dual-cba`: class-specific and class-agnostic."""
+    """Return the adaptor of all other kinds: class-specific and class-agnostic."""
     return Adaptor(sets, generator=generator, **options)  # type: ignore[arg-type]
 
 
-ADAPTORS = {"cba": class_specific, "dual-cba": dual}
+ADAPTORS: dict[str, Callable[..., Adaptor]] = {
+    "cba": class_specific,
+    "dual-cba": dual,
+    BALANCED: dual,
+}

@@ -21,7 +21,7 @@ at the adapted logits of the outer batch: its raw logits do not depend on φ.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
@@ -29,10 +29,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualcba.adaptors.adaptor import Adaptor
+from dualcba.adaptors.outer_loss import OuterTerms
 from dualcba.losses import Batch, Term, inner_batches, merge_terms, stack_rows, total
 from dualcba.methods import Method
 
 Grads = tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class Outer:
+    """What the outer loss after the virtual step depends on, besides the inner gradient."""
+
+    batch: Batch
+    terms: OuterTerms
+    head: nn.Module
+    lr: Tensor | float
 
 
 def hypergradient(
@@ -44,24 +55,26 @@ def hypergradient(
     head: nn.Module,
     lr: Tensor | float,
     *,
+    outer_terms: OuterTerms | None = None,
     closed_form: bool | None = None,
 ) -> Grads:
     """Return ∇φ of the outer loss, one entry per trainable parameter of the adaptor.
 
     Features and logits of the batches are constants. `outer_batch.z` is not used: the outer logits
-    are those after the virtual step. `closed_form` chooses between the closed form and autograd;
-    by default the closed form is used where it exists.
+    are those after the virtual step. `outer_terms` are the terms of the outer loss, by default
+    those of the method. `closed_form` chooses between the closed form and autograd; by default the
+    closed form is used where it exists.
     """
     if closed_form is None:
         closed_form = method.closed_form and adaptor.space == "logit"
     step = _closed_form if closed_form else _by_autograd
-    return step(adaptor, method, new, mem, outer_batch, head, lr)
+    outer = Outer(outer_batch, outer_terms or method.outer_terms, head, lr)
+    return step(adaptor, method, new, mem, outer)
 
 
 def _closed_form(
-    adaptor: Adaptor, method: Method, new: Batch, mem: Sequence[Batch], outer_batch: Batch,
-    head: nn.Module, lr: Tensor | float,
-) -> Grads:  # fmt: skip
+    adaptor: Adaptor, method: Method, new: Batch, mem: Sequence[Batch], outer: Outer
+) -> Grads:
     Z, H = _stack(new, mem)
     with torch.enable_grad():
         r = adaptor(Z)
@@ -71,22 +84,21 @@ def _closed_form(
         rows = [t.batch.rows for t in terms]
         at = [(adapted if t.adapted else Z)[k] for t, k in zip(terms, rows, strict=True)]
         G = _spread(Z, [(k, t.gradient(z)) for t, k, z in zip(terms, rows, at, strict=True)])
-        S = _sensitivity(H, G, method, outer_batch, head, lr)
+        S = _sensitivity(H, G, outer)
         every = zip(terms, rows, at, strict=True)
         V = _spread(Z, [(k, t.curvature(z, S[k])) for t, k, z in every if t.adapted])  # ∂⟨G, S⟩/∂r
     return torch.autograd.grad(r, trainable(adaptor), V, allow_unused=True)
 
 
 def _by_autograd(
-    adaptor: Adaptor, method: Method, new: Batch, mem: Sequence[Batch], outer_batch: Batch,
-    head: nn.Module, lr: Tensor | float,
-) -> Grads:  # fmt: skip
+    adaptor: Adaptor, method: Method, new: Batch, mem: Sequence[Batch], outer: Outer
+) -> Grads:
     Z, H = _stack(new, mem)
     with torch.enable_grad():
         Z = Z.requires_grad_()
         loss = _adapted_loss(adaptor, method, new, mem, Z)
         (G,) = torch.autograd.grad(loss, Z, create_graph=True)
-        S = _sensitivity(H, G.detach(), method, outer_batch, head, lr)
+        S = _sensitivity(H, G.detach(), outer)
         return torch.autograd.grad((G * S).sum(), trainable(adaptor), allow_unused=True)
 
 
@@ -98,12 +110,14 @@ def inner_gradient(adaptor: Adaptor, method: Method, new: Batch, mem: Sequence[B
         return torch.autograd.grad(loss, trainable(adaptor), allow_unused=True)
 
 
-def buffer_gradient(adaptor: Adaptor, method: Method, outer_batch: Batch) -> Grads:
+def buffer_gradient(
+    adaptor: Adaptor, method: Method, outer_batch: Batch, outer_terms: OuterTerms | None = None
+) -> Grads:
     """Return ∇φ of the outer loss at the adapted logits of the outer batch, without unrolling."""
     z = outer_batch.z.detach()
     with torch.enable_grad():
         adapted = adaptor.adapt(z, adaptor(z))
-        loss = total(method.outer_terms(outer_batch), lambda _: adapted)
+        loss = total((outer_terms or method.outer_terms)(outer_batch), lambda _: adapted)
         return torch.autograd.grad(loss, trainable(adaptor), allow_unused=True)
 
 
@@ -151,11 +165,9 @@ def _spread(Z: Tensor, parts: Sequence[tuple[slice, Tensor]]) -> Tensor:
     return out
 
 
-def _sensitivity(
-    H: Tensor, G: Tensor, method: Method, outer_batch: Batch, head: nn.Module, lr: Tensor | float
-) -> Tensor:
+def _sensitivity(H: Tensor, G: Tensor, outer: Outer) -> Tensor:
     """Return S = −α (H H'ᵀ + 1) E, the gradient of the outer loss with respect to G."""
-    weight, bias = head.weight, head.bias
+    weight, bias, lr, outer_batch = outer.head.weight, outer.head.bias, outer.lr, outer.batch
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
     with torch.no_grad():
@@ -163,7 +175,7 @@ def _sensitivity(
         rate = lr if isinstance(lr, Tensor) else K.new_tensor(lr)
         K = rate * K if bias is None else torch.addcmul(rate, K, rate)  # α (H H'ᵀ + 1)
         virtual = F.linear(outer_batch.h, weight, bias).addmm_(K.T, G, alpha=-1)  # H' W'ᵀ + b'
-        E = _error(method.outer_terms(outer_batch.with_logits(virtual)), virtual)
+        E = _error(outer.terms(outer_batch.with_logits(virtual)), virtual)
         return torch.addmm(G, K, E, beta=0, alpha=-1)  # beta=0: only the shape of G matters
 
 

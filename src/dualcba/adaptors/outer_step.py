@@ -15,9 +15,11 @@ from dualcba.adaptors.hypergradient import (
     inner_gradient,
     trainable,
 )
+from dualcba.adaptors.outer_loss import make_outer_terms
 from dualcba.adaptors.pretrained import load_agnostic
 from dualcba.engine.optimizers import Adam
 from dualcba.losses import Adapt, Batch, identity, inner_batches, stack_rows
+from dualcba.memory import Pool
 from dualcba.methods import Context, Method
 from dualcba.options import TrainingOptions
 from dualcba.tasks.class_sets import ClassSets
@@ -27,8 +29,9 @@ class OuterLoop:
     """Updates the parameters φ of an adaptor, and adapts logits with it.
 
     `adaptor` may be None; then nothing is updated and logits stay raw. `rng` draws the adaptor's
-    weights when they are reset. `levels`, `every` and `freeze_after` are the learner's `levels`,
-    `outer_every` and `freeze_after`.
+    weights when they are reset. `levels`, `every`, `warmup` and `freeze_after` are the learner's
+    `levels`, `outer_every`, `outer_warmup` and `freeze_after`; `outer_terms` are the terms of its
+    `outer_loss`.
     """
 
     def __init__(
@@ -44,7 +47,9 @@ class OuterLoop:
         self.method = method
         self.context = context
         self.levels = options.levels
+        self.outer_terms = make_outer_terms(options.outer_loss, method, context.sets)
         self.every = options.outer_every
+        self.warmup = options.outer_warmup
         self.freeze_after = options.freeze_after
         self.optimizer: torch.optim.Adam | None = None
         if adaptor is not None and trainable(adaptor):
@@ -68,13 +73,30 @@ class OuterLoop:
         if self.adaptor is not None and self.context.sets.task > 0:
             _zero_state(self.optimizer, self.adaptor.reset_for_task(self.rng))
 
+    @torch.no_grad()
+    def observe(self, new: Batch, mem: Sequence[Batch], filled: Tensor | None) -> None:
+        """Give the adaptor what it uses of this step besides logits; called before `step`.
+
+        `filled` is the number of samples in the memory, if it is used.
+        """
+        adaptor, context = self.adaptor, self.context
+        if adaptor is not None and adaptor.prior is not None:
+            adaptor.prior.update(torch.cat([b.y for b in (new, *mem)]))
+        if adaptor is not None and adaptor.pool is not None:
+            assert filled is not None
+            pool = Pool(context.memory, filled, new.y, context.sets.num_classes)
+            adaptor.pool.copy_(pool.counts)
+
     def due(self, in_task: int) -> bool:
         """Return whether φ is updated at this step of the task, counted from 0.
 
-        φ is updated every `every` steps, from the second task on and once the memory is not empty.
+        φ is updated every `every` steps and in the first `warmup` steps of a task, from the second
+        task on and once the memory is not empty.
         """
         later = self.context.sets.task > 0 and self.context.memory.filled > 0
-        return bool(self.phi) and later and in_task % self.every == 0
+        if not self.phi or not later:
+            return False
+        return in_task < self.warmup or in_task % self.every == 0
 
     @property
     def uses_outer_batch(self) -> bool:
@@ -95,9 +117,11 @@ class OuterLoop:
         if outer_batch is None:
             return inner_gradient(self.adaptor, self.method, new, mem)
         if self.levels == "buffer":
-            return buffer_gradient(self.adaptor, self.method, outer_batch)
+            return buffer_gradient(self.adaptor, self.method, outer_batch, self.outer_terms)
         head, lr = self.context.network.head, self.context.lr
-        return hypergradient(self.adaptor, self.method, new, mem, outer_batch, head, lr)
+        return hypergradient(
+            self.adaptor, self.method, new, mem, outer_batch, head, lr, outer_terms=self.outer_terms
+        )
 
     def adapt(self, new: Batch, mem: Sequence[Batch]) -> Adapt:
         """Return the function from a batch to its adapted logits.
@@ -121,7 +145,7 @@ def make_adaptor(
     """Make an adaptor of a kind, if any; ν is loaded from `agnostic_from` and frozen, if given."""
     if kind is None:
         return None
-    parts = ("specific", "agnostic", "divide", "space", "width")
+    parts = ("specific", "agnostic", "divide", "counts", "space", "strength", "prior", "width")
     given = {name: getattr(options, name) for name in parts}
     given = {name: value for name, value in given.items() if value is not None}
     if options.agnostic_from is None:

@@ -23,6 +23,9 @@ SHIPPED = Path(__file__).with_name("agnostic.safetensors")
 
 KIND = "class-agnostic part"
 
+FLAGS = ("divide", "counts", "strength")
+"""The options of an adaptor, on or off, that a file records and that must agree."""
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -31,11 +34,13 @@ class Loaded:
     part: ClassAgnostic
     space: str
     divide: bool
+    counts: bool
+    strength: bool
     provenance: dict[str, Any]
 
     def check(self, adaptor: Adaptor) -> None:
         """Raise unless the adaptor has the options that ν was trained with."""
-        for field in ("space", "divide"):
+        for field in ("space", *FLAGS):
             given, wanted = getattr(adaptor, field), getattr(self, field)
             if given != wanted:
                 raise ValueError(expected(field, given, f"{wanted!r}, as in the loaded {KIND}"))
@@ -48,7 +53,7 @@ def save_agnostic(adaptor: Adaptor, path: str | Path, provenance: Mapping[str, A
     meta = {
         "kind": KIND,
         "space": adaptor.space,
-        "divide": adaptor.divide,
+        **{flag: getattr(adaptor, flag) for flag in FLAGS},
         "provenance": dict(provenance),
     }
     write_state_file(Path(path), {"tensors": adaptor.agnostic.state_dict(), "meta": meta})
@@ -64,11 +69,13 @@ def load_agnostic(path: str | Path) -> Loaded:
     if not isinstance(meta, dict) or meta.get("kind") != KIND:
         raise ValueError(f"{file} does not contain a {KIND}")
     hidden = tensors.get("net.hidden.bias", torch.empty(0))
-    part = ClassAgnostic(max(1, hidden.numel()), torch.Generator())
+    flags = {flag: meta.get(flag, False) for flag in FLAGS}  # early files have the first alone
+    more = {flag: flags[flag] for flag in ("counts", "strength")}
+    part = ClassAgnostic(max(1, hidden.numel()), torch.Generator(), **more)
     try:
         check_same_layout(part.state_dict(), tensors)
     except ValueError as error:
         raise ValueError(f"{file} does not contain a valid {KIND}: {error}") from error
     part.load_state_dict(tensors)
     part.requires_grad_(False)
-    return Loaded(part, meta["space"], meta["divide"], meta["provenance"])
+    return Loaded(part, meta["space"], **flags, provenance=meta["provenance"])

@@ -121,11 +121,16 @@ class Alignment(Recorder):
         """Return the logits adapted by a copy of φ after one outer step on these batches."""
         loop = copy.copy(self.learner.parts.outer_loop)
         loop.adaptor, loop.optimizer = copy.deepcopy((loop.adaptor, loop.optimizer))
+        loop.observe(new, mem, self._filled())
         if loop.phi:
             assert loop.optimizer is not None
             suppress_capturable_warning(loop.optimizer)  # the copy would warn again
             loop.step(new, mem, outer_batch if loop.uses_outer_batch else None)
         return loop.adapt(new, mem)
+
+    def _filled(self) -> Tensor:
+        """Return the number of samples in the memory, on the device."""
+        return self.engine.receive(torch.tensor([self.learner.memory.filled]))
 
     # ------------------------------------------------------------------ forwards
 
@@ -136,7 +141,7 @@ class Alignment(Recorder):
         assert drawn.outer_batch is not None
         with torch.enable_grad(), without_tracking(self.forward_pass.norm_layers):
             new, mem = self.forward_pass.inner_batches(x, y, drawn)
-            return new, mem, self.forward_pass.outer_batch(drawn.outer_batch)
+            return new, mem, self.forward_pass.outer_batch(x, y, drawn)
 
     def _draw(self, n: int) -> BatchDraws[Array]:
         """Draw for n new samples with a generator of this step's own."""
@@ -153,7 +158,9 @@ class Alignment(Recorder):
         rest = n - method.labelled
         views = {name: view.draw(rng, rest) for name, view in self.forward_pass.views.items()}
         fresh = learner.memory.draw(size, rng)
-        return BatchDraws(new_augment, memory, MemoryDraw(fresh, augment(len(fresh))), views)
+        filled = np.array([learner.memory.filled]) if learner.parts.sampler.pooled else None
+        outer_batch = MemoryDraw(fresh, augment(len(fresh)))
+        return BatchDraws(new_augment, memory, outer_batch, views, filled)
 
     def buffer_loss(self, theta: Parameters, outer_batch: Batch) -> Tensor:
         """Return L_buf of the raw network, with the parameters `theta` in the place of its own."""

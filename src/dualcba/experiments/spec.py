@@ -22,6 +22,7 @@ from dualcba.options import (
     check_adaptor_parts,
     definitions,
     fill,
+    kind_defaults,
 )
 
 OFFLINE_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
@@ -56,14 +57,14 @@ class Spec(RunOptions):
         check_options(self.method, self.method_options)
 
     def _defaults(self) -> dict[str, Any]:
-        """Return the defaults of the dataset and the setting."""
+        """Return the defaults of the dataset, the setting and the adaptor."""
         offline = parse_setting(self.setting).kind == "offline"
         base = self.method.removesuffix(f"-{self.adaptor}")
         return {
             **DATASET_DEFAULTS.get(self.dataset, {}),
             **(OFFLINE_DEFAULTS.get((self.dataset, base), {}) if offline else {}),
+            **kind_defaults(self.adaptor, self),
             "epochs": OFFLINE_EPOCHS if offline else 1,
-            "specific": "none" if self.agnostic_from is not None else "single",
         }
 
     @property

@@ -1,8 +1,9 @@
-"""Rehearsal memories: reservoir, class-balanced, herding."""
+"""Rehearsal memories: reservoir, class-balanced, herding; and draws balanced over classes."""
 
 from dualcba.memory.balanced import Balanced
 from dualcba.memory.base import Indices, Memory
 from dualcba.memory.herding import Herding, herd
+from dualcba.memory.pool import Pool
 from dualcba.memory.reservoir import Reservoir, last_wins
 
-__all__ = ["Balanced", "Herding", "Indices", "Memory", "Reservoir", "herd", "last_wins"]
+__all__ = ["Balanced", "Herding", "Indices", "Memory", "Pool", "Reservoir", "herd", "last_wins"]

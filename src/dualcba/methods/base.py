@@ -49,6 +49,9 @@ class Context:
     epoch at the end of a task. Calls with equal keys must do the same work on inputs of equal
     shapes, in place and without waiting for the device. On a GPU they become one launch."""
 
+    raw_targets: bool = False
+    """Whether stored raw logits are the targets of raw logits, or adapted ones of adapted ones."""
+
 
 class Method(nn.Module):
     """The base class of rehearsal methods.
@@ -94,11 +97,15 @@ class Method(nn.Module):
     repeats: int = 1
     """The number of updates per observed batch, each with new draws and augmentation."""
 
+    raw_targets: bool = False
+    """Whether to rehearse stored raw logits at raw logits; `bind` sets it."""
+
     context: Context
 
     def bind(self, context: Context) -> None:
         """Called once before the first step, to create copies of the network or buffers."""
         self.context = context
+        self.raw_targets = context.raw_targets
 
     def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Memory:
         """Return the memory for samples of this shape and dtype and C classes: a reservoir."""

@@ -14,7 +14,8 @@ class DERpp(Method):
     L = CE(new) + α·MSE(z(mem₁), stored logits) + β·CE(mem₂)
 
     The logits of a sample are stored when it enters the memory. With a bias adaptor, z and the
-    stored logits are adapted. The outer loss uses raw logits: CE + MSE to the stored raw logits.
+    stored logits are adapted, or both are raw if `raw_targets`. The outer loss uses raw logits:
+    CE + MSE to the stored raw logits.
 
     Parameters
     ----------
@@ -42,9 +43,11 @@ class DERpp(Method):
         if not mem:
             return [CrossEntropy(new)]
         first, second = mem
+        raw = self.raw_targets
+        stored = "raw_logits" if raw else "logits"
         return [
             CrossEntropy(new),
-            MeanSquaredError(first, first.columns["logits"], self.alpha),
+            MeanSquaredError(first, first.columns[stored], self.alpha, adapted=not raw),
             CrossEntropy(second, self.beta),
         ]
 

@@ -1,4 +1,4 @@
-"""Method names: `<base>`, `<base>-cba`, `<base>-dual-cba`."""
+"""Method names: `<base>`, and `<base>-<kind>` for each kind of bias adaptor."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
 dataclasses in this module. To add an option, add a field to one of them and use it. torch is not
 imported here, so that `dualcba --help` answers at once.
 
-A field that is None was not given. `fill` puts the default in its place: the dataset's where
-`DATASET_DEFAULTS` has one, else that of the definition.
+A field that is None was not given. `fill` puts the default in its place: that of the kind of
+adaptor (`KIND_DEFAULTS`), else the dataset's (`DATASET_DEFAULTS`), else that of the definition.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from dualcba.options.values import (
 
 __all__ = ["Option", "definitions", "fill", "option", "same_as"]
 
-AdaptorKind = Literal["cba", "dual-cba"]
+AdaptorKind = Literal["cba", "dual-cba", "balanced-cba"]
+OuterDraw = Literal["memory", "balanced"]
+Targets = Literal["adapted", "raw"]
+OuterLoss = Literal["method", "ce", "adjusted"]
 Levels = Literal["bi", "joint", "buffer"]
 SpecificPart = Literal["single", "individual", "none"]
 Space = Literal["logit", "probability"]
@@ -48,7 +51,10 @@ PrecisionName = Literal["auto", "fp32", "bf16"]
 Scale = Literal["paper", "small"]
 
 CBA: tuple[AdaptorKind, ...] = get_args(AdaptorKind)
-DUAL: tuple[AdaptorKind, ...] = ("dual-cba",)
+DUAL: tuple[AdaptorKind, ...] = CBA[1:]
+"""The kinds with a class-specific and a class-agnostic part."""
+
+BALANCED: AdaptorKind = CBA[-1]
 
 DATA, METHOD, ADAPTOR = "Data", "Method", "Adaptor"
 NETWORK, EVALUATION = "Network and optimiser", "Evaluation"
@@ -65,6 +71,11 @@ DATASET_DEFAULTS: dict[str, dict[str, Any]] = {
     "fashion-mnist": {"tasks": 5, "network": "mlp"},
 }
 """Defaults that a dataset sets; any other dataset takes those of the definitions."""
+
+KIND_DEFAULTS: dict[str, dict[str, Any]] = {
+    BALANCED: {"outer_draw": "balanced"},
+}
+"""Defaults that a kind of adaptor sets; they go before those of the dataset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +99,31 @@ class TrainingOptions:
         5, "steps between two updates of the adaptor, from the second task on", ADAPTOR,
         low=1, adaptors=CBA,
     )  # fmt: skip
+    outer_warmup: int = option(
+        0, "steps at the start of a task in which the adaptor is updated at every step", ADAPTOR,
+        low=0, adaptors=CBA,
+    )  # fmt: skip
+    outer_draw: OuterDraw = option(
+        "memory",
+        "samples of the outer loss: memory (uniform over the memory), or balanced (evenly over the "
+        "classes in the memory and the current batch)",
+        ADAPTOR,
+        adaptors=CBA,
+    )
+    outer_loss: OuterLoss = option(
+        "method",
+        "outer loss: method (that of the method), ce (cross-entropy alone), or adjusted "
+        "(cross-entropy, logit-adjusted for the class frequencies of the outer draw)",
+        ADAPTOR,
+        adaptors=CBA,
+    )
+    targets: Targets = option(
+        "adapted",
+        "stored logits that DER++ and RAR rehearse: adapted (by the adaptor when they were stored, "
+        "compared with adapted logits), or raw (compared with raw logits)",
+        ADAPTOR,
+        adaptors=CBA,
+    )
     levels: Levels = option(
         "bi",
         "loss that trains the adaptor: bi (outer loss after a virtual step of the network), or "
@@ -98,6 +134,19 @@ class TrainingOptions:
     space: Space = option(
         "logit",
         "what the adaptor corrects: logit, or probability (the paper's literal reading)",
+        ADAPTOR,
+        adaptors=CBA,
+    )
+    strength: bool = option(
+        False,
+        "whether the correction of each part has a strength, learnt with it and 0 at first",
+        ADAPTOR,
+        adaptors=CBA,
+    )
+    prior: bool = option(
+        False,
+        "whether the correction starts from the log frequency of each class in the inner batches "
+        "(logit adjustment), to which the learnt parts add",
         ADAPTOR,
         adaptors=CBA,
     )
@@ -117,6 +166,13 @@ class TrainingOptions:
         False, "divide the class-agnostic correction by the number of classes of its side", ADAPTOR,
         adaptors=DUAL,
     )  # fmt: skip
+    counts: bool = option(
+        False,
+        "whether the class-agnostic part is also given the number of old and new classes, and of "
+        "their samples in the memory and the current batch",
+        ADAPTOR,
+        adaptors=DUAL,
+    )
     agnostic_from: str | None = option(
         None,
         "load the class-agnostic part, frozen: pretrained, or a file that another run wrote",
@@ -279,13 +335,32 @@ class BenchCommand(OutputOptions):
     device: str = same_as(Hardware, "device")
 
 
+def check_learnt_parts(specific: str, agnostic: bool, prior: bool) -> None:
+    """Raise if an adaptor has no part and no prior."""
+    if specific == "none" and not agnostic and not prior:
+        raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
+
+
+def check_logit_space(space: str, **options: bool) -> None:
+    """Raise if one of these options is on in another space."""
+    for name, value in options.items():
+        if value and space != "logit":
+            raise ValueError(expected(name, value, "False unless space is 'logit'"))
+
+
+def kind_defaults(kind: str | None, options: TrainingOptions) -> dict[str, Any]:
+    """Return the defaults that a kind of adaptor sets; with a loaded ν there is no ω by default."""
+    loaded = {} if options.agnostic_from is None else {"specific": "none"}
+    return {**KIND_DEFAULTS.get(kind or "", {}), **loaded}
+
+
 def check_adaptor_parts(options: TrainingOptions) -> None:
     """Raise unless the parts of an adaptor fit each other."""
     if options.agnostic_from is not None and not options.agnostic:
         wanted = "None if agnostic is False"
         raise ValueError(expected("agnostic_from", options.agnostic_from, wanted))
-    if options.specific == "none" and not options.agnostic:
-        raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
+    check_learnt_parts(options.specific, options.agnostic, options.prior)
+    check_logit_space(options.space, strength=options.strength, prior=options.prior)
     trained = options.agnostic and options.agnostic_from is None
     if options.freeze_after is not None and not trained:
         wanted = "None if no class-agnostic part is trained"

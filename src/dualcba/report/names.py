@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dualcba.methods import METHODS
+from dualcba.options import CBA
 
 MISSING = "–"
-KINDS = {"": "", "cba": "-CBA", "dual-cba": "-Dual-CBA"}
+KINDS = {kind: kind and "-" + kind.title().replace("Cba", "CBA") for kind in ("", *CBA)}
+"""The suffix of a method's title, by the kind of its adaptor."""
 
 STATISTICS = {"bn": "BN", "ibn": "IBN"}
 """The ways to evaluate, by whose statistics the normalisation layers use."""
@@ -19,7 +21,7 @@ def split_method(name: str) -> tuple[str, str]:
     >>> split_method("er-dual-cba"), split_method("er-cba"), split_method("mine")
     (('er', 'dual-cba'), ('er', 'cba'), ('mine', ''))
     """
-    for kind in ("dual-cba", "cba"):
+    for kind in sorted(CBA, key=len, reverse=True):
         if name.endswith(f"-{kind}"):
             return name.removesuffix(f"-{kind}"), kind
     return name, ""

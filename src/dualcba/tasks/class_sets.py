@@ -80,6 +80,17 @@ class ClassSets(nn.Module):
         present = torch.zeros(self.num_classes + 1, dtype=torch.bool, device=y.device)
         self.seen.logical_or_(present.index_fill_(0, y, True)[:-1])  # −1 is the spare last entry
 
+    def centred_log(self, counts: Tensor) -> Tensor:
+        """Return log(1 + counts), minus its mean over seen classes, and 0 for unseen classes.
+
+        >>> sets = ClassSets(3); sets.new_task([0, 1])
+        >>> sets.centred_log(torch.tensor([7.0, 1.0, 0.0])).exp().round(decimals=3).tolist()
+        [2.0, 0.5, 1.0]
+        """
+        logs = counts.log1p() * self.seen
+        mean = logs.sum() / self.seen.sum().clamp(min=1)
+        return (logs - mean) * self.seen
+
     @property
     def old(self) -> Tensor:
         """The classes that were seen and are not new."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from dualcba.data import Transform
 from dualcba.engine.packet import Array
 from dualcba.methods import Context, Method
+from dualcba.options import TrainingOptions
 from dualcba.randomness import generator
 from dualcba.training.loss_monitor import loss_slot
 
@@ -33,6 +34,27 @@ class MemoryDraw(Generic[T]):
     augment: T | None
     """(n, ...) parameters of the augmentation; None if the transform is not random."""
 
+    @property
+    def size(self) -> int:
+        """The number of samples."""
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class BalancedDraw(Generic[T]):
+    """Samples drawn evenly over the classes of a `Pool`; their labels are on the device."""
+
+    u: T
+    """(n,) uniform numbers in ascending order, one in each n-th part of [0, 1]."""
+
+    augment: T | None
+    """(n, ...) parameters of the augmentation; None if the transform is not random."""
+
+    @property
+    def size(self) -> int:
+        """The number of samples."""
+        return len(self.u)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchDraws(Generic[T]):
@@ -44,11 +66,14 @@ class BatchDraws(Generic[T]):
     memory: tuple[MemoryDraw[T], ...]
     """The memory draws of the inner loss, `Method.draws` of them unless the memory is empty."""
 
-    outer_batch: MemoryDraw[T] | None
-    """B_buf, the fresh memory draw of the outer step; None if the step takes none."""
+    outer_batch: MemoryDraw[T] | BalancedDraw[T] | None
+    """B_buf, the fresh draw of the outer step; None if the step takes none."""
 
     views: dict[str, T]
     """Parameters of the method's other views of the new samples, by name."""
+
+    filled: T | None = None
+    """(1,) the number of samples in the memory; None if the step does not use it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +92,35 @@ class StepDraws(Generic[T]):
     """(1,) where the loss of this step goes in the `LossMonitor`."""
 
 
+def uses_pool(options: TrainingOptions) -> bool:
+    """Return whether the steps use the pool of memory and current batch."""
+    counted = options.outer_loss == "adjusted" or options.counts
+    return options.outer_draw == "balanced" or bool(counted)
+
+
 class StepSampler:
-    """Named random generators of one seed, and what each step draws from them."""
+    """Named random generators of one seed, and what each step draws from them.
+
+    `balanced` says whether the outer batch is drawn evenly over classes, `pooled` whether the step
+    uses the pool of memory and current batch.
+    """
 
     def __init__(
-        self, seed: int, context: Context, method: Method, views: Mapping[str, Transform]
+        self,
+        seed: int,
+        context: Context,
+        method: Method,
+        views: Mapping[str, Transform],
+        *,
+        balanced: bool = False,
+        pooled: bool = False,
     ) -> None:
         self.rng = {name: generator(seed, name) for name in ("memory", "augmentation", "method")}
         self.context = context
         self.method = method
         self.views = views
+        self.balanced = balanced
+        self.pooled = pooled
 
     def draw(
         self, step: int, n: int, storable: NDArray[np.bool_], *, outer_batch: bool = False
@@ -97,10 +141,18 @@ class StepSampler:
         new_augment = self._augment(n)
         count = self.method.draws if self.context.memory.filled else 0
         memory = tuple([self._memory_draw() for _ in range(count)])
-        fresh = self._memory_draw() if outer_batch else None
+        fresh = self._outer_draw() if outer_batch else None
         unlabelled, rng = n - self.method.labelled, self.rng["augmentation"]
         views = {name: view.draw(rng, unlabelled) for name, view in self.views.items()}
-        return BatchDraws(new_augment, memory, fresh, views)
+        filled = np.array([self.context.memory.filled]) if self.pooled else None
+        return BatchDraws(new_augment, memory, fresh, views, filled)
+
+    def _outer_draw(self) -> MemoryDraw[Array] | BalancedDraw[Array]:
+        if not self.balanced:
+            return self._memory_draw()
+        n = self.context.batch_size
+        u = (np.arange(n) + self.rng["memory"].random(n)) / n
+        return BalancedDraw(u, self._augment(n))
 
     def _memory_draw(self) -> MemoryDraw[Array]:
         rows = self.context.memory.draw(self.context.batch_size, self.rng["memory"])

@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from dualcba.data import Transform
 from dualcba.losses import Batch
+from dualcba.memory import Pool
 from dualcba.methods import Context, Method
 from dualcba.normalization.layers import TaskAware, sample_tasks
 from dualcba.normalization.statistics import (
@@ -19,7 +20,7 @@ from dualcba.normalization.statistics import (
     grouped_statistics,
     without_tracking,
 )
-from dualcba.training.draws import BatchDraws, MemoryDraw
+from dualcba.training.draws import BalancedDraw, BatchDraws
 
 Raw = tuple[Tensor, Tensor, Mapping[str, Tensor]]
 """Samples, labels and the columns stored with them."""
@@ -78,13 +79,34 @@ class ForwardPass:
             new.views = dict(zip(self.views, views, strict=True))
         return new, mem
 
-    def outer_batch(self, draw: MemoryDraw[Tensor]) -> Batch:
-        """B_buf: a fresh memory draw; running statistics are left unchanged."""
-        x, y, columns = self.context.memory.read(draw.rows)
+    def outer_batch(self, x: Tensor, y: Tensor, drawn: BatchDraws[Tensor]) -> Batch:
+        """B_buf: a fresh draw from the memory, or evenly over the classes of memory and new batch.
+
+        Its `frequencies` are the expected samples of each class in a draw as large as what it is
+        drawn from, if the step has drawn `filled`. Running statistics are left unchanged.
+        """
+        draw = drawn.outer_batch
+        assert draw is not None
+        fresh = frequencies = None
+        if isinstance(draw, BalancedDraw):
+            pool = self._pool(y, drawn.filled)
+            rows = pool.balanced_rows(draw.u)
+            fresh, frequencies = pool.is_new(rows), pool.balanced_counts()
+            x, y, columns = pool.read(rows, x)
+        else:
+            if drawn.filled is not None:
+                frequencies = self._pool(y[:0], drawn.filled).counts
+            x, y, columns = self.context.memory.read(draw.rows)
         inputs = self.context.transform(x, draw.augment)
         with without_tracking(self.norm_layers), self.context.autocast():
             z, h = self.outputs(inputs, y)
-        return Batch(inputs, y, z, h, columns)
+        if fresh is not None:  # samples of the new batch: nothing is stored with them yet
+            columns = {k: torch.where(fresh[:, None], z.to(c), c) for k, c in columns.items()}
+        return Batch(inputs, y, z, h, columns, frequencies=frequencies)
+
+    def _pool(self, y: Tensor, filled: Tensor | None) -> Pool:
+        assert filled is not None
+        return Pool(self.context.memory, filled, y, self.context.sets.num_classes)
 
     def augmented(self, raw: list[Tensor], params: list[Tensor | None]) -> list[Tensor]:
         """Augment and normalise all raw batches in one call."""

@@ -18,6 +18,7 @@ from dualcba.methods import Method, check_options, parse_method
 from dualcba.nets import Network
 from dualcba.options import (
     DATA,
+    DUAL,
     EVALUATION,
     METHOD,
     NETWORK,
@@ -30,6 +31,7 @@ from dualcba.options import (
     check_adaptor_parts,
     definitions,
     fill,
+    kind_defaults,
     option,
     same_as,
 )
@@ -100,10 +102,10 @@ class LearnerArguments(TrainingOptions):
         options = definitions(LearnerArguments)
         given = "er-dual-cba" if self.method is None else options["method"].check(self.method)
         base, kind = resolve(given, self.method_options or {}, self.adaptor)
-        fill(self, {"specific": "none" if self.agnostic_from is not None else "single"}, kind)
+        fill(self, kind_defaults(kind, self), kind)
         check_adaptor_parts(self)
         resolved = {"input_shape": shape, "base": base, "kind": kind}
-        resolved["ibn"] = kind == "dual-cba" if self.ibn is None else self.ibn
+        resolved["ibn"] = kind in DUAL if self.ibn is None else self.ibn
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
         _check_transform(self.transform, shape)

@@ -18,7 +18,7 @@ from dualcba.nets import Network
 from dualcba.normalization.statistics import running_averages
 from dualcba.tasks.class_sets import ClassSets
 from dualcba.training.backup import Backup
-from dualcba.training.draws import StepSampler
+from dualcba.training.draws import StepSampler, uses_pool
 from dualcba.training.forward import ForwardPass
 from dualcba.training.guard import StepGuard
 from dualcba.training.learner_arguments import LearnerArguments
@@ -92,12 +92,16 @@ def make_parts(
     context = Context(
         network, sets, memory, transform, lr, given.batch_size, precision.autocast,
         good=torch.tensor(True, device=engine.device), run=engine.run,
+        raw_targets=given.targets == "raw",
     )  # fmt: skip
     method.bind(context)
     method.to(engine.device)
     forward_pass = ForwardPass(context, method, views, concat=given.forward == "concat")
     outer_loop = OuterLoop(adaptor, rng, method, context, given)
-    sampler = StepSampler(given.seed, context, method, views)
+    balanced = given.outer_draw == "balanced"
+    sampler = StepSampler(
+        given.seed, context, method, views, balanced=balanced, pooled=uses_pool(given)
+    )
     optimizer = SGD(trainable(network) + trainable(method), lr=lr, fused=True)
     monitor = LossMonitor(engine)
     backup = Backup(context, method, outer_loop, optimizer)

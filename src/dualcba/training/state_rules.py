@@ -257,6 +257,9 @@ TENSORS: tuple[tuple[str, str, Callable[[Tensor, Given], bool]], ...] = (
     ("memory.[!_]*", "zeros in the last row, which is spare", _spare_row),
     ("memory.y", "labels of seen classes", _memory_labels),
     ("memory.keys", "one key per filled row", _memory_keys),
+    ("adaptor.pool", "no negative value", _from(0)),
+    ("adaptor.prior.mean", "no negative value", _from(0)),
+    ("adaptor.prior.steps", "a whole number of at least 0", _moment_step),
     ("task_data.*.y", "labels of the classes", _task_labels),
     ("weights_rng", "the state of a torch generator", _weights_rng),
 )  # fmt: skip

@@ -117,6 +117,7 @@ class TrainingStep:
         collect_penalties(self.forward_pass.task_aware)  # discard what a failed step may have left
         x = self.guard.inputs(x)
         new, mem, outer_batch = self._batches(x, y, drawn.batches)
+        self.outer_loop.observe(new, mem, drawn.batches.filled)
         if update_adaptor:
             self.outer_loop.step(new, mem, outer_batch)
         adapt = self.outer_loop.adapt(new, mem)
@@ -143,9 +144,9 @@ class TrainingStep:
         # B_buf is independent of the other batches and may run in parallel, with two exceptions:
         # a single sample uses running statistics, which the others update, and an unknown module
         # may keep state of its own
-        parallel = len(drawn.outer_batch.rows) > 1 and self.forward_pass.samplewise
+        parallel = drawn.outer_batch.size > 1 and self.forward_pass.samplewise
         with self.engine.branch() if parallel else nullcontext(), torch.no_grad():
-            outer_batch = self.forward_pass.outer_batch(drawn.outer_batch)
+            outer_batch = self.forward_pass.outer_batch(x, y, drawn)
         new, mem = self.forward_pass.inner_batches(x, y, drawn)
         if parallel:
             self.engine.join_branch()

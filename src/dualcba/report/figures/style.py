@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
+from dualcba.options import BALANCED
 from dualcba.report.comparison import Served
 from dualcba.report.names import split_method
 
@@ -17,12 +18,12 @@ Axes = Any
 """Of matplotlib, which is imported only when something is drawn."""
 
 INK, MUTED, FAINT = "#1f2328", "#646b73", "#d5d9de"
-GREY, ORANGE, BLUE = "#70767d", "#d55e00", "#0072b2"
-MORE = ("#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8c6bb1", "#000000", "#a6761d")
+GREY, ORANGE, BLUE, GREEN = "#70767d", "#d55e00", "#0072b2", "#009e73"
+MORE = (GREEN, "#cc79a7", "#56b4e9", "#e69f00", "#8c6bb1", "#000000", "#a6761d")
 """After Okabe and Ito: distinct for readers with any colour vision."""
 
-FAMILIES = {"": GREY, "cba": ORANGE, "dual-cba": BLUE}
-"""The colours of a plain method, its CBA and its Dual-CBA in every figure."""
+FAMILIES = {"": GREY, "cba": ORANGE, "dual-cba": BLUE, BALANCED: GREEN}
+"""The colours of a plain method and of each kind of adaptor in every figure."""
 
 WIDTH = 6.6
 """Of a figure, in inches; its text is readable at half this width."""

@@ -1,0 +1,81 @@
+"""A memory and the current batch as one set of samples, with draws balanced over classes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dualcba.memory.base import Memory
+
+
+class Pool:
+    """The filled rows of a memory, followed by the samples of a batch, as one set to draw from.
+
+    Row k < `memory.size` is that of the memory, row `memory.size` + k is the k-th sample of the
+    batch. Labels stay on the device: shapes do not depend on them.
+
+    Parameters
+    ----------
+    memory
+        The memory.
+    filled
+        (1,) the number of its filled rows, on the device.
+    y
+        (n,) the labels of the batch; −1 means no label.
+    num_classes
+        The number of classes, C.
+
+    >>> from dualcba.memory import Reservoir
+    >>> memory = Reservoir(4, (1,))
+    >>> memory.y[:3] = torch.tensor([0, 0, 1])
+    >>> pool = Pool(memory, torch.tensor([3]), torch.tensor([2, -1, 2]), 4)
+    >>> pool.counts.tolist()
+    [2, 1, 2, 0]
+    >>> rows = pool.balanced_rows(torch.tensor([0.1, 0.2, 0.5, 0.7, 0.9]))
+    >>> pool.labels[rows].tolist(), pool.is_new(rows).tolist()
+    ([0, 0, 1, 2, 2], [False, False, False, True, True])
+    """
+
+    def __init__(self, memory: Memory, filled: Tensor, y: Tensor, num_classes: int) -> None:
+        self.memory = memory
+        stored = torch.arange(memory.size, device=y.device) < filled
+        self.labels = torch.cat([torch.where(stored, memory.y[:-1], -1), y])
+        classes = torch.arange(num_classes, device=y.device)
+        self.counts = (self.labels[:, None] == classes).sum(0)  # (C,) samples of each class
+
+    def balanced_rows(self, u: Tensor) -> Tensor:
+        """Return the rows (n,) that numbers u (n,) in [0, 1) choose, evenly over the classes.
+
+        With K classes present, ⌊K·u⌋ is the class among them and the rest of K·u chooses one of its
+        samples. So a uniform u gives every class the same probability, and every sample of a class.
+        At least one sample must have a label.
+        """
+        order = torch.where(self.labels < 0, len(self.counts), self.labels).argsort(stable=True)
+        first = self.counts.cumsum(0) - self.counts  # where each class starts in that order
+        present = (self.counts > 0).cumsum(0)  # the number of classes present up to each class
+        place = u * present[-1]
+        slot = torch.minimum(place.long(), present[-1] - 1)
+        label = torch.searchsorted(present, slot + 1)
+        count = self.counts[label]
+        within = torch.minimum(((place - slot) * count).long(), count - 1)
+        return order[first[label] + within]
+
+    def balanced_counts(self) -> Tensor:
+        """Return the expected counts (C,) of classes in a balanced draw as large as the pool."""
+        present = self.counts > 0
+        return present * (self.counts.sum() / present.sum())
+
+    def is_new(self, rows: Tensor) -> Tensor:
+        """Return whether the rows are samples of the batch."""
+        return rows >= self.memory.size
+
+    def read(self, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Return the samples, labels and columns of these rows; x are the samples of the batch.
+
+        For samples of the batch, the columns are those of the memory's spare row.
+        """
+        size = self.memory.size
+        stored, _, columns = self.memory.read(rows.clamp(max=size))
+        own = x.index_select(0, (rows - size).clamp(min=0))
+        new = self.is_new(rows).view(-1, *[1] * (x.ndim - 1))
+        return torch.where(new, own, stored), self.labels[rows], columns
