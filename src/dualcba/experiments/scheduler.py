@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from dualcba.data import Dataset, load_dataset
+from dualcba.data import Dataset, load_dataset, validation_split
 from dualcba.data.dataset import DataOrigin
 from dualcba.errors import at_least
 from dualcba.experiments.run import (
@@ -28,7 +28,7 @@ Load = Callable[[Spec], Dataset]
 
 @dataclass
 class Loader:
-    """Loads the dataset of a spec, each once; a pickled copy has no datasets loaded.
+    """Loads the dataset of a spec, or its validation split, each once; a pickled copy holds none.
 
     A dataset that is not the one in `origins` is refused; one that is not there is added.
 
@@ -38,15 +38,22 @@ class Loader:
 
     data_dir: Path | None = None
     origins: dict[str, DataOrigin] = field(default_factory=dict)
-    loaded: dict[str, Dataset] = field(default_factory=dict, repr=False)
+    loaded: dict[tuple[str, float], Dataset] = field(default_factory=dict, repr=False)
+    """By name and the fraction that is held out."""
 
     def __call__(self, spec: Spec) -> Dataset:
-        """Return the dataset of a spec."""
-        if spec.dataset not in self.loaded:
-            data = load_dataset(spec.dataset, self.data_dir)
-            self._check(spec.dataset, data.origin)
-            self.loaded[spec.dataset] = data
-        return self.loaded[spec.dataset]
+        """Return the dataset of a spec, split if the spec asks for it."""
+        key = spec.dataset, spec.validation
+        if key not in self.loaded:
+            self.loaded[key] = validation_split(self._whole(spec.dataset), spec.validation)
+        return self.loaded[key]
+
+    def _whole(self, name: str) -> Dataset:
+        if (name, 0.0) not in self.loaded:
+            data = load_dataset(name, self.data_dir)
+            self._check(name, data.origin)
+            self.loaded[name, 0.0] = data
+        return self.loaded[name, 0.0]
 
     def _check(self, name: str, found: DataOrigin) -> None:
         known = self.origins.setdefault(name, found)
@@ -77,7 +84,7 @@ def check_all(specs: Sequence[Spec], load: Load, hardware: Hardware) -> None:
     for spec in specs:  # one seed of a spec stands for all of them
         first.setdefault(json.dumps(spec.to_dict() | {"seed": None}, sort_keys=True), spec)
     for spec in first.values():
-        data = load(spec)
+        data = validation_split(load(spec), spec.validation)
         make_schedule(spec, make_stream(spec, data), make_label_mask(spec, data))
         make_learner(spec, data, hardware)
 

@@ -74,6 +74,14 @@ def recorders(name: str, value: Any) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def fraction(name: str, value: Any) -> float:
+    """Accept a number from 0 to below 1."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < 1:
+        raise ValueError(expected(name, value, "a fraction from 0 to below 1"))
+    return float(value)
+
+
 def path(name: str, value: Any) -> Path:
     """Accept a path."""
     if not isinstance(value, str | Path):
