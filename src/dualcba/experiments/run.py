@@ -29,7 +29,7 @@ from dualcba.data import (
 )
 from dualcba.data.prefetch import fits_on_device, prefetch_batches
 from dualcba.engine import resolve_device
-from dualcba.evaluation import ANYTIME, RECORDERS, Evaluator
+from dualcba.evaluation import ANYTIME, RECORDERS, Evaluator, Scoring
 from dualcba.experiments.provenance import held_out
 from dualcba.experiments.result import SCHEMA
 from dualcba.experiments.settings import learning_rate, parse_setting
@@ -98,8 +98,9 @@ class Run:
             self.learner, self.data, self.stream, anytime=ANYTIME[spec.anytime]
         )
         lengths = [sum(map(len, passes)) for passes in self.schedule]
+        scoring = Scoring(ANYTIME[spec.anytime], spec.eval_every, spec.epochs)
         self.recorders = {
-            name: RECORDERS[name](self.learner, self.data, self.stream, lengths)
+            name: RECORDERS[name](self.learner, self.data, self.stream, lengths, scoring)
             for name in spec.record
         }
 
@@ -211,7 +212,10 @@ class Run:
             if self.recorders:
                 with self.engine.scope():
                     recorded = {name: r.result() for name, r in self.recorders.items()}
+                    found = [pair for r in self.recorders.values() for pair in r.scores().items()]
                 measured["recordings"] = recorded
+                for statistics, scores in found:
+                    measured["scores"][statistics] |= scores
         spec = self.spec
         total = self.seconds["train"] + self.seconds["evaluate"]
         return {

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from dualcba.errors import expected
 from dualcba.options.definition import check_choice
 
-RecorderName = Literal["predictions", "transitions", "alignment"]
+RecorderName = Literal["predictions", "transitions", "alignment", "prequential"]
 
 
 def numbers(text: str) -> int | list[int] | str:
