@@ -24,6 +24,8 @@ from dualcba.experiments.spec import Spec
 from dualcba.options import Hardware
 
 Load = Callable[[Spec], Dataset]
+Failed = Callable[[Spec, Exception], None]
+"""Is told of a run that raised an error."""
 
 
 @dataclass
@@ -90,12 +92,18 @@ def check_all(specs: Sequence[Spec], load: Load, hardware: Hardware) -> None:
 
 
 def run_all(
-    specs: Sequence[Spec], load: Load, hardware: Hardware, *, abreast: int = 1
+    specs: Sequence[Spec],
+    load: Load,
+    hardware: Hardware,
+    *,
+    abreast: int = 1,
+    failed: Failed | None = None,
 ) -> Iterator[tuple[Run, bool]]:
     """Step through the runs, `abreast` of them in turn; yields a run after each of its steps.
 
     With the run comes whether it is complete. On CUDA each learner has a stream of its own, so the
-    work of runs in turn overlaps. The result of a run does not depend on the others.
+    work of runs in turn overlaps. The result of a run does not depend on the others. If `failed` is
+    given, it is called with what a run raises, and the other runs go on.
     """
     at_least(1, abreast=abreast)
     waiting = list(specs)
@@ -103,11 +111,26 @@ def run_all(
     while waiting or active:
         while waiting and len(active) < abreast:
             spec = waiting.pop(0)
-            run = Run(spec, load(spec), hardware, alone=abreast == 1)
-            active.append((run, run.steps()))
+            with _reporting(spec, failed):
+                run = Run(spec, load(spec), hardware, alone=abreast == 1)
+                active.append((run, run.steps()))
         for run, steps in active[:]:
-            done = next(steps, None) is None
-            if done:
+            done = None
+            with _reporting(run.spec, failed):
+                done = next(steps, None) is None
+            if done is not False:
                 active.remove((run, steps))
-            yield run, done
-        del run, steps  # frees a complete run before the next one is made
+            if done is not None:
+                yield run, done
+        run = steps = None  # type: ignore[assignment]  # frees a complete run before the next one
+
+
+@contextmanager
+def _reporting(spec: Spec, failed: Failed | None) -> Iterator[None]:
+    """Call `failed` with an error of a run, if there is such a function."""
+    try:
+        yield
+    except Exception as error:
+        if failed is None:
+            raise
+        failed(spec, error)
