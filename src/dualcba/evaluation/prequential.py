@@ -48,9 +48,9 @@ class Prequential(Recorder):
         layers = learner.parts.forward_pass.trained_norm_layers
         asked = tuple(self.scoring.statistics)
         self.statistics = asked if layers else asked[:1]  # without such layers IBN is BN
-        self._running, self._kept = RunningStatistics(layers), RunningStatistics(layers)
         self._estimated = False
         with self.engine.scope():
+            self._running, self._kept = RunningStatistics(layers), RunningStatistics(layers)
             zeros = torch.zeros(2, dtype=torch.long, device=learner.device)
             self._counts = {s: zeros.clone() for s in self.statistics}  # right, and all
         self.marks: dict[str, list[Tensor]] = {s: [] for s in self.statistics}  # at task begins
