@@ -468,6 +468,22 @@ def test_resume_runs_what_is_missing(dualcba: Run) -> None:
     assert "4 results in x" in again.out
 
 
+def test_validation_and_test_runs_in_one_folder_stay_apart(dualcba: Run) -> None:
+    args = ("run", "--method", "er", "--out", "x", *QUICK)
+    dualcba(*args, "--json")
+    got = dualcba(*args, "--validation", 0.1)
+    assert got.code == 0
+    assert "buffer 100, 10 % validation split" in " ".join(got.out.split())
+    for path in (got.folder / "x").glob("*/result.json"):
+        if json.loads(path.read_text())["spec"]["validation"]:
+            path.unlink()
+    again = dualcba("resume", "x", "--device", "cpu", "--json")  # not served by the other run
+    validations = [one["spec"]["validation"] for one in json.loads(again.out)]
+    assert validations == [0.0, 0.1]
+    scores = [one["scores"]["bn"]["acc"] for one in json.loads(again.out)]
+    assert scores[0] != scores[1]
+
+
 def test_resume_goes_on_with_every_call_into_the_folder(dualcba: Run) -> None:
     for method in ("er", "er-cba"):
         dualcba("run", "--method", method, "--out", "x", "--quiet", *QUICK)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,37 @@ def test_a_whole_run(images: Dataset, make_learner: Make, make_batches: Any) -> 
         assert scores["fm"] == pytest.approx(np.mean(forgot))
         gain = [matrix[0][1] - rows[0][1], matrix[1][2] - rows[0][2]]
         assert scores["fwt"] == pytest.approx(np.mean(gain))
+
+
+def test_the_lowest_recall_of_the_newest_task(
+    images: Dataset, make_learner: Make, make_batches: Any
+) -> None:
+    unequal = 0
+    for seed in range(4):
+        learner = make_learner("er", lr=0.15, seed=seed)
+        evaluator, _ = run(learner, images, make_batches, every_second)
+        scores = evaluator.result()["scores"]
+        for norm in STATISTICS:
+            learner._statistics = norm
+            right = learner.predict(images.test_x) == images.test_y
+            recalls = [100 * float(right[images.test_y == c].float().mean()) for c in (4, 5)]
+            assert scores[norm]["newest_recall"] == pytest.approx(min(recalls))
+            assert scores[norm]["newest_last"] == pytest.approx(sum(recalls) / 2)
+            unequal += recalls[0] != recalls[1]
+    assert unequal  # else the lowest one would be that of any class
+
+
+def test_tasks_that_share_a_class_are_counted_apart(
+    images: Dataset, make_learner: Make, teach: Teach
+) -> None:
+    learner = teach(make_learner("er", lr=0.1), tasks=3, steps=8)
+    first, *others = disjoint(images, 3)
+    half = [replace(first, test=first.test[k::2]) for k in (0, 1)]
+    evaluator = Evaluator(learner, images, [half[0], *others, half[1]], batch_size=7)
+    evaluator.evaluate("end")
+    right = (learner.predict(images.test_x) == images.test_y).numpy()
+    want = [100 * right[t.test].mean() for t in (half[0], *others, half[1])]
+    assert evaluator._table(learner._statistics)[0].tolist() == pytest.approx(want)
 
 
 def test_task_ends_only(images: Dataset, make_learner: Make, make_batches: Any) -> None:

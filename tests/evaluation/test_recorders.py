@@ -167,7 +167,10 @@ def test_a_recorded_run_is_the_same_run(
     want, got = plain.result(), recorded.result()
     assert torch.equal(before, torch.get_rng_state())
     assert differ(plain.learner.state_dict(), recorded.learner.state_dict()) == []
-    for part in ("scores", "accuracy_matrix", "anytime"):
+    for statistics, scores in got["scores"].items():
+        prequential = got["recordings"]["prequential"][statistics]["accuracy"]
+        assert scores == want["scores"][statistics] | {"prequential": prequential}
+    for part in ("accuracy_matrix", "anytime"):
         assert got[part] == want[part]
     assert "recordings" not in want
     assert set(got["recordings"]) == set(RECORDERS)

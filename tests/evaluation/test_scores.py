@@ -100,6 +100,12 @@ def test_transfer() -> None:
     assert forward_transfer(MATRIX, UNTRAINED) == pytest.approx(((10 - 8) + (20 - 6)) / 2)
 
 
+def test_the_newest_task_is_scored_at_its_own_end() -> None:
+    scores = summarize(MATRIX, UNTRAINED, CURVE, TASK)
+    assert scores["newest"] == pytest.approx((MATRIX[1, 1] + MATRIX[2, 2]) / 2)
+    assert scores["newest_last"] == MATRIX[2, 2]
+
+
 def test_summary_has_every_score_of_the_result() -> None:
     scores = summarize(MATRIX, UNTRAINED, CURVE, TASK)
     assert set(scores) >= {
@@ -121,7 +127,9 @@ def test_what_was_not_measured_is_none() -> None:
 def test_a_single_task_has_nothing_to_forget() -> None:
     scores = summarize(np.array([[80.0]]), np.array([10.0]), np.array([[50.0]]), np.array([0]))
     assert scores["acc"] == 80
-    assert {k for k, v in scores.items() if v is None} >= {"fm", "bwt", "fwt", "min_acc", "wc_acc"}
+    assert {k for k, v in scores.items() if v is None} >= {
+        "fm", "bwt", "fwt", "min_acc", "wc_acc", "newest",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("points", [[0, 1, 2, 3], [0], [2, 3], [3], [1, 4]])

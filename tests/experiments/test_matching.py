@@ -9,8 +9,9 @@ import pytest
 
 from dualcba.experiments import Result, Spec, matches
 from dualcba.experiments.matching import Index
-from dualcba.experiments.paper.catalogue import Entry
+from dualcba.experiments.paper.catalogue import Entry, experiments
 from dualcba.experiments.paper.scale import source_spec
+from dualcba.report.comparison import serve
 
 
 def result(seed: int = 0, **given: Any) -> Result:
@@ -30,13 +31,22 @@ def test_a_result_serves_its_spec_whatever_the_seed() -> None:
 @pytest.mark.parametrize(
     "changed",
     [{"method": "er-cba"}, {"buffer": 51}, {"lr": 0.1}, {"tasks": 2}, {"network": "resnet18-slim"},
-     {"setting": "offline"}, {"class_order": [1, 0, *range(2, 10)]}],
+     {"setting": "offline"}, {"class_order": [1, 0, *range(2, 10)]}, {"validation": 0.1}],
 )  # fmt: skip
 def test_a_changed_spec_is_another(changed: dict[str, Any]) -> None:
     given: dict[str, Any] = {"method": "er", "buffer": 50}
     one = result(**given | changed)
     assert not matches(one, Spec(**given))
     assert Index([one]).serving(entry(**given)) == ()
+
+
+def test_the_papers_experiments_take_test_data_only() -> None:
+    experiment = experiments()["main"]
+    given = [dict(e.given) | {"seed": 0} for e in experiment.entries[:8]]
+    on_test = [Result(Spec(**g), 0, {}) for g in given]
+    held_out = [Result(Spec(**g, validation=0.1), 0, {}) for g in given]
+    assert any(s.results for s in serve(experiment, on_test))
+    assert not any(s.results for s in serve(experiment, held_out))
 
 
 def test_other_options_of_the_method_are_another_spec() -> None:
@@ -86,6 +96,7 @@ def test_the_file_itself_says_where_a_part_came_from() -> None:
     assert len(Index([loading(**ORIGIN, seed=1)]).serving(donated)) == 1
     assert not matches(loading(**ORIGIN, seed=0), wanted, SOURCE)  # the run of another seed
     assert not matches(loading(**ORIGIN | {"buffer": 5}, seed=1), wanted, SOURCE)
+    assert not matches(loading(**ORIGIN, validation=0.1, seed=1), wanted, SOURCE)
     assert not matches(loading(), wanted, SOURCE)
     assert not matches(loading(**ORIGIN, seed=1), wanted)
     assert not matches(result(1, method="er-dual-cba", specific="none"), wanted, SOURCE)

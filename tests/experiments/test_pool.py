@@ -274,3 +274,31 @@ def test_another_process_refuses_data_that_has_changed(tmp_path: Path) -> None:
     np.savez(path, x=x + 1, y=y)
     with pytest.raises(ValueError, match=r"own.npz has changed: digest .* expected .*--out$"):
         copy(load)(spec)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_that_fails_can_be_left_out(jobs: int, tmp_path: Path) -> None:
+    wild, *good = specs("er", "er-cba")
+    wanted = [replace(wild, lr=1e30), *good]
+    failed: list[tuple[Spec, str]] = []
+
+    def note(spec: Spec, error: Exception) -> None:
+        failed.append((spec, type(error).__name__))
+
+    if jobs == 1:
+        updates = run_specs(wanted, Loader(), CPU, tmp_path, abreast=2, failed=note)
+    else:
+        updates = run_specs_in_processes(wanted, Loader(), CPU, tmp_path, jobs, failed=note)
+    done = {update.spec.name for update in updates if update.result}
+    assert done == {spec.name for spec in good}
+    assert failed == [(wanted[0], "FloatingPointError")]
+
+
+def test_runs_that_cannot_begin_can_be_left_out(tmp_path: Path) -> None:
+    failed: list[str] = []
+    wanted = [replace(spec, batch_size=5000) for spec in specs("er")]
+    found = run_specs(
+        wanted, Loader(), CPU, tmp_path, failed=lambda spec, error: failed.append(str(error))
+    )
+    assert list(found) == []
+    assert len(failed) == 2

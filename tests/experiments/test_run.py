@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from dualcba import Dataset, load_dataset
+from dualcba.data import validation_split
 from dualcba.experiments import Hardware, Run, Spec, make_learner, run_all
 from dualcba.experiments.run import cost, make_label_mask, make_stream
 
@@ -54,6 +56,19 @@ def test_strays_and_labels_are_the_seeds(digits: Dataset) -> None:
     known = [make_label_mask(spec(setting="semi-0.2", seed=k), digits) for k in (0, 0, 1)]
     assert np.array_equal(known[0], known[1])  # type: ignore[arg-type]
     assert not np.array_equal(known[0], known[2])  # type: ignore[arg-type]
+
+
+def test_a_validation_run_sees_no_test_sample(digits: Dataset) -> None:
+    blank = torch.zeros_like(digits.test_x)
+    split = spec(method="er", validation=0.2)
+    results = [run(split, d)[1] for d in (digits, replace(digits, test_x=blank))]
+    for one in results:
+        assert one["spec"]["validation"] == 0.2
+    assert results[0]["scores"] == results[1]["scores"]
+    given = validation_split(digits, 0.2)
+    assert run(split, given)[1]["scores"] == results[0]["scores"]
+    with pytest.raises(ValueError, match="is a split already"):
+        Run(spec(method="er"), given, CPU)
 
 
 def test_the_last_losses_are_looked_at_too(digits: Dataset, monkeypatch: Any) -> None:

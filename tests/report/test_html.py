@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -121,6 +122,21 @@ def test_scores_that_no_run_has_are_not_a_column_of_dashes(results: list[Result]
     assert len([p for p in page.all("p") if p.get("class") == "remark"]) == 1
 
 
+def test_the_newest_task_has_a_table_unless_the_results_are_older(results: list[Result]) -> None:
+    text = Page(make_page(results, "new")).text
+    for words in ("Digits, online, M = 100: the newest task", "lowest recall, last task ↑"):
+        assert words in text
+    names = ("newest", "newest_last", "newest_recall")
+    older = [
+        replace(r, scores={s: {k: v for k, v in found.items() if k not in names}
+                           for s, found in r.scores.items()})
+        for r in results
+    ]  # fmt: skip
+    assert "M = 100: the newest task" not in Page(make_page(older, "old")).text
+    both = Page(make_page([older[0], *results[2:]], "both")).text
+    assert "M = 100: the newest task" in both
+
+
 def test_the_facts_are_of_the_collections_with_the_most_runs(results: list[Result]) -> None:
     sizes = [10, 20, 30, 40, 50, 60, 70]
     many = [
@@ -184,6 +200,9 @@ def test_an_experiment_writes_its_tables(
     assert "**Digits, M = 50**" not in text
     assert text.endswith("\nNot run: Digits, M = 50.\n")
     assert r"\caption{Small \& simple. Digits, M = 100}" in (tmp_path / "out/small.tex").read_text()
+    assert "**Digits, M = 100: the newest task**" in text
+    lines = csv.DictReader((tmp_path / "out" / "small.csv").open())
+    assert {"newest", "newest_last", "newest_recall"} <= {line["score"] for line in lines}
 
 
 def test_an_experiment_writes_its_figures(

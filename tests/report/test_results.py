@@ -44,6 +44,17 @@ def test_groups_that_differ_in_how_they_were_scored_alone_are_named_by_that() ->
     assert [s.entry.row for s in group.served] == ["ER", "ER, eval every 0"]
 
 
+def test_results_on_validation_data_are_in_a_table_of_their_own() -> None:
+    results = [made(method="er", seed=k, validation=v) for k in (0, 1) for v in (0.0, 0.1, 0.2)]
+    titles = [c.title.removeprefix("Digits, online, M = 100") for c in collections(results)]
+    note = ", {} % validation split"
+    assert titles == ["", note.format(10), note.format(20)]
+    for c, v in zip(collections(results), (0.0, 0.1, 0.2), strict=True):
+        (group,) = c.served
+        assert [(r.seed, r.validation) for r in group.results] == [(0, v), (1, v)]
+        assert ("--validation" in repeat(group)) == bool(v)
+
+
 def test_seeds_are_in_the_order_of_numbers() -> None:
     (group,) = collections([made(method="er", seed=k) for k in (10, 2)])
     assert [r.seed for r in group.served[0].results] == [2, 10]

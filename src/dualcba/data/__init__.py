@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from dualcba.data.readers.torch_dataset import from_torch
     from dualcba.data.stream import Task, batches, blurry, cycled, disjoint, labelled
     from dualcba.data.transforms import Transform
+    from dualcba.data.validation import validation_split
 
 __all__ = [
     "DATASETS", "PUBLISHED_DATASETS", "Dataset", "Task", "Transform", "batches", "blurry",
     "check_labels", "check_samples", "cycled", "data_dir", "disjoint", "from_arrays",
     "from_folder", "from_npz", "from_torch", "labelled", "load_dataset",
+    "validation_split",
 ]  # fmt: skip
 
 _LAZY_IMPORTS = {
@@ -33,6 +35,7 @@ _LAZY_IMPORTS = {
     "readers.torch_dataset": ("from_torch",),
     "stream": ("Task", "batches", "blurry", "cycled", "disjoint", "labelled"),
     "transforms": ("Transform",),
+    "validation": ("validation_split",),
 }
 
 if not TYPE_CHECKING:

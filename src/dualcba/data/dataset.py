@@ -73,6 +73,10 @@ class Dataset:
     """Whether `train_x` is a memory-mapped file."""
     path: str | None = None
     """The absolute path of the folder or `.npz` file it was loaded from."""
+    validation: float = 0.0
+    """The fraction of the training data held out as test data; see `validation_split`."""
+    whole: Dataset | None = None
+    """The dataset that it is a split of, if `validation` is not 0."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -95,7 +99,9 @@ class Dataset:
 
     @property
     def origin(self) -> DataOrigin:
-        """What a result says of its data."""
+        """What a result says of its data; a split has the origin of the whole dataset."""
+        if self.whole is not None:
+            return self.whole.origin
         return DataOrigin(self.name, self.path, self.digest)
 
     def transform(self) -> Transform:

@@ -2,15 +2,26 @@
 
 from dualcba.evaluation.alignment import Alignment
 from dualcba.evaluation.evaluator import ANYTIME, Evaluator
-from dualcba.evaluation.recorders import Predictions, Recorder, Transitions
+from dualcba.evaluation.prequential import Prequential
+from dualcba.evaluation.recorders import Predictions, Recorder, Scoring, Transitions
 from dualcba.evaluation.scores import interval, summarize
 from dualcba.prediction import STATISTICS
 
-__all__ = ["ANYTIME", "RECORDERS", "STATISTICS", "Evaluator", "Recorder", "interval", "summarize"]
+__all__ = [
+    "ANYTIME",
+    "RECORDERS",
+    "STATISTICS",
+    "Evaluator",
+    "Recorder",
+    "Scoring",
+    "interval",
+    "summarize",
+]
 
 RECORDERS: dict[str, type[Recorder]] = {
     "predictions": Predictions,
     "transitions": Transitions,
     "alignment": Alignment,
+    "prequential": Prequential,
 }
 """The values of `--record`."""

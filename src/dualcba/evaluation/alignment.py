@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from dualcba.data import Dataset, Task
 from dualcba.engine.packet import Array, pack, unpack
 from dualcba.engine.torch_private import suppress_capturable_warning
-from dualcba.evaluation.recorders import Recorder
+from dualcba.evaluation.recorders import Recorder, Scoring
 from dualcba.learner import Learner
 from dualcba.losses import Adapt, Batch, identity, total
 from dualcba.normalization.statistics import without_tracking
@@ -55,9 +55,14 @@ class Alignment(Recorder):
     """
 
     def __init__(
-        self, learner: Learner, data: Dataset, stream: Sequence[Task], steps: Sequence[int]
+        self,
+        learner: Learner,
+        data: Dataset,
+        stream: Sequence[Task],
+        steps: Sequence[int],
+        scoring: Scoring | None = None,
     ) -> None:
-        super().__init__(learner, data, stream, steps)
+        super().__init__(learner, data, stream, steps, scoring)
         parts = learner.parts
         self.lr = parts.context.lr
         self.forward_pass = copy.copy(parts.forward_pass)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualcba.data import Dataset, Task
-from dualcba.evaluation.scores import Scores, summarize
+from dualcba.evaluation.scores import Ints, Scores, summarize
 from dualcba.learner import Learner
 from dualcba.prediction import STATISTICS
 
@@ -24,7 +24,7 @@ _serial = itertools.count()
 
 
 class Evaluator:
-    """Counts correct predictions per test task, under BN and under IBN statistics.
+    """Counts correct predictions per test task and class, under BN and under IBN statistics.
 
     The test set is on the device in task order, so the tasks seen so far are a prefix of it. The
     counts stay on the device until `result` reads them. Between task ends only the statistics in
@@ -51,14 +51,15 @@ class Evaluator:
         self.together = 2 if cuda else 1  # batches per call, where enough are left
         rows = torch.from_numpy(np.concatenate([t.test for t in stream]))
         self.sizes = np.array([len(t.test) for t in stream])
-        owner = torch.repeat_interleave(torch.arange(self.tasks), torch.from_numpy(self.sizes))
-        short = -len(rows) % self.batch_size  # padding, which counts for no task
+        self.pair_task, self.pair_sizes, owner = _pairs(self.sizes, data.test_y[rows])
+        pairs = len(self.pair_task)
+        short = -len(rows) % self.batch_size  # padding, which counts for no pair
         rows = torch.cat([rows, rows[:1].expand(short)])
         self.x = data.test_x[rows].to(device)
         self.y = data.test_y[rows].to(device)
-        self.owner = torch.cat([owner, torch.full((short,), self.tasks)]).to(device)
+        self.owner = torch.cat([owner, torch.full((short,), pairs)]).to(device)
         with self.engine.scope():
-            self._count = torch.zeros(self.tasks + 1, dtype=torch.long, device=device)
+            self._count = torch.zeros(pairs + 1, dtype=torch.long, device=device)
             self._none = torch.full_like(self._count, -1)  # stands for "not evaluated"
         self.points: list[tuple[int, int, str]] = []  # step, task, kind
         self.counts: dict[str, list[Tensor]] = {statistics: [] for statistics in STATISTICS}
@@ -103,8 +104,8 @@ class Evaluator:
         if self.counts[statistics][-1] is self._none:
             statistics = self.anytime[0]
         with self.engine.scope():
-            last = self.counts[statistics][-1][:seen].cpu().numpy()
-        return float((100 * last / self.sizes[:seen]).mean())
+            last = self._per_task(self.counts[statistics][-1].cpu().numpy()[None, :-1])[0]
+        return float((100 * last / self.sizes)[:seen].mean())
 
     def result(self) -> dict[str, Any]:
         """Return scores, accuracy matrices and any-time curves; waits for the device once."""
@@ -122,6 +123,7 @@ class Evaluator:
             curve = np.where(np.arange(self.tasks) <= task[:, None], table, np.nan)[at]
             matrix, untrained = table[end], table[kind == "start"][0]
             scores: Scores = summarize(matrix, untrained, curve, task[at])
+            scores["newest_recall"] = self._newest_recall(statistics)
             out["scores"][statistics] = scores
             out["accuracy_matrix"][statistics] = matrix.tolist()
             out["anytime"][statistics] = [
@@ -132,8 +134,32 @@ class Evaluator:
     def _table(self, statistics: str) -> NDArray[np.float64]:
         """Return the accuracy in percent at each point (row) on each task (column)."""
         with self.engine.scope():
-            counts = torch.stack(self.counts[statistics])[:, : self.tasks].cpu().numpy()
-        return np.asarray(100 * counts / self.sizes)
+            counts = torch.stack(self.counts[statistics])[:, :-1].cpu().numpy()
+        return np.asarray(100 * self._per_task(counts) / self.sizes)
+
+    def _per_task(self, counts: Ints) -> Ints:
+        """Add the counts of the classes of each task: (points, pairs) to (points, tasks)."""
+        starts = np.searchsorted(self.pair_task, np.arange(self.tasks))
+        return np.add.reduceat(counts, starts, axis=1)
+
+    def _newest_recall(self, statistics: str) -> float:
+        """Return the lowest recall of a class of the newest task at the last point, in percent."""
+        newest = self.pair_task == self.tasks - 1
+        with self.engine.scope():
+            counts = self.counts[statistics][-1][:-1].cpu().numpy()
+        return float((100 * counts / self.pair_sizes)[newest].min())
+
+
+def _pairs(sizes: Ints, y: Tensor) -> tuple[Ints, Ints, Tensor]:
+    """Number the pairs of a task and a class that have test samples, in the order of tasks.
+
+    Returns the task and the number of samples of each pair, and the pair of each sample.
+    """
+    task = np.repeat(np.arange(len(sizes)), sizes)
+    found, owner, count = np.unique(
+        np.stack([task, y.numpy()]), axis=1, return_inverse=True, return_counts=True
+    )
+    return found[0], count, torch.from_numpy(owner.reshape(-1))
 
 
 def portions(n: int, size: int, together: int) -> list[slice]:
@@ -153,6 +179,6 @@ def portions(n: int, size: int, together: int) -> list[slice]:
 
 
 def _count(learner: Learner, into: Tensor, x: Tensor, y: Tensor, owner: Tensor) -> None:
-    """Add the number of correct predictions of a batch to the count of each task."""
+    """Add the number of correct predictions of a batch to the count of each task and class."""
     predicted = learner.scores(x).argmax(1)
     into.index_add_(0, owner, (predicted == y).long())

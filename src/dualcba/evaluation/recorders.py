@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualcba.data import Dataset, Task
+from dualcba.evaluation.scores import Scores
 from dualcba.learner import Learner
 from dualcba.normalization.statistics import evaluation_mode
 from dualcba.prediction import STATISTICS
@@ -38,6 +39,16 @@ AFTER = 5
 """The step of the new task that counts as shortly after the boundary."""
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """How a run is scored between task ends, and how often it passes over each task."""
+
+    statistics: Sequence[str] = STATISTICS
+    every: int = 5
+    """The option `eval_every`."""
+    epochs: int = 1
+
+
 class Recorder:
     """Records one run; its methods are called inside the `scope()` of the learner's engine.
 
@@ -47,16 +58,24 @@ class Recorder:
         The learner, its dataset and the tasks of its stream.
     steps
         The number of steps of each task.
+    scoring
+        How the run is scored.
     """
 
     def __init__(
-        self, learner: Learner, data: Dataset, stream: Sequence[Task], steps: Sequence[int]
+        self,
+        learner: Learner,
+        data: Dataset,
+        stream: Sequence[Task],
+        steps: Sequence[int],
+        scoring: Scoring | None = None,
     ) -> None:
         self.learner = learner
         self.engine = learner.parts.engine
         self.data = data
         self.stream = stream
         self.lengths = list(steps)
+        self.scoring = scoring or Scoring()
 
     def before_step(self, x: Tensor, y: Tensor) -> None:
         """Called before each step with its new batch, raw and on the device."""
@@ -64,6 +83,10 @@ class Recorder:
     def result(self) -> Any:
         """Return the recording as JSON types; called once, at the end of the stream."""
         raise NotImplementedError
+
+    def scores(self) -> dict[str, Scores]:
+        """Return scores to be added to those of the run, by statistics; called after `result`."""
+        return {}
 
 
 class Predictions(Recorder):
@@ -116,9 +139,14 @@ class Transitions(Recorder):
     """
 
     def __init__(
-        self, learner: Learner, data: Dataset, stream: Sequence[Task], steps: Sequence[int]
+        self,
+        learner: Learner,
+        data: Dataset,
+        stream: Sequence[Task],
+        steps: Sequence[int],
+        scoring: Scoring | None = None,
     ) -> None:
-        super().__init__(learner, data, stream, steps)
+        super().__init__(learner, data, stream, steps, scoring)
         self.boundaries = [self._boundary(t) for t in range(1, len(stream))]
         self.due: dict[int, list[tuple[_Boundary, int]]] = {}
         for boundary in self.boundaries:

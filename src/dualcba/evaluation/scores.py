@@ -66,6 +66,15 @@ def forward_transfer(matrix: Floats, untrained: Floats) -> float | None:
     return float((before - untrained[1:]).mean())
 
 
+def newest_accuracy(matrix: Floats) -> float | None:
+    """Mean over tasks, from the second on, of the accuracy on a task at its own end.
+
+    >>> newest_accuracy(np.array([[90.0, 0.0], [60.0, 80.0]]))
+    80.0
+    """
+    return float(matrix.diagonal()[1:].mean()) if len(matrix) > 1 else None
+
+
 def accuracy_area(curve: Floats) -> float | None:
     """Mean over the any-time evaluations of the mean accuracy over the tasks seen so far."""
     return float(np.nanmean(curve, axis=1).mean()) if len(curve) else None
@@ -121,6 +130,8 @@ def summarize(matrix: Floats, untrained: Floats, curve: Floats, curve_task: Ints
         "wc_acc": worst_case_accuracy(matrix, curve, curve_task),
         "bwt": backward_transfer(matrix),
         "fwt": forward_transfer(matrix, untrained),
+        "newest": newest_accuracy(matrix),
+        "newest_last": float(matrix[-1, -1]),
     }
 
 

@@ -89,7 +89,7 @@ def measure(spec: Spec, data: Dataset, hardware: Hardware) -> Pace:
     run.stream = [dataclasses.replace(t, test=t.test[:TEST_SAMPLES]) for t in run.stream[:2]]
     lengths = (2, 2 * window + 1) if len(run.stream) > 1 else (2 * window + 1,)
     run.schedule = [[p[0].first(n)] for p, n in zip(run.schedule, lengths, strict=False)]
-    run.evaluator = Evaluator(run.learner, data, run.stream)
+    run.evaluator = Evaluator(run.learner, run.data, run.stream)
     steps = run.steps()
     for _ in range(run.total - 2 * window - 1):
         next(steps)

@@ -38,7 +38,7 @@ def _serves(result: Result, spec: AnySpec, source: Spec | None) -> bool:
 def came_from(result: Result, source: Spec) -> bool:
     """Return whether a run took its class-agnostic part from a run of a spec and its own seed."""
     origin = own_origin(result)
-    if origin is None:
+    if origin is None or origin.get("validation", 0.0) != source.validation:
         return False
     return all(origin[name] == getattr(source, name) for name in PROVENANCE if name in origin)
 

@@ -25,7 +25,7 @@ from dualcba.experiments.processes import (
     in_main_thread,
     start_process,
 )
-from dualcba.experiments.scheduler import Load, few_threads, run_all
+from dualcba.experiments.scheduler import Failed, Load, few_threads, run_all
 from dualcba.experiments.spec import Spec
 from dualcba.experiments.store import PLAN, write_result
 from dualcba.options import Hardware
@@ -62,14 +62,15 @@ def run_specs(
     *,
     abreast: int = 1,
     every: int = EVERY,
+    failed: Failed | None = None,
 ) -> Generator[RunUpdate, None, None]:
     """Run specs in this process, `abreast` of them in turn, and yield their updates.
 
     There is an update after the first step, after every `every` steps, and with the result; with
-    `every=0` only with the result.
+    `every=0` only with the result. `failed` is that of `run_all`.
     """
     with few_threads(specs):
-        for run, done in run_all(specs, load, hardware, abreast=abreast):
+        for run, done in run_all(specs, load, hardware, abreast=abreast, failed=failed):
             step = run.learner.step
             if done:
                 result = run.result()
@@ -108,7 +109,13 @@ def cores() -> int:
 
 
 def run_specs_in_processes(
-    specs: Sequence[Spec], load: Load, hardware: Hardware, out: Path, jobs: int
+    specs: Sequence[Spec],
+    load: Load,
+    hardware: Hardware,
+    out: Path,
+    jobs: int,
+    *,
+    failed: Failed | None = None,
 ) -> Generator[RunUpdate, None, None]:
     """Run specs in several processes, one run at a time in each; `load` must be picklable.
 
@@ -117,13 +124,21 @@ def run_specs_in_processes(
 
     If a process is ended from outside, its run is repeated once, after the other runs. If that
     fails too, the other runs go on, and a ChildProcessError that names the run is raised last.
+    `failed` is that of `run_all`.
     """
     threads = max(1, min(torch.get_num_threads(), cores() // jobs))
     with _pool(list(specs), (load, hardware, out, threads)) as pool:
         pool.start(jobs)
         while pool.busy:
             for worker in pool.ready():
-                update = worker.receive()
+                try:
+                    update = worker.receive()
+                except Exception as error:
+                    if failed is None:
+                        raise
+                    failed(worker.spec, error)
+                    pool.give_next(worker)
+                    continue
                 if isinstance(update, RunUpdate):
                     yield update
                 pool.handle(worker, update)

@@ -16,4 +16,14 @@ def provenance(spec: Spec, seed: int | None) -> dict[str, Any]:
     >>> provenance(Spec(dataset="cifar10"), 2)
     {'dataset': 'cifar10', ..., 'buffer': 200, 'tasks': 5, 'seed': 2}
     """
-    return {name: getattr(spec, name) for name in PROVENANCE} | {"seed": seed}
+    found = {name: getattr(spec, name) for name in PROVENANCE}
+    return found | held_out(spec) | {"seed": seed}
+
+
+def held_out(spec: Spec) -> dict[str, float]:
+    """Return the fraction of the training data that the run did not see, if there is one.
+
+    >>> held_out(Spec(validation=0.1)), held_out(Spec())
+    ({'validation': 0.1}, {})
+    """
+    return {"validation": spec.validation} if spec.validation else {}

@@ -139,6 +139,11 @@ class Result:
         return self.spec.dataset
 
     @property
+    def validation(self) -> float:
+        """The fraction of the training data that was the test data; 0 if the test data were."""
+        return float(self.fields.get("validation") or 0.0)
+
+    @property
     def complete(self) -> bool:
         """Whether the run has reached the end of its stream."""
         return self.status == COMPLETE

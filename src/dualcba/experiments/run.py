@@ -17,10 +17,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualcba.adaptors.pretrained import load_agnostic
-from dualcba.data import Dataset, Task, batches, blurry, cycled, disjoint, labelled
+from dualcba.data import (
+    Dataset,
+    Task,
+    batches,
+    blurry,
+    cycled,
+    disjoint,
+    labelled,
+    validation_split,
+)
 from dualcba.data.prefetch import fits_on_device, prefetch_batches
 from dualcba.engine import resolve_device
-from dualcba.evaluation import ANYTIME, RECORDERS, Evaluator
+from dualcba.evaluation import ANYTIME, RECORDERS, Evaluator, Scoring
+from dualcba.experiments.provenance import held_out
 from dualcba.experiments.result import SCHEMA
 from dualcba.experiments.settings import learning_rate, parse_setting
 from dualcba.experiments.spec import Spec
@@ -58,6 +68,7 @@ class Pass:
 class Run:
     """A run of one spec: iterate over `steps`, then call `result`.
 
+    `data` is the dataset, or the split of it that the spec's `validation` asks for.
     `alone` says that no other run uses the device, so that its peak memory can be measured.
     """
 
@@ -69,6 +80,7 @@ class Run:
 
     def __post_init__(self) -> None:
         spec = self.spec
+        self.data = validation_split(self.data, spec.validation)
         self.setting = parse_setting(spec.setting)
         source = spec.agnostic_from  # read now: the file may be gone when the run is complete
         self.agnostic_provenance = source and load_agnostic(source).provenance
@@ -86,8 +98,9 @@ class Run:
             self.learner, self.data, self.stream, anytime=ANYTIME[spec.anytime]
         )
         lengths = [sum(map(len, passes)) for passes in self.schedule]
+        scoring = Scoring(ANYTIME[spec.anytime], spec.eval_every, spec.epochs)
         self.recorders = {
-            name: RECORDERS[name](self.learner, self.data, self.stream, lengths)
+            name: RECORDERS[name](self.learner, self.data, self.stream, lengths, scoring)
             for name in spec.record
         }
 
@@ -199,7 +212,10 @@ class Run:
             if self.recorders:
                 with self.engine.scope():
                     recorded = {name: r.result() for name, r in self.recorders.items()}
+                    found = [pair for r in self.recorders.values() for pair in r.scores().items()]
                 measured["recordings"] = recorded
+                for statistics, scores in found:
+                    measured["scores"][statistics] |= scores
         spec = self.spec
         total = self.seconds["train"] + self.seconds["evaluate"]
         return {
@@ -231,7 +247,8 @@ class Run:
         """Return the origin of ν, to be stored with it."""
         shown = ("dataset", "setting", "method", "specific", "buffer", "seed", "tasks")
         made_by = versions(self.learner)["dualcba"]
-        return {name: getattr(self.spec, name) for name in shown} | {"dualcba": made_by}
+        found = {name: getattr(self.spec, name) for name in shown}
+        return found | held_out(self.spec) | {"dualcba": made_by}
 
     @contextmanager
     def _clock(self, what: str) -> Iterator[None]:

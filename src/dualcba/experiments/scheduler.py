@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from dualcba.data import Dataset, load_dataset
+from dualcba.data import Dataset, load_dataset, validation_split
 from dualcba.data.dataset import DataOrigin
 from dualcba.errors import at_least
 from dualcba.experiments.run import (
@@ -24,11 +24,13 @@ from dualcba.experiments.spec import Spec
 from dualcba.options import Hardware
 
 Load = Callable[[Spec], Dataset]
+Failed = Callable[[Spec, Exception], None]
+"""Is told of a run that raised an error."""
 
 
 @dataclass
 class Loader:
-    """Loads the dataset of a spec, each once; a pickled copy has no datasets loaded.
+    """Loads the dataset of a spec, or its validation split, each once; a pickled copy holds none.
 
     A dataset that is not the one in `origins` is refused; one that is not there is added.
 
@@ -38,15 +40,22 @@ class Loader:
 
     data_dir: Path | None = None
     origins: dict[str, DataOrigin] = field(default_factory=dict)
-    loaded: dict[str, Dataset] = field(default_factory=dict, repr=False)
+    loaded: dict[tuple[str, float], Dataset] = field(default_factory=dict, repr=False)
+    """By name and the fraction that is held out."""
 
     def __call__(self, spec: Spec) -> Dataset:
-        """Return the dataset of a spec."""
-        if spec.dataset not in self.loaded:
-            data = load_dataset(spec.dataset, self.data_dir)
-            self._check(spec.dataset, data.origin)
-            self.loaded[spec.dataset] = data
-        return self.loaded[spec.dataset]
+        """Return the dataset of a spec, split if the spec asks for it."""
+        key = spec.dataset, spec.validation
+        if key not in self.loaded:
+            self.loaded[key] = validation_split(self._whole(spec.dataset), spec.validation)
+        return self.loaded[key]
+
+    def _whole(self, name: str) -> Dataset:
+        if (name, 0.0) not in self.loaded:
+            data = load_dataset(name, self.data_dir)
+            self._check(name, data.origin)
+            self.loaded[name, 0.0] = data
+        return self.loaded[name, 0.0]
 
     def _check(self, name: str, found: DataOrigin) -> None:
         known = self.origins.setdefault(name, found)
@@ -77,18 +86,24 @@ def check_all(specs: Sequence[Spec], load: Load, hardware: Hardware) -> None:
     for spec in specs:  # one seed of a spec stands for all of them
         first.setdefault(json.dumps(spec.to_dict() | {"seed": None}, sort_keys=True), spec)
     for spec in first.values():
-        data = load(spec)
+        data = validation_split(load(spec), spec.validation)
         make_schedule(spec, make_stream(spec, data), make_label_mask(spec, data))
         make_learner(spec, data, hardware)
 
 
 def run_all(
-    specs: Sequence[Spec], load: Load, hardware: Hardware, *, abreast: int = 1
+    specs: Sequence[Spec],
+    load: Load,
+    hardware: Hardware,
+    *,
+    abreast: int = 1,
+    failed: Failed | None = None,
 ) -> Iterator[tuple[Run, bool]]:
     """Step through the runs, `abreast` of them in turn; yields a run after each of its steps.
 
     With the run comes whether it is complete. On CUDA each learner has a stream of its own, so the
-    work of runs in turn overlaps. The result of a run does not depend on the others.
+    work of runs in turn overlaps. The result of a run does not depend on the others. If `failed` is
+    given, it is called with what a run raises, and the other runs go on.
     """
     at_least(1, abreast=abreast)
     waiting = list(specs)
@@ -96,11 +111,26 @@ def run_all(
     while waiting or active:
         while waiting and len(active) < abreast:
             spec = waiting.pop(0)
-            run = Run(spec, load(spec), hardware, alone=abreast == 1)
-            active.append((run, run.steps()))
+            with _reporting(spec, failed):
+                run = Run(spec, load(spec), hardware, alone=abreast == 1)
+                active.append((run, run.steps()))
         for run, steps in active[:]:
-            done = next(steps, None) is None
-            if done:
+            done = None
+            with _reporting(run.spec, failed):
+                done = next(steps, None) is None
+            if done is not False:
                 active.remove((run, steps))
-            yield run, done
-        del run, steps  # frees a complete run before the next one is made
+            if done is not None:
+                yield run, done
+        run = steps = None  # type: ignore[assignment]  # frees a complete run before the next one
+
+
+@contextmanager
+def _reporting(spec: Spec, failed: Failed | None) -> Iterator[None]:
+    """Call `failed` with an error of a run, if there is such a function."""
+    try:
+        yield
+    except Exception as error:
+        if failed is None:
+            raise
+        failed(spec, error)

@@ -19,6 +19,7 @@ from dualcba.options.definition import Option, definitions, fill, option, same_a
 from dualcba.options.values import (
     RecorderName,
     class_order,
+    fraction,
     mapping,
     name_and_value,
     numbers,
@@ -218,6 +219,10 @@ class RunOptions(TrainingOptions):
     class_order: Any = option(
         "natural", "order of the classes: natural, shuffled (by the seed), or 3,1,2,…", DATA,
         parse=numbers, accept=class_order,
+    )  # fmt: skip
+    validation: float = option(
+        0.0, "fraction of the training data held out and used in the place of the test data", DATA,
+        accept=fraction,
     )  # fmt: skip
     epochs: int = option(None, "passes over each task (1, offline 50)", DATA, low=1)
     labelled_batches: LabelledBatches = option(

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from dualcba.errors import expected
 from dualcba.options.definition import check_choice
 
-RecorderName = Literal["predictions", "transitions", "alignment"]
+RecorderName = Literal["predictions", "transitions", "alignment", "prequential"]
 
 
 def numbers(text: str) -> int | list[int] | str:
@@ -72,6 +72,14 @@ def recorders(name: str, value: Any) -> list[str]:
     for word in (names := [word.strip() for word in names]):
         check_choice(name, word, known)
     return list(dict.fromkeys(names))
+
+
+def fraction(name: str, value: Any) -> float:
+    """Accept a number from 0 to below 1."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < 1:
+        raise ValueError(expected(name, value, "a fraction from 0 to below 1"))
+    return float(value)
 
 
 def path(name: str, value: Any) -> Path:

@@ -14,6 +14,9 @@ from dualcba.report.names import STATISTICS, score_info
 TOLERANCE = 2.5
 """Largest difference from the paper's value, in points, that counts as agreement."""
 
+NEWEST = ("newest", "newest_last", "newest_recall", "prequential")
+"""Scores of the classes that have just arrived; results of earlier versions have none of them."""
+
 
 @dataclass(frozen=True)
 class Served:
@@ -108,6 +111,14 @@ def measure(results: Sequence[Result], statistics: str, score: str) -> Measure |
     if not values or len(values) < len(results):
         return None
     return Measure(*interval(values), len(values))
+
+
+def measured(served: Iterable[Served], scores: Sequence[str]) -> list[str]:
+    """Return the scores that at least one result has."""
+    results = [r for s in served for r in s.results]
+    pairs = [(name, statistics) for name in scores for statistics in STATISTICS]
+    there = {n for n, s in pairs if any(r.value(s, n) is not None for r in results)}
+    return [name for name in scores if name in there]
 
 
 def compare(experiment: Experiment, results: Iterable[Result]) -> list[Row]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dualcba.experiments.paper.catalogue import Experiment
 from dualcba.experiments.result import Result
-from dualcba.report.comparison import Measure, rows, serve
+from dualcba.report.comparison import NEWEST, Measure, measured, rows, serve
 from dualcba.report.gains import gains
 
 
@@ -17,7 +17,8 @@ def experiment_data(experiment: Experiment, results: Sequence[Result]) -> list[d
     served = serve(experiment, results)
     found = {(g.dual, g.column): g for g in gains(served)} if "acc" in experiment.scores else {}
     out = []
-    for one, row in zip(served, rows(served, experiment.scores), strict=True):
+    scores = [*experiment.scores, *measured(served, NEWEST)]
+    for one, row in zip(served, rows(served, scores), strict=True):
         head = {"row": row.row, "column": row.column, "statistics": row.statistics}
         data = {**head, "paper": dict(one.entry.paper), "seeds": list(row.seeds)}
         data["ours"] = {

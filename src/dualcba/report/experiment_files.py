@@ -7,7 +7,7 @@ from pathlib import Path
 from dualcba.experiments.paper.catalogue import Experiment
 from dualcba.experiments.result import Result
 from dualcba.io import atomic_write
-from dualcba.report.comparison import Served, rows, serve
+from dualcba.report.comparison import NEWEST, Served, measured, rows, serve
 from dualcba.report.figures import registry as figures
 from dualcba.report.figures import style
 from dualcba.report.figures.style import Plot
@@ -54,7 +54,8 @@ def _texts(
     shown = [f"![{plot.alt}]({plot.name}.svg)\n\n{plot.caption}\n" for plot in plots]
     texts = {f"{name}.md": "\n".join([*head, *map(markdown, tables), *shown, *notes])}
     if tables:
-        texts[f"{name}.csv"] = comma_separated(score_records(rows(served, scores)))
+        found = rows(served, [*scores, *measured(served, NEWEST)])
+        texts[f"{name}.csv"] = comma_separated(score_records(found))
         texts[f"{name}.tex"] = "\n".join(latex(t, experiment.title) for t in tables)
     if gains:
         texts[f"{name}-gains.csv"] = comma_separated(gain_records(gains))

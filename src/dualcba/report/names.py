@@ -122,6 +122,22 @@ SCORES = {
         "forward transfer: mean accuracy on a task just before it is learnt, minus that of the "
         "untrained network",
     ),
+    "newest": ScoreInfo(
+        "newest task",
+        True,
+        "accuracy on the newest task at its own end, mean over tasks from the second on",
+    ),
+    "newest_last": ScoreInfo("last task", True, "accuracy on the last task at the end"),
+    "newest_recall": ScoreInfo(
+        "lowest recall, last task",
+        True,
+        "recall at the end of the class of the last task that is recognised worst",
+    ),
+    "prequential": ScoreInfo(
+        "prequential",
+        True,
+        "accuracy on arriving batches before they are trained on; recorded by --record prequential",
+    ),
     "parameters": ScoreInfo(
         "parameters, M", False, "millions of parameters, including those of the adaptor", True, 3
     ),

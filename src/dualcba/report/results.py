@@ -30,14 +30,17 @@ SCORING = ("eval_every", "anytime", "record")
 
 @dataclass(frozen=True)
 class Collection:
-    """Runs on one dataset, in one setting, with one buffer."""
+    """Runs on one dataset, in one setting, with one buffer, scored on the same data."""
 
     title: str
     served: tuple[Served, ...]
 
 
 def collections(results: Iterable[Result]) -> list[Collection]:
-    """Return the results by dataset, setting and buffer; in each, one entry per group of seeds."""
+    """Return the results by dataset, setting, buffer and the data that score them.
+
+    In each collection there is one entry per group of seeds.
+    """
     ordered = sorted(results, key=_order)
     grouping = Grouping(ordered)
     places: dict[str, dict[Hashable, dict[int, Result]]] = {}
@@ -50,17 +53,26 @@ def collections(results: Iterable[Result]) -> list[Collection]:
     ]
 
 
-def _order(result: Result) -> tuple[str, bool, str, int]:
-    """Sort by dataset, then the setting `online` before others, then the smaller buffer first."""
+def _order(result: Result) -> tuple[str, bool, str, int, float]:
+    """Sort by dataset, `online` before other settings, smaller buffers first, test data first."""
     spec = result.spec
-    return spec.dataset, spec.setting != "online", spec.setting, spec.buffer
+    return spec.dataset, spec.setting != "online", spec.setting, spec.buffer, result.validation
 
 
 def place_title(result: Result) -> str:
-    """Return dataset, setting and buffer in words."""
+    """Return dataset, setting, buffer and whether it was scored on validation data, in words."""
     spec = result.spec
     dataset = DATASETS.get(spec.dataset, Path(spec.dataset).name or spec.dataset)
-    return f"{dataset}, {spec.setting}, M = {spec.buffer}"
+    return f"{dataset}, {spec.setting}, M = {spec.buffer}{validation_note(result)}"
+
+
+def validation_note(result: Result) -> str:
+    """Return what the title of a table says if the results are not those of the test data.
+
+    >>> validation_note(Result(Spec(validation=0.1), 0, {}))
+    ', 10 % validation split'
+    """
+    return f", {100 * result.validation:g} % validation split" if result.validation else ""
 
 
 def usual(fields: Fields, chosen: Sequence[str] = NAMED) -> Fields:
@@ -102,7 +114,7 @@ class Grouping:
         found = own_origin(result)
         if found is None or result.spec.agnostic_from in self._shared:
             return None
-        return {name: found[name] for name in PROVENANCE if name in found}
+        return {name: found[name] for name in (*PROVENANCE, "validation") if name in found}
 
     def key(self, result: Result) -> Hashable:
         """Return a value that is equal for results that differ only by seed."""

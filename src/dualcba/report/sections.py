@@ -30,7 +30,7 @@ from dualcba.report.gains import Gain, in_one_line, known_gains, means
 from dualcba.report.names import SCORES, STATISTICS, slug
 from dualcba.report.results import Collection, collections
 from dualcba.report.tables.model import Column, Table, number, p_value, spread, text_columns
-from dualcba.report.tables.scores import GAIN_NOTE, blocks, gain_table, with_gains
+from dualcba.report.tables.scores import GAIN_NOTE, blocks, gain_table, newest_tables, with_gains
 
 Item = str | Table | Plot | dict[str, str] | tuple[str, ...]
 """A paragraph, a table, a figure, terms with their meaning, or a fold: a title, then its texts."""
@@ -243,6 +243,7 @@ def _scores(group: Collection, name: str) -> Section:
         if not cut[0].cells:
             continue
         section.items += [Table(f"{group.title}: {title}", t.columns, t.rows) for t in blocks(cut)]
+    section.items += newest_tables(group.served, group.title)
     section.items.append(_bars(group.served, name, group.title))
     pairs = known_gains(group.served)
     if pairs:

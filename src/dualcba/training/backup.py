@@ -14,7 +14,7 @@ from dualcba.normalization.statistics import batch_norms
 
 
 class Backup:
-    """Copies of the buffers of network and method and, in an outer step, of φ and its moments.
+    """Copies of the buffers of all modules and, in an outer step, of φ and its moments.
 
     The forward passes of a step change the running statistics, and φ is updated before θ. The
     weights are changed last. So they need a copy only if something can still fail after their
@@ -29,7 +29,8 @@ class Backup:
         optimizer: torch.optim.Optimizer,
     ) -> None:
         self.outer_loop = outer_loop
-        buffers = [*context.network.buffers(), *method.buffers()]
+        modules = (context.network, method, outer_loop.adaptor)
+        buffers = [b for module in modules if module is not None for b in module.buffers()]
         cumulative = any(layer.momentum is None for layer in batch_norms(context.network))
         if context.lr.is_cuda and not cumulative:  # then nothing depends on the counts of batches
             buffers = [b for b in buffers if b.is_floating_point()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -68,6 +69,18 @@ def test_a_terminal_too_narrow_for_all_scores_has_several_tables() -> None:
     assert [value for row in rows for value in row[1:]] == [
         "44.5±57.2", "45.5±57.2", "10.0±0.0", "10.0±0.0", "52.0±25.4", "52.0±25.4",
     ]  # fmt: skip
+
+
+def test_the_newest_task_has_a_column_and_an_older_result_a_dash_in_it() -> None:
+    old, new = result("er", 0, 40.0), result("er-cba", 0, 60.0)
+    added = {"newest": 12.0, "prequential": 34.0}
+    new = replace(new, scores={s: {**found, **added} for s, found in new.scores.items()})
+    assert "newest" not in text([old])
+    shown = text([old, new])
+    assert "newest task ↑" in shown
+    assert "prequential ↑" in shown
+    lines = [line.split() for line in shown.splitlines() if line.strip().startswith("er")]
+    assert [line[-4:] for line in lines] == [["–"] * 4, ["12.0", "12.0", "34.0", "34.0"]]
 
 
 def test_mean_and_students_interval() -> None:

@@ -171,7 +171,8 @@ def test_gains_stand_below_the_scores_of_their_column(
 ) -> None:
     tables, found = with_gains(serve(experiment(), results), ["acc", "fm"])
     assert [t.title for t in tables] == [
-        "Digits, M = 100", "Gain in ACC, Digits, M = 100", "Digits, M = 50"
+        "Digits, M = 100", "Digits, M = 100: the newest task", "Gain in ACC, Digits, M = 100",
+        "Digits, M = 50",
     ]  # fmt: skip
     assert [(g.dual, g.base) for g in found] == [("ER-Dual-CBA", "ER")]
     assert sum(bool(t.note) for t in tables) == 1

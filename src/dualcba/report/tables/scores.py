@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from dualcba.report.comparison import Cell, Row, Served, known, rows
+from dualcba.report.comparison import NEWEST, Cell, Row, Served, known, measured, rows
 from dualcba.report.gains import Gain, Gap, known_gains
 from dualcba.report.names import MISSING, STATISTICS, score_info
 from dualcba.report.tables.model import Column, Strong, Table, number, p_value, spread, text_columns
@@ -24,12 +24,13 @@ GAIN_NOTE = (
 
 
 def with_gains(served: Sequence[Served], scores: Sequence[str]) -> tuple[list[Table], list[Gain]]:
-    """Return, for each column, a table of scores and one of gains; and all gains."""
+    """Return, for each column, tables of scores, of the newest task and of gains; and all gains."""
     tables, found = [], []
     for column in dict.fromkeys(s.entry.column for s in served):
         part = [s for s in served if s.entry.column == column]
         here = column_gains(part, scores)
         tables += blocks(known(rows(part, scores)))
+        tables += newest_tables(part, column)
         tables += [gain_table(here, column)] if here else []
         found += here
     if found:
@@ -91,6 +92,14 @@ def _texts(cell: Cell, paper: bool, wide: bool) -> list[str]:
     gap = number(cell.difference, info.digits, sign=True)
     given = number(cell.paper, info.digits if info.cost else 2)
     return [*texts, given, far(gap)] if paper else texts
+
+
+def newest_tables(served: Sequence[Served], where: str) -> list[Table]:
+    """Return a table of the scores of the newest task, unless no result has one."""
+    scores = measured(served, NEWEST)
+    title = f"{where}: the newest task"
+    found = [dataclasses.replace(row, column=title) for row in rows(served, scores)]
+    return blocks(found) if scores else []
 
 
 # ---------------------------------------------------------------------- gains

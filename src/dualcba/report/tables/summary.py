@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dualcba.experiments.result import Result
-from dualcba.report.comparison import Served, measure
+from dualcba.report.comparison import Served, measure, measured
 from dualcba.report.names import STATISTICS, method_title, score_info, seeds
-from dualcba.report.results import collections
+from dualcba.report.results import collections, validation_note
 from dualcba.report.tables.layouts import portions
 from dualcba.report.tables.model import Column, Table, short_spread, text_columns
 
 SCORES = ("acc", "fm", "acc_auc")
+ARRIVED = ("newest", "prequential")
+"""Scores of what has just arrived, shown where a run has them."""
 
 
 def summary_layouts(results: Sequence[Result]) -> list[Iterator[list[Table]]]:
@@ -20,18 +22,19 @@ def summary_layouts(results: Sequence[Result]) -> list[Iterator[list[Table]]]:
 
 
 def _layouts(served: Sequence[Served]) -> Iterator[list[Table]]:
-    return ([summary_table(served, part) for part in parts] for parts in portions(SCORES))
+    scores = [*SCORES, *measured(served, ARRIVED)]
+    return ([summary_table(served, part) for part in parts] for parts in portions(scores))
 
 
 def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
     """Return a table with one row per group of runs; each score in percent."""
-    first = served[0].results[0].spec
+    first, note = served[0].results[0].spec, validation_note(served[0].results[0])
     heads = [Column(s, score_info(name).arrowed) for name in scores for s in STATISTICS.values()]
     pairs = [(statistics, name) for name in scores for statistics in STATISTICS]
     lines = [(_name(s), *(short_spread(measure(s.results, *p)) for p in pairs)) for s in served]
     over = seeds(*(len(s.results) for s in served))
     return Table(
-        f"{first.dataset}, {first.setting}, buffer {first.buffer}",
+        f"{first.dataset}, {first.setting}, buffer {first.buffer}{note}",
         (*text_columns("method"), *heads),
         tuple(lines),
         f"percent; mean ± 95 % interval over {over}",

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dualcba.experiments.paper.catalogue import Experiment
 from dualcba.experiments.result import Result
-from dualcba.report.comparison import Served, known, rows, serve
+from dualcba.report.comparison import NEWEST, Served, known, measured, rows, serve
 from dualcba.report.gains import Gain, in_one_line
 from dualcba.report.names import seeds
 from dualcba.report.tables.layouts import score_layouts, short_gain_table
@@ -85,9 +85,10 @@ def show(
     for column in dict.fromkeys(s.entry.column for s in served):
         part = [s for s in served if s.entry.column == column]
         console.print(Text(f"{experiment.title}, {column}", style="bold"))
-        layouts = score_layouts(known(rows(part, experiment.scores)))
-        for table in fitting(layouts, console, NAME_WIDTH):
-            console.print(table)
+        for scores in filter(None, (experiment.scores, measured(part, NEWEST))):
+            layouts = score_layouts(known(rows(part, scores)))
+            for table in fitting(layouts, console, NAME_WIDTH):
+                console.print(table)
         here = column_gains(part, experiment.scores)
         if here:
             console.print(rich_table(short_gain_table(here), NAME_WIDTH))

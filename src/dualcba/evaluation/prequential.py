@@ -1,0 +1,128 @@
+"""Prequential accuracy: each batch is predicted when it arrives, before it is trained on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dualcba.data import Dataset, Task
+from dualcba.evaluation.recorders import Recorder, Scoring
+from dualcba.evaluation.scores import Scores
+from dualcba.learner import Learner
+from dualcba.normalization.statistics import RunningStatistics
+
+EVERY = 5
+"""Steps between two estimates for IBN, if the run is scored at task ends only."""
+
+_serial = itertools.count()
+
+
+class Prequential(Recorder):
+    """Accuracy on arriving batches, in percent, in all and per task.
+
+    The batch of every step of the first pass over a task is predicted under the statistics that
+    the option `anytime` names. Samples without a label do not count. BN uses the current
+    statistics. IBN estimates them before the first step that finds two samples in the memory, and
+    before each step that is a multiple of `eval_every` (of 5 if that is 0), because an estimate is
+    a pass over the memory. In between it keeps the last estimate.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        data: Dataset,
+        stream: Sequence[Task],
+        steps: Sequence[int],
+        scoring: Scoring | None = None,
+    ) -> None:
+        super().__init__(learner, data, stream, steps, scoring)
+        self.starts = [0, *itertools.accumulate(self.lengths)]
+        self.every = self.scoring.every or EVERY
+        self._key = next(_serial)  # captured graphs write into the counts of one recorder
+        layers = learner.parts.forward_pass.trained_norm_layers
+        asked = tuple(self.scoring.statistics)
+        self.statistics = asked if layers else asked[:1]  # without such layers IBN is BN
+        self._estimated = False
+        with self.engine.scope():
+            self._running, self._kept = RunningStatistics(layers), RunningStatistics(layers)
+            zeros = torch.zeros(2, dtype=torch.long, device=learner.device)
+            self._counts = {s: zeros.clone() for s in self.statistics}  # right, and all
+        self.marks: dict[str, list[Tensor]] = {s: [] for s in self.statistics}  # at task begins
+
+    def before_step(self, x: Tensor, y: Tensor) -> None:
+        """Predict the batch, unless it has arrived before."""
+        step = self.learner.step
+        task = len(self.marks[self.statistics[0]])
+        if task < len(self.lengths) and step == self.starts[task]:
+            self._mark()
+            task += 1
+        start, length = self.starts[task - 1], self.lengths[task - 1]
+        if step - start < length // self.scoring.epochs:
+            for statistics, counts in self._counts.items():
+                count = partial(_count, self.learner, counts)
+                key = ("prequential", self._key, statistics, len(x))
+                with self._evaluating(statistics):
+                    self.engine.run(key, count, x, y)
+
+    def _mark(self) -> None:
+        for statistics, counts in self._counts.items():
+            self.marks[statistics].append(counts.clone())
+
+    @contextmanager
+    def _evaluating(self, statistics: str) -> Iterator[None]:
+        """Evaluation mode under BN statistics, under new IBN statistics, or under the kept ones."""
+        learner = self.learner
+        if statistics == "bn" or learner.memory.filled < 2:
+            with learner.evaluating("bn"):
+                yield
+        elif not self._estimated or learner.step % self.every == 0:
+            with learner.evaluating("ibn"):
+                self._kept.save()
+                self._estimated = True
+                yield
+        else:
+            with learner.evaluating("bn"), self._under_kept():
+                yield
+
+    @contextmanager
+    def _under_kept(self) -> Iterator[None]:
+        self._running.save()
+        self._kept.restore()
+        try:
+            yield
+        finally:
+            self._running.restore()
+
+    def result(self) -> dict[str, dict[str, Any]]:
+        """Return `{"bn": {"accuracy": …, "tasks": […]}}`, for each of the statistics."""
+        self._mark()
+        tables = {s: torch.stack(self.marks[s]).cpu().diff(dim=0) for s in self.statistics}
+        first = tables[self.statistics[0]]
+        self.found = {s: _summary(tables.get(s, first)) for s in self.scoring.statistics}
+        return self.found
+
+    def scores(self) -> dict[str, Scores]:
+        """Return the accuracy over all tasks as the score `prequential`."""
+        return {s: {"prequential": found["accuracy"]} for s, found in self.found.items()}
+
+
+def _count(learner: Learner, into: Tensor, x: Tensor, y: Tensor) -> None:
+    """Add the numbers of correct predictions and of labels of a batch; a hidden label is −1."""
+    predicted = learner.scores(x).argmax(1)
+    into.add_(torch.stack([(predicted == y).sum(), (y >= 0).sum()]))
+
+
+def _summary(counts: Tensor) -> dict[str, Any]:
+    """Return the accuracy over all tasks and of each, from the counts of each task (row)."""
+    return {"accuracy": _percent(counts.sum(0)), "tasks": [_percent(row) for row in counts]}
+
+
+def _percent(counts: Tensor) -> float | None:
+    right, labels = counts.tolist()
+    return 100 * right / labels if labels else None

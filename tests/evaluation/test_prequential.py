@@ -1,0 +1,121 @@
+"""Prequential accuracy against predictions made by hand before each step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dualcba import Dataset
+from dualcba.data import disjoint
+from dualcba.evaluation.prequential import Prequential
+from dualcba.experiments import Hardware, Run, Spec
+from dualcba.prediction import Predictor
+
+CPU = Hardware(device="cpu")
+
+
+def spec(**options: Any) -> Spec:
+    """Three tasks of two classes, six steps each."""
+    small = {"dataset": "digits", "network": "mlp", "tasks": 3, "batch_size": 8, "buffer": 20}
+    given = {"eval_every": 1, "method": "er", "record": ["prequential"], "lr": 0.1}
+    return Spec(**small | given | options)
+
+
+def by_hand(run: Run, statistics: str) -> list[list[bool]]:
+    """Finish the run; whether `predict` was right on each new sample, per step."""
+    right: list[list[bool]] = []
+    recorder = run.recorders["prequential"]
+    before_step = recorder.before_step
+
+    def predict_first(x: torch.Tensor, y: torch.Tensor) -> None:
+        before_step(x, y)
+        run.learner._statistics = statistics
+        right.append((run.learner.predict(x) == y)[y >= 0].tolist())
+
+    recorder.before_step = predict_first  # type: ignore[method-assign]
+    list(run.steps())
+    return right
+
+
+def percent(steps: list[list[bool]]) -> float:
+    return 100 * sum(map(sum, steps)) / sum(map(len, steps))
+
+
+@pytest.mark.parametrize("statistics", ["bn", "ibn"])
+@pytest.mark.parametrize("method", ["er", "derpp-dual-cba"])
+def test_it_is_what_predict_answers_before_each_step(
+    statistics: str, method: str, images: Dataset
+) -> None:
+    run = Run(spec(method=method), images, CPU)
+    right = by_hand(run, statistics)
+    result = run.result()
+    found = result["recordings"]["prequential"][statistics]
+    assert found["accuracy"] == pytest.approx(percent(right))
+    tasks = [percent(right[6 * t : 6 * t + 6]) for t in range(3)]
+    assert found["tasks"] == pytest.approx(tasks)
+    assert 0 < found["accuracy"] < 100
+    assert result["scores"][statistics]["prequential"] == found["accuracy"]
+
+
+def test_only_the_first_pass_counts(images: Dataset) -> None:
+    run = Run(spec(epochs=2), images, CPU)
+    right = by_hand(run, "bn")
+    first = [step for t in range(3) for step in right[12 * t : 12 * t + 6]]
+    assert run.result()["scores"]["bn"]["prequential"] == pytest.approx(percent(first))
+    assert percent(first) != percent(right)
+
+
+def test_samples_without_a_label_do_not_count(images: Dataset) -> None:
+    run = Run(spec(setting="semi-0.5"), images, CPU)
+    right = by_hand(run, "bn")
+    assert 0 < sum(map(len, right)) < 18 * 8
+    assert run.result()["scores"]["bn"]["prequential"] == pytest.approx(percent(right))
+
+
+@pytest.mark.parametrize(("anytime", "found"), [("bn", ["bn"]), ("ibn", ["ibn"])])
+def test_it_is_measured_under_the_statistics_of_anytime(
+    anytime: str, found: list[str], images: Dataset
+) -> None:
+    run = Run(spec(anytime=anytime), images, CPU)
+    list(run.steps())
+    result = run.result()
+    assert list(result["recordings"]["prequential"]) == found
+    assert [s for s, scores in result["scores"].items() if "prequential" in scores] == found
+
+
+@pytest.mark.parametrize(("every", "steps"), [(4, [1, 4, 8, 16]), (0, [1, 5, 10, 15])])
+def test_ibn_is_estimated_every_few_steps(
+    every: int, steps: list[int], images: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And in between the network predicts under the last estimate, with its newest weights."""
+    at: list[int] = []
+    pass_over_memory = Predictor._pass_over_memory
+
+    def noticed(self: Predictor, *args: Any, **more: Any) -> None:
+        at.append(run.learner.step)
+        pass_over_memory(self, *args, **more)
+
+    monkeypatch.setattr(Predictor, "_pass_over_memory", noticed)
+    run = Run(spec(eval_every=every), images, CPU)
+    list(run.steps())
+    within = [step for step in at if step % 6]  # without task ends, where it is estimated anyway
+    assert within == steps  # each once: any-time evaluation and recorder share an estimate
+
+
+def test_without_normalisation_layers_ibn_is_bn(
+    images: Dataset, make_learner: Any, make_net: Any, make_batches: Any
+) -> None:
+    learner = make_learner("er", make_net(norm=False))
+    stream = disjoint(images, 3)
+    recorder = Prequential(learner, images, stream, [5, 5, 5])
+    for task, batches in zip(stream, make_batches(3, steps=5), strict=True):
+        learner.new_task(task.classes)
+        for x, y in batches:
+            recorder.before_step(x, y)
+            learner.observe(x, y)
+    assert recorder.statistics == ("bn",)  # measured once
+    found = recorder.result()
+    assert found["bn"] == found["ibn"]
+    assert recorder.scores() == {s: {"prequential": found["bn"]["accuracy"]} for s in found}

@@ -1,0 +1,337 @@
+"""Run variants of the adaptor on several streams and base methods, and show them in one table.
+
+usage: python -m tools.variants OUT.json [--only plain,dual-cba] [--streams digits,cifar10]
+           [--base er,derpp] [--seeds 5] [--test] [--abreast 8] [--set eval_every=20]
+
+A TOML file, by default `tools/variants.toml`, names the variants and the streams. Runs are scored
+on a validation split of the training data; `--test` scores them on the test data. OUT.json holds
+every run with its scores, options, seed and commit. It is written after each run, and runs that it
+holds are not repeated. A run that fails is reported, and the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from dualcba.errors import expected, unknown
+from dualcba.evaluation import STATISTICS, interval
+from dualcba.experiments import Hardware, Loader, Spec, read_toml
+from dualcba.experiments.pool import (
+    RunUpdate,
+    process_count,
+    run_specs,
+    run_specs_in_processes,
+)
+from dualcba.io import atomic_write
+from dualcba.options import definitions
+
+TABLE = Path(__file__).with_suffix(".toml")
+SHOWN = ("acc", "acc_auc", "prequential", "fm", "newest", "newest_recall")
+QUIET = 30.0
+"""Seconds between two lines of progress."""
+
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run: its place in the table, and its options."""
+
+    variant: str
+    stream: str
+    base: str
+    seed: int
+    options: Fields
+
+    @cached_property
+    def spec(self) -> Spec:
+        """The spec of the run."""
+        return Spec(**self.options, seed=self.seed)
+
+    @property
+    def place(self) -> Fields:
+        """The names that tell it apart."""
+        return {name: getattr(self, name) for name in ("variant", "stream", "base", "seed")}
+
+    def __str__(self) -> str:
+        return f"{self.variant}, {self.stream}, {self.base}, seed {self.seed}"
+
+
+def plan(table: Fields, args: argparse.Namespace) -> Iterator[Planned]:
+    """Yield the runs that are asked for; all cells of the table have their first seed first."""
+    variants = chosen("variant", table["variants"], args.only)
+    streams = chosen("stream", table["streams"], args.streams)
+    shared = table.get("defaults", {}) | {"validation": 0.0 if args.test else args.validation}
+    for seed in range(args.seed, args.seed + args.seeds):
+        for stream, data in streams.items():
+            for base in args.base:
+                for variant, own in variants.items():
+                    own = dict(own)
+                    kind = own.pop("adaptor", "")
+                    options = fitting(shared | data | dict(args.set), kind) | own
+                    options["method"] = f"{base}-{kind}" if kind else base
+                    yield Planned(variant, stream, base, seed, options)
+
+
+def fitting(options: Fields, kind: str) -> Fields:
+    """Leave out options of adaptors of another kind: defaults are for all variants."""
+    known = definitions(Spec)
+    others = {n for n, o in known.items() if o.adaptors and kind not in o.adaptors}
+    return {name: value for name, value in options.items() if name not in others}
+
+
+def chosen(what: str, known: Fields, names: Sequence[str] | None) -> Fields:
+    """Return the entries of a table that are named, or all."""
+    for name in names or ():
+        if name not in known:
+            raise ValueError(unknown(what, name, known))
+    return {name: known[name] for name in names or known}
+
+
+# ---------------------------------------------------------------------- the file
+
+
+class Collected:
+    """The file: all runs so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        empty: Fields = {"commands": [], "runs": [], "failed": []}
+        self.content = json.loads(path.read_text("utf-8")) if path.exists() else empty
+
+    def begin(self, arguments: Sequence[str]) -> None:
+        """Note the command, and forget what has failed before."""
+        command = shlex.join(["python", "-m", "tools.variants", *arguments])
+        if command not in self.content["commands"]:
+            self.content["commands"].append(command)
+        self.content["failed"] = []
+        self.write()
+
+    def add(self, part: str, entry: Fields) -> None:
+        """Add an entry to a part of the content, and write the file."""
+        self.content[part].append(entry)
+        self.write()
+
+    def write(self) -> None:
+        """Write the file."""
+        with atomic_write(self.path) as draft:
+            draft.write_text(json.dumps(self.content, indent=1, allow_nan=False) + "\n")
+
+    def holds(self, planned: Planned) -> bool:
+        """Return whether a run of the same place and spec is there."""
+        return any(same(run, planned) for run in self.content["runs"])
+
+
+def same(run: Fields, planned: Planned) -> bool:
+    """Return whether a run of the file is the planned one; options may be defaults in one."""
+    if any(run[name] != value for name, value in planned.place.items()):
+        return False
+    try:
+        return Spec(**run["options"], seed=run["seed"]) == planned.spec
+    except (TypeError, ValueError):  # an option of another version
+        return False
+
+
+def entry(planned: Planned, result: Fields, commit: str) -> Fields:
+    """Return what the file holds of a run."""
+    scores = {s: {name: rounded(v) for name, v in result["scores"][s].items()} for s in STATISTICS}
+    tasks = {s: [rounded(v) for v in result["accuracy_matrix"][s][-1]] for s in STATISTICS}
+    seconds = round(result["seconds"]["total"], 2)
+    device = result["versions"]["device"]
+    made = {"seconds": seconds, "device": device, "commit": commit}
+    return {**planned.place, "scores": scores, "tasks": tasks, "options": planned.options, **made}
+
+
+def rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def current_commit() -> str:
+    """Return the commit of the checkout; `unknown` without git."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+# ---------------------------------------------------------------------- the runs
+
+
+def run(waiting: list[Planned], collected: Collected, args: argparse.Namespace) -> None:
+    """Run what is planned; equal specs of several variants are run once."""
+    by_spec: dict[str, list[Planned]] = {}
+    for one in waiting:
+        by_spec.setdefault(one.spec.name, []).append(one)
+    specs = [group[0].spec for group in by_spec.values()]
+    progress = Progress(len(specs))
+
+    def failed(spec: Spec, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        for one in by_spec[spec.name]:
+            print(f"failed: {one}: {reason}", file=sys.stderr, flush=True)
+            collected.add("failed", {**one.place, "error": reason, "options": one.options})
+        progress.failed += 1
+
+    with folder(args.runs) as out, closing(updates(specs, out, args, failed)) as found:
+        for update in found:
+            for one in by_spec[update.spec.name] if update.result else ():
+                collected.add("runs", entry(one, update.result, args.commit))
+            progress.show(update)
+
+
+def updates(specs: list[Spec], out: Path, args: argparse.Namespace, failed: Any) -> Any:
+    """Run specs side by side, in this process or in several, as `dualcba run` does."""
+    hardware, load = Hardware(device=args.device), Loader(args.data_dir)
+    jobs = process_count(args.jobs, len(specs), hardware, abreast=args.abreast)
+    if jobs > 1:
+        return run_specs_in_processes(specs, load, hardware, out, jobs, failed=failed)
+    return run_specs(specs, load, hardware, out, abreast=args.abreast, every=0, failed=failed)
+
+
+@contextmanager
+def folder(given: Path | None) -> Iterator[Path]:
+    """Yield the folder for the results of all runs: the given one, or one that is removed."""
+    if given is not None:
+        yield given
+        return
+    with TemporaryDirectory() as name:
+        yield Path(name)
+
+
+class Progress:
+    """Prints a line from time to time."""
+
+    def __init__(self, runs: int) -> None:
+        self.runs, self.done, self.failed = runs, 0, 0
+        self.begun = self.said = time.monotonic()
+
+    def show(self, update: RunUpdate) -> None:
+        """Count a run that is complete, and print a line if the last one is some time ago."""
+        self.done += update.result is not None
+        now = time.monotonic()
+        if now - self.said > QUIET or (self.done + self.failed == self.runs and update.result):
+            self.said = now
+            text = f"{self.done} of {self.runs} runs, {self.failed} failed"
+            print(f"{text}, {now - self.begun:.0f} s", file=sys.stderr, flush=True)
+
+
+# ---------------------------------------------------------------------- the table
+
+
+def show(planned: Sequence[Planned], runs: Sequence[Fields], score: str, statistics: str) -> str:
+    """Return a table of one score: variants in rows, streams and base methods in columns."""
+    columns = list(dict.fromkeys((one.stream, one.base) for one in planned))
+    rows = list(dict.fromkeys(one.variant for one in planned))
+    heads = ["", *(f"{stream} {base}" for stream, base in columns)]
+    lines = [[row, *(cell(planned, runs, score, statistics, row, *c) for c in columns)]
+             for row in rows]  # fmt: skip
+    widths = [max(len(line[k]) for line in [heads, *lines]) for k in range(len(heads))]
+    text = [
+        "  ".join(word.rjust(w) if k else word.ljust(w) for k, (word, w) in enumerate(pairs))
+        for pairs in (list(zip(line, widths, strict=True)) for line in [heads, *lines])
+    ]
+    return "\n".join([f"{score}, {statistics.upper()}", *text])
+
+
+def cell(
+    planned: Sequence[Planned], runs: Sequence[Fields], score: str, statistics: str,
+    variant: str, stream: str, base: str,
+) -> str:  # fmt: skip
+    """Return mean ± half-width of the 95 % interval over the seeds that there are."""
+    wanted = [p for p in planned if (p.variant, p.stream, p.base) == (variant, stream, base)]
+    found = [r for p in wanted for r in runs if same(r, p)]
+    values = [v for r in found if (v := r["scores"][statistics].get(score)) is not None]
+    if not values:
+        return "–"
+    mean, half = interval(values)
+    return f"{mean:.1f}" + ("" if half is None else f"±{half:.1f}")
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def name_and_value(text: str) -> tuple[str, Any]:
+    """Read `name=value` with a value as in TOML; other text is a word."""
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise argparse.ArgumentTypeError(expected("--set", text, "name=value"))
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name, value
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("out", type=Path, help="the JSON file")
+    parser.add_argument("--file", type=Path, default=TABLE, help="variants and streams, as TOML")
+    parser.add_argument("--only", type=words, help="names of variants; by default all")
+    parser.add_argument("--streams", type=words, help="names of streams; by default all")
+    parser.add_argument("--base", type=words, default=["er", "derpp"], help="base methods")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--validation", type=float, default=0.1, help="fraction held out")
+    parser.add_argument("--test", action="store_true", help="score on the test data")
+    parser.add_argument("--set", type=name_and_value, action="append", default=[])
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--abreast", type=int, default=1, help="runs side by side on a GPU")
+    parser.add_argument("--jobs", type=int, help="processes on a CPU")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--runs", type=Path, help="folder for the whole results; else not kept")
+    parser.add_argument("--show", type=words, default=list(SHOWN), help="scores to print")
+    parser.add_argument("--statistics", type=words, default=["ibn"])
+    parser.add_argument("--table", action="store_true", help="run nothing, print the tables")
+    parser.add_argument("--commit", default=None, help="by default that of git, if there is one")
+    args = parser.parse_args(arguments)
+    args.commit = args.commit or current_commit()
+    return args
+
+
+def check(planned: Sequence[Planned]) -> None:
+    """Exit if a run cannot begin, before any has begun."""
+    for one in planned:
+        try:
+            _ = one.spec
+        except (ValueError, TypeError) as error:
+            sys.exit(f"error: {one}: {error}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parse(arguments)
+    collected = Collected(args.out)
+    try:
+        planned = list(plan(read_toml(args.file), args))
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    check(planned)
+    if not args.table:
+        collected.begin(sys.argv[1:] if arguments is None else arguments)
+        waiting = [one for one in planned if not collected.holds(one)]
+        print(f"{len(planned) - len(waiting)} of {len(planned)} runs are there", file=sys.stderr)
+        run(waiting, collected, args)
+    for statistics in args.statistics:
+        for score in args.show:
+            print(show(planned, collected.content["runs"], score, statistics) + "\n")
+    return 1 if collected.content["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
