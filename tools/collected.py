@@ -16,6 +16,7 @@ from dualcba.experiments.paper.catalogue import Entry, Experiment, experiments
 from dualcba.experiments.result import Result, make_spec
 from dualcba.experiments.run import AGNOSTIC
 from dualcba.experiments.upgrade import upgrade_row
+from dualcba.options import DUAL
 from dualcba.report.comparison import Served
 from dualcba.report.names import STATISTICS, split_method
 
