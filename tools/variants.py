@@ -175,22 +175,27 @@ def run(waiting: list[Planned], collected: Collected, args: argparse.Namespace) 
     """Run what is planned; equal specs of several variants are run once."""
     by_spec: dict[str, list[Planned]] = {}
     for one in waiting:
-        by_spec.setdefault(one.spec.name, []).append(one)
+        by_spec.setdefault(text(one.spec), []).append(one)
     specs = [group[0].spec for group in by_spec.values()]
     progress = Progress(len(specs))
 
     def failed(spec: Spec, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        for one in by_spec[spec.name]:
+        for one in by_spec[text(spec)]:
             print(f"failed: {one}: {reason}", file=sys.stderr, flush=True)
             collected.add("failed", {**one.place, "error": reason, "options": one.options})
         progress.failed += 1
 
     with folder(args.runs) as out, closing(updates(specs, out, args, failed)) as found:
         for update in found:
-            for one in by_spec[update.spec.name] if update.result else ():
+            for one in by_spec[text(update.spec)] if update.result else ():
                 collected.add("runs", entry(one, update.result, args.commit))
             progress.show(update)
+
+
+def text(spec: Spec) -> str:
+    """Return all fields of a spec as text: a name has a short digest, which may be another's."""
+    return json.dumps(spec.to_dict(), sort_keys=True)
 
 
 def updates(specs: list[Spec], out: Path, args: argparse.Namespace, failed: Any) -> Any:
@@ -225,40 +230,65 @@ class Progress:
         now = time.monotonic()
         if now - self.said > QUIET or (self.done + self.failed == self.runs and update.result):
             self.said = now
-            text = f"{self.done} of {self.runs} runs, {self.failed} failed"
-            print(f"{text}, {now - self.begun:.0f} s", file=sys.stderr, flush=True)
+            line = f"{self.done} of {self.runs} runs, {self.failed} failed"
+            print(f"{line}, {now - self.begun:.0f} s", file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------------- the table
 
 
-def show(planned: Sequence[Planned], runs: Sequence[Fields], score: str, statistics: str) -> str:
-    """Return a table of one score: variants in rows, streams and base methods in columns."""
+Place = tuple[str, str, str]
+"""Variant, stream and base method."""
+
+Values = dict[Place, dict[int, float]]
+"""A score by place and seed."""
+
+
+def values(
+    planned: Sequence[Planned], runs: Sequence[Fields], score: str, statistics: str
+) -> Values:
+    """Return a score of the planned runs that the file holds."""
+    found: Values = {}
+    for one in planned:
+        scores = [r["scores"][statistics].get(score) for r in runs if same(r, one)]
+        if scores and scores[0] is not None:
+            found.setdefault((one.variant, one.stream, one.base), {})[one.seed] = scores[0]
+    return found
+
+
+def minus(found: Values, variant: str) -> Values:
+    """Return the differences from one variant, seed by seed."""
+    return {
+        (name, *where): {k: v - first[k] for k, v in by_seed.items() if k in first}
+        for (name, *where), by_seed in found.items()
+        for first in (found.get((variant, *where), {}),)
+    }
+
+
+def show(planned: Sequence[Planned], found: Values, title: str, *, sign: bool = False) -> str:
+    """Return a table: variants in rows, streams and base methods in columns."""
     columns = list(dict.fromkeys((one.stream, one.base) for one in planned))
-    rows = list(dict.fromkeys(one.variant for one in planned))
-    heads = ["", *(f"{stream} {base}" for stream, base in columns)]
-    lines = [[row, *(cell(planned, runs, score, statistics, row, *c) for c in columns)]
-             for row in rows]  # fmt: skip
-    widths = [max(len(line[k]) for line in [heads, *lines]) for k in range(len(heads))]
-    text = [
-        "  ".join(word.rjust(w) if k else word.ljust(w) for k, (word, w) in enumerate(pairs))
-        for pairs in (list(zip(line, widths, strict=True)) for line in [heads, *lines])
-    ]
-    return "\n".join([f"{score}, {statistics.upper()}", *text])
+    lines = [[title, *(f"{stream} {base}" for stream, base in columns)]]
+    for variant in dict.fromkeys(one.variant for one in planned):
+        cells = [cell([*found.get((variant, *c), {}).values()], sign=sign) for c in columns]
+        lines.append([variant, *cells])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
+        for line in lines
+    )
 
 
-def cell(
-    planned: Sequence[Planned], runs: Sequence[Fields], score: str, statistics: str,
-    variant: str, stream: str, base: str,
-) -> str:  # fmt: skip
-    """Return mean ± half-width of the 95 % interval over the seeds that there are."""
-    wanted = [p for p in planned if (p.variant, p.stream, p.base) == (variant, stream, base)]
-    found = [r for p in wanted for r in runs if same(r, p)]
-    values = [v for r in found if (v := r["scores"][statistics].get(score)) is not None]
-    if not values:
+def cell(numbers: list[float], *, sign: bool = False) -> str:
+    """Return mean ± half-width of the 95 % interval over seeds.
+
+    >>> cell([1.0, 2.0, 3.0]), cell([1.0], sign=True), cell([])
+    ('2.0±2.5', '+1.0', '–')
+    """
+    if not numbers:
         return "–"
-    mean, half = interval(values)
-    return f"{mean:.1f}" + ("" if half is None else f"±{half:.1f}")
+    mean, half = interval(numbers)
+    return f"{mean:{'+' if sign else ''}.1f}" + ("" if half is None else f"±{half:.1f}")
 
 
 # ---------------------------------------------------------------------- the command
@@ -298,6 +328,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=Path, help="folder for the whole results; else not kept")
     parser.add_argument("--show", type=words, default=list(SHOWN), help="scores to print")
     parser.add_argument("--statistics", type=words, default=["ibn"])
+    parser.add_argument("--against", help="show the differences from this variant, seed by seed")
     parser.add_argument("--table", action="store_true", help="run nothing, print the tables")
     parser.add_argument("--commit", default=None, help="by default that of git, if there is one")
     args = parser.parse_args(arguments)
@@ -329,7 +360,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run(waiting, collected, args)
     for statistics in args.statistics:
         for score in args.show:
-            print(show(planned, collected.content["runs"], score, statistics) + "\n")
+            title = f"{score}, {statistics.upper()}"
+            found = values(planned, collected.content["runs"], score, statistics)
+            if args.against:
+                title, found = f"{title}, minus {args.against}", minus(found, args.against)
+            print(show(planned, found, title, sign=bool(args.against)) + "\n")
     return 1 if collected.content["failed"] else 0
 
 

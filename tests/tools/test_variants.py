@@ -62,10 +62,10 @@ def test_a_run_is_in_the_file_with_its_scores(call: Any, capsys: Any) -> None:
     dual = Spec(**runs["dual"]["options"])
     assert (dual.method, dual.outer_every, dual.validation) == ("er-dual-cba", 3, 0.1)
     table = capsys.readouterr().out.split("\n\n")[0].splitlines()
-    assert table[0] == "acc, IBN"
-    assert table[1].split() == ["small", "er"]
+    assert table[0].split() == ["acc,", "IBN", "small", "er"]
     shown = f"{runs['plain']['scores']['ibn']['acc']:.1f}"
-    assert table[2].split() == ["plain", shown]
+    assert table[1].split() == ["plain", shown]
+    assert len(set(map(len, table))) == 1
 
 
 def test_what_the_file_holds_is_not_run_again(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(call: Any, capsys: Any) -
     assert failed["error"].startswith("FloatingPointError")
     got = capsys.readouterr()
     assert "failed: wild, small, er, seed 0: FloatingPointError" in got.err
-    assert "wild          –" in got.out.splitlines()
+    assert ["wild", "–"] in [line.split() for line in got.out.splitlines()]
     assert call("--only", "plain")[1]["failed"] == []
 
 
@@ -102,7 +102,24 @@ def test_validation_and_test_scores_are_not_mixed(call: Any, capsys: Any) -> Non
     call("--only", "plain")
     capsys.readouterr()
     call("--only", "plain", "--table", "--test")
-    assert capsys.readouterr().out.splitlines()[2].split() == ["plain", "–"]
+    assert capsys.readouterr().out.splitlines()[1].split() == ["plain", "–"]
+
+
+def test_differences_are_seed_by_seed() -> None:
+    found = {
+        ("plain", "a", "er"): {0: 10.0, 1: 20.0},
+        ("dual", "a", "er"): {0: 12.0, 1: 23.0, 2: 90.0},
+        ("dual", "b", "er"): {0: 12.0},
+    }
+    got = variants.minus(found, "plain")
+    assert got["dual", "a", "er"] == {0: 2.0, 1: 3.0}
+    assert got["plain", "a", "er"] == {0: 0.0, 1: 0.0}
+    assert got["dual", "b", "er"] == {}
+    planned = [variants.Planned(v, "a", "er", 0, {}) for v in ("plain", "dual")]
+    lines = variants.show(planned, got, "acc", sign=True).splitlines()
+    assert [line.split() for line in lines] == [
+        ["acc", "a", "er"], ["plain", "+0.0±0.0"], ["dual", "+2.5±6.4"],
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
