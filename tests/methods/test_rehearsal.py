@@ -11,7 +11,9 @@ from dualcba.learner import Learner
 from dualcba.methods import METHODS, SUFFIXES
 
 NAMES = [
-    f"{base}{end}" for base in ("er", "derpp", "clser", "rar") for end in ("", "-cba", "-dual-cba")
+    f"{base}{end}"
+    for base in ("er", "derpp", "clser", "rar")
+    for end in ("", "-cba", "-dual-cba", "-balanced-cba")
 ]
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from dualcba.options import DATASET_DEFAULTS, GROUPS, OUTPUT, Option, definitions
+from dualcba.options import DATASET_DEFAULTS, GROUPS, KIND_DEFAULTS, OUTPUT, Option, definitions
 
 Command = Callable[..., None]
 
@@ -129,7 +129,9 @@ def help_text(option: Option) -> str:
     if isinstance(default, bool):
         shown = "yes" if default else "no"
     depends = any(option.name in values for values in DATASET_DEFAULTS.values())
-    return f"{text} (default: {shown}{', or that of the dataset' if depends else ''})"
+    by_kind = any(option.name in values for values in KIND_DEFAULTS.values())
+    others = ["the dataset"] * depends + ["the adaptor"] * by_kind
+    return f"{text} (default: {', or that of '.join([str(shown), *others])})"
 
 
 def _completion(option: Option) -> Callable[[str], list[str]] | None:
