@@ -550,11 +550,9 @@ def test_ingredients_are_captured(
     options: dict[str, Any], method: str, make_learner: Make, make_batches: Any
 ) -> None:
     eager, captured = (on_cuda(make_learner, method, e, **options) for e in ("eager", "captured"))
-    cpu = make_learner(method, lr=0.03, buffer=24, **options)
     tasks = stream(make_batches)
     want, got = learn(eager, tasks), learn(captured, tasks)
     assert got == pytest.approx(want, rel=1e-4)
-    assert learn(cpu, tasks) == pytest.approx(want, rel=1e-2)
     assert isinstance(captured.parts.engine, Captured)
     assert captured.parts.engine.entries
     assert not captured.parts.engine.refused
