@@ -531,3 +531,28 @@ def test_ablations_are_captured(
     assert isinstance(captured.parts.engine, Captured)
     assert captured.parts.engine.entries
     assert not captured.parts.engine.refused
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("method", ["er-dual-cba", "derpp-dual-cba"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"outer_draw": "balanced", "outer_loss": "ce", "targets": "raw", "outer_warmup": 3},
+        {"outer_loss": "adjusted", "prior": True},
+        {"outer_draw": "balanced", "outer_loss": "adjusted", "strength": True, "counts": True},
+        {"specific": "none", "agnostic": False, "prior": True},
+        {"specific": "individual", "strength": True, "prior": True, "counts": True},
+    ],
+)
+def test_ingredients_are_captured(
+    options: dict[str, Any], method: str, make_learner: Make, make_batches: Any
+) -> None:
+    eager, captured = (on_cuda(make_learner, method, e, **options) for e in ("eager", "captured"))
+    tasks = stream(make_batches)
+    want, got = learn(eager, tasks), learn(captured, tasks)
+    assert got == pytest.approx(want, rel=1e-4)
+    assert isinstance(captured.parts.engine, Captured)
+    assert captured.parts.engine.entries
+    assert not captured.parts.engine.refused

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dualcba import Learner, Transform
+from dualcba.checks import check_learner
 from dualcba.losses import Batch
 from dualcba.methods.derpp import DERpp
 from dualcba.methods.er import ER
@@ -125,6 +126,19 @@ def test_the_frequencies_are_those_of_the_draw(
     want = stored if draw == "memory" else torch.tensor([8.0, 8, 8, 8, 0, 0])  # of 24 + 8
     assert seen[0].frequencies is not None
     assert seen[0].frequencies.tolist() == want.tolist()
+
+
+def test_a_learner_with_all_ingredients_keeps_the_contract(make_net: Any, images: Any) -> None:
+    """Its state too holds everything that the next step depends on."""
+    given = {"outer_loss": "adjusted", "targets": "raw", "strength": True, "prior": True}
+    given |= {"outer_draw": "balanced", "outer_warmup": 2, "width": 8, "counts": True}
+    given |= {"method": "derpp-balanced-cba", "transform": images.transform()}
+
+    def make(seed: int) -> Learner:
+        net = make_net(seed)
+        return Learner(net, (3, 8, 8), 6, buffer=24, batch_size=8, seed=seed, device="cpu", **given)
+
+    check_learner(make, skip=["time"])
 
 
 def test_boundaries_may_be_inferred(make_learner: Make, make_batches: Any) -> None:
