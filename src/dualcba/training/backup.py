@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -34,28 +34,27 @@ class Backup:
         cumulative = any(layer.momentum is None for layer in batch_norms(context.network))
         if context.lr.is_cuda and not cumulative:  # then nothing depends on the counts of batches
             buffers = [b for b in buffers if b.is_floating_point()]
-        self.buffers = buffers
         theta = [p.detach() for group in optimizer.param_groups for p in group["params"]]
         self.repeats = method.repeats > 1
         self.can_fail_late = self.repeats or type(method).after_step is not Method.after_step
         own = [*(p.detach() for p in method.parameters()), *buffers] if self.repeats else []
         self.weights = [*theta, *own] if self.can_fail_late else []
         self.others: list[Tensor] = []  # that a step changes last; used with repeated updates
-        self._copies = [t.clone() for t in self.buffers]  # static: written anew in every step
-        self._saved: list[tuple[list[Tensor], list[Tensor]]] = []  # live tensors, and their copies
+        self._groups = [_Group(same) for same in _by_dtype(buffers)]
+        self._phi_groups: list[_Group] = []
         self._moments: list[Tensor] | None = None  # of φ's optimiser; None if φ is not updated
+        self._saved = False
         self._weights: tuple[list[Tensor], list[Tensor]] = [], []
 
     def save(self, *, with_adaptor: bool) -> None:
         """Copy the buffers, and φ if it is about to be updated."""
+        for group in self._groups:
+            group.save()
         self._moments = self._moments_of_phi() if with_adaptor else None
-        self._saved = []
-        if self.buffers:
-            foreach_copy_(self._copies, self.buffers)
-            self._saved.append((self.buffers, self._copies))
+        self._phi_groups = []
         if self._moments is not None:
-            live = [*self._phi(), *self._moments]
-            self._saved.append((live, [t.clone() for t in live]))
+            self._phi_groups = [_Group(t) for t in _by_dtype([*self._phi(), *self._moments])]
+        self._saved = True
 
     def save_weights(self) -> None:
         """Copy the weights, if a failure after their update is possible."""
@@ -66,26 +65,34 @@ class Backup:
 
     def restore(self) -> None:
         """Undo all changes since `save` and `save_weights`."""
-        for live, copies in (*self._saved, self._weights):
-            if live:
-                foreach_copy_(live, copies)
-        for t in self._new_moments():
-            t.zero_()
+        if self._saved:
+            for group in (*self._groups, *self._phi_groups):
+                group.put(group.values)
+            for t in self._new_moments():
+                t.zero_()
+        if self._weights[0]:
+            foreach_copy_(*self._weights)
         self.discard()
 
-    def restore_unless(self, good: Tensor) -> None:
-        """Undo the changes since `save` unless `good`, a () bool on the device, without waiting."""
-        for every, all_copies in self._saved:
-            for live, copies in _by_dtype(every, all_copies):
-                kept = torch.where(good, _flat(live), _flat(copies))
-                parts = torch.split(kept, [t.numel() for t in live])
-                foreach_copy_(live, [v.view(t.shape) for v, t in zip(parts, live, strict=True)])
+    def restore_unless(self, good: Tensor, buffers: Sequence[Tensor]) -> None:
+        """Undo the changes since `save` unless `good`, a () bool on the device, without waiting.
+
+        `buffers` is what `current_buffers` returned.
+        """
+        now = [*buffers, *(group.now() for group in self._phi_groups)]
+        for group, values in zip((*self._groups, *self._phi_groups), now, strict=True):
+            group.put(torch.where(good, values, group.values))
         for t in self._new_moments():
             t.mul_(good)
 
+    def current_buffers(self) -> list[Tensor]:
+        """Return the values of all buffers now, one tensor for each dtype."""
+        return [group.now() for group in self._groups]
+
     def discard(self) -> None:
         """Discard the copies."""
-        self._saved, self._moments, self._weights = [], None, ([], [])
+        self._saved, self._moments, self._phi_groups = False, None, []
+        self._weights = [], []
 
     def _phi(self) -> list[Tensor]:
         adaptor = self.outer_loop.adaptor
@@ -103,16 +110,34 @@ class Backup:
             yield from (t for t in self._moments_of_phi() if id(t) not in known)
 
 
-def _by_dtype(
-    live: Sequence[Tensor], copies: Sequence[Tensor]
-) -> list[tuple[list[Tensor], list[Tensor]]]:
-    groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for t, copy in zip(live, copies, strict=True):
-        both = groups.setdefault(t.dtype, ([], []))
-        both[0].append(t)
-        both[1].append(copy)
+class _Group:
+    """Tensors of one dtype, and a copy of their values, one after the other."""
+
+    def __init__(self, live: list[Tensor]) -> None:
+        self.live = live
+        self.sizes = [t.numel() for t in live]
+        self.values = self.now()
+        self.copies = self._parts(self.values)
+
+    def now(self) -> Tensor:
+        """Return the current values."""
+        return torch.cat([t.reshape(-1) for t in self.live])
+
+    def save(self) -> None:
+        """Copy the current values again."""
+        foreach_copy_(self.copies, self.live)
+
+    def put(self, values: Tensor) -> None:
+        """Copy values into the tensors."""
+        foreach_copy_(self.live, self._parts(values))
+
+    def _parts(self, values: Tensor) -> list[Tensor]:
+        parts = torch.split(values, self.sizes)
+        return [part.view(t.shape) for part, t in zip(parts, self.live, strict=True)]
+
+
+def _by_dtype(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for t in tensors:
+        groups.setdefault(t.dtype, []).append(t)
     return list(groups.values())
-
-
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([t.reshape(-1) for t in tensors])

@@ -61,6 +61,9 @@ class StepGuard:
         self.largest = torch.zeros((), device=device)  # absolute value of all inputs so far
         self.outliers = torch.zeros((), dtype=torch.long, device=device)
         self.good = context.good  # () bool: the verdict
+        self.infinite_buffers = not all(
+            bool(t.isfinite().all()) for t in _floats(backup.current_buffers())
+        )
         self._found = torch.zeros((), device=device)  # 1 if something was not finite
         self._one = torch.ones((), device=device)
         self._peak: Tensor | None = None  # the largest absolute value of this batch
@@ -85,7 +88,8 @@ class StepGuard:
         if not self.judges_inputs:
             return x
         self._clipped = False
-        self._peak = torch.linalg.vector_norm(x, torch.inf)
+        low, high = torch.aminmax(x)
+        self._peak = torch.maximum(-low, high)
         if not self.waits:
             return self._clip_on_device(x)
         peak, largest = self._peak.item(), self.largest.item()
@@ -126,13 +130,16 @@ class StepGuard:
             raise RefusedError(self._reason(grads))
 
     def _judge_on_device(self, grads: list[Tensor]) -> None:
-        norms = foreach_norm([*grads, *self.statistics])
-        size = torch.linalg.vector_norm(torch.stack(norms)) * self.context.lr
+        buffers = self.backup.current_buffers()
+        # the values of all buffers together are fewer tensors, unless one is infinite on purpose
+        statistics = self.statistics if self.infinite_buffers else _floats(buffers)
+        norms = torch.stack(foreach_norm([*grads, *statistics]))
+        size = torch.linalg.vector_norm(norms) * self.context.lr
         torch.lt(size, LARGEST_UPDATE, out=self.good)
         if self._outlier is not None and self.on_outlier != "clip":
             self.good.logical_and_(~self._outlier)
         torch.logical_not(self.good, out=self._found)
-        self.backup.restore_unless(self.good)
+        self.backup.restore_unless(self.good, buffers)
 
     def _update_is_small(self, grads: Sequence[Tensor]) -> bool:
         norm = torch.linalg.vector_norm(torch.stack(foreach_norm(list(grads))))
@@ -178,3 +185,7 @@ class StepGuard:
         for name in ("largest", "outliers"):
             live, saved = getattr(self, name), tensors.get(f"guard.{name}")
             live.zero_() if saved is None else live.copy_(saved)
+
+
+def _floats(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t for t in tensors if t.is_floating_point()]
