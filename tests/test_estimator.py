@@ -20,8 +20,8 @@ from dualcba import Learner, load_dataset
 from dualcba.estimator import DualCBAClassifier
 from dualcba.methods.er import ER
 from dualcba.nets import MLP
-from dualcba.training.guard import StepGuard
 from dualcba.training.loss_monitor import LossMonitor
+from dualcba.training.step import TrainingStep
 
 CLASSES = ["a", "b", "c", "d"]
 SMALL: dict[str, Any] = {"buffer": 20, "random_state": 0}
@@ -247,13 +247,7 @@ def test_a_fit_that_fails_keeps_what_was_learnt(wrong: dict[str, Any]) -> None:
 
 def test_a_fit_ends_with_a_look_at_refused_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LossMonitor, "due", lambda *_: False)  # as between two checks on a GPU
-    made = StepGuard.__init__
-
-    def make(guard: StepGuard, *given: Any) -> None:
-        made(guard, *given)
-        guard.stay_on_device()
-
-    monkeypatch.setattr(StepGuard, "__init__", make)
+    monkeypatch.setattr(TrainingStep, "__post_init__", TrainingStep.stay_on_device, raising=False)
     with pytest.raises(FloatingPointError):
         DualCBAClassifier(lr=1e30, epochs=1, **SMALL).fit(*stream()[0])
 

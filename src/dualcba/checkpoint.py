@@ -31,7 +31,9 @@ def collect_tensors(
     """Return copies of all state, named `<module>.<entry>` and `<optimizer>.<index>.<field>`."""
     live = {f"{part}.{k}": v for part, m in modules.items() for k, v in m.state_dict().items()}
     for name, optimizer in optimizers.items():
-        for i, entries in optimizer.state_dict()["state"].items():
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        for i, p in enumerate(params):  # `optimizer.state_dict()` would import torch's compiler
+            entries = optimizer.state.get(p, {})
             live |= {f"{name}.{i}.{k}": v for k, v in entries.items() if v is not None}
     return {k: v.detach().clone() for k, v in live.items()}
 

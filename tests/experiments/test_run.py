@@ -74,7 +74,7 @@ def test_a_validation_run_sees_no_test_sample(digits: Dataset) -> None:
 def test_the_last_losses_are_looked_at_too(digits: Dataset, monkeypatch: Any) -> None:
     one = Run(spec(method="er", lr=1e30, eval_every=0), digits, CPU)
     monkeypatch.setattr(one.learner.parts.loss_monitor, "due", lambda step: False)
-    one.learner.parts.guard.stay_on_device()
+    one.learner.parts.training_step.stay_on_device()
     with pytest.raises(FloatingPointError):
         list(one.steps())
 

@@ -157,7 +157,7 @@ def test_ibn_begins_from_fresh_statistics() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_without_waiting_network_and_adaptor_are_as_before(method: str, value: float) -> None:
     learner = teach(make(method))
-    learner.parts.guard.stay_on_device()
+    learner.parts.training_step.stay_on_device()
     before = learner.state_dict()["tensors"]
     learner.observe(*with_outlier(value))
     after = learner.state_dict()["tensors"]
@@ -178,7 +178,7 @@ def test_without_waiting_network_and_adaptor_are_as_before(method: str, value: f
 @pytest.mark.parametrize("on_outlier", ["skip", "clip"])
 def test_without_waiting_outliers_are_counted(on_outlier: str) -> None:
     learner = teach(make(on_outlier=on_outlier))
-    learner.parts.guard.stay_on_device()
+    learner.parts.training_step.stay_on_device()
     before = learner.network.head.weight.clone()  # type: ignore[operator]
     learner.observe(*with_outlier(1e20))
     learner.check_finite()
@@ -189,14 +189,14 @@ def test_without_waiting_outliers_are_counted(on_outlier: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_without_waiting_good_steps_are_the_same(method: str, differ: Differ) -> None:
     waiting, deferred = make(method), make(method)
-    deferred.parts.guard.stay_on_device()
+    deferred.parts.training_step.stay_on_device()
     assert differ(teach(waiting).state_dict(), teach(deferred).state_dict()) == []
 
 
 def test_an_infinite_first_outer_step_leaves_fresh_moments() -> None:
     """The adaptor's optimiser has no state before its first step; afterwards it is zero."""
     learner = make("er-dual-cba")
-    learner.parts.guard.stay_on_device()
+    learner.parts.training_step.stay_on_device()
     learner.new_task([0, 1])
     for k in range(5):
         learner.observe(*batch((0, 1), k))

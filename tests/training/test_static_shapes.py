@@ -49,7 +49,7 @@ def test_a_step_never_waits_for_the_device(
 
 def strictly(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Fail where a step waits for the device; the keys of the steps, as they come."""
-    learner.parts.guard.stay_on_device()  # as on a GPU
+    learner.parts.training_step.stay_on_device()  # as on a GPU
     run, ran = learner.parts.engine.run, []
 
     def strict(key: Any, fn: Any, *inputs: Tensor) -> None:

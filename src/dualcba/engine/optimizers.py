@@ -15,7 +15,13 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from dualcba.engine import torch_private
-from dualcba.engine.torch_private import adam_step, has_step_hooks, mark_hooked, sgd_step
+from dualcba.engine.torch_private import (
+    adam_step,
+    fused_sgd_,
+    has_step_hooks,
+    mark_hooked,
+    sgd_step,
+)
 
 
 class _Unwrapped(Optimizer):
@@ -42,7 +48,19 @@ class SGD(_Unwrapped, torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update the parameters from their gradients."""
-        return self._call_step(sgd_step, closure)
+        group = self.param_groups[0]
+        plain = len(self.param_groups) == 1 and not group["momentum"] and not group["weight_decay"]
+        simple = plain and group["fused"] and not group["maximize"] and closure is None
+        if not simple or has_step_hooks(self):
+            return self._call_step(sgd_step, closure)
+        params = [p for p in group["params"] if p.grad is not None]
+        if params:  # without the bookkeeping of torch, which takes as long as the kernel
+            fused_sgd_(
+                params, [p.grad for p in params], [], lr=group["lr"], weight_decay=0.0,
+                momentum=0.0, dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+                grad_scale=None, found_inf=getattr(self, "found_inf", None),
+            )  # fmt: skip
+        return None
 
 
 class Adam(_Unwrapped, torch.optim.Adam):

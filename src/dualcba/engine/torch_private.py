@@ -84,6 +84,9 @@ The wrappers set `__wrapped__`, so `inspect.unwrap` finds the function inside. T
 gradients, as the wrapper does.
 """
 
+fused_sgd_: Any = torch._fused_sgd_
+"""The kernel of `SGD(fused=True)`: keyword arguments as in `dualcba.engine.optimizers`."""
+
 adam_step: Any = unwrap(torch.optim.Adam.step)
 """`Adam.step`, as `sgd_step`."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from dualcba.memory.base import Indices, Memory
@@ -17,20 +19,22 @@ class Reservoir(Memory):
 
     def slots(self, n: int, rng: np.random.Generator) -> Indices:
         """Draw rows by Vitter's algorithm R, for n samples at once."""
-        age = self.seen + np.arange(n)
-        chosen = (rng.random(n) * (age + 1)).astype(np.int64)
-        slots = np.where(age < self.size, age, np.minimum(chosen, self.size))
+        size, ages = self.size, range(self.seen, self.seen + n)
+        u = rng.random(n).tolist()  # plain numbers are faster than arrays this small
+        drawn = [
+            a if a < size else min(int(v * (a + 1)), size) for a, v in zip(ages, u, strict=True)
+        ]
         self.seen += n
-        return last_wins(slots, self.size)
+        return last_wins(drawn, size)
 
 
-def last_wins(slots: Indices, spare: int) -> Indices:
+def last_wins(slots: Sequence[int], spare: int) -> Indices:
     """Send all but the last sample of each slot to the spare row, as sequential writes would.
 
-    >>> last_wins(np.array([3, 1, 3]), spare=9).tolist()
+    >>> last_wins([3, 1, 3], spare=9).tolist()
     [9, 1, 3]
     """
     out = [spare] * len(slots)
-    for slot, i in {slot: i for i, slot in enumerate(slots.tolist())}.items():
+    for slot, i in {slot: i for i, slot in enumerate(slots)}.items():
         out[i] = slot
     return np.array(out, np.int64)

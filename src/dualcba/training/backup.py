@@ -41,6 +41,8 @@ class Backup:
         self.weights = [*theta, *own] if self.can_fail_late else []
         self.others: list[Tensor] = []  # that a step changes last; used with repeated updates
         self._groups = [_Group(same) for same in _by_dtype(buffers)]
+        self._live = [t for group in self._groups for t in group.live]
+        self._copies = [t for group in self._groups for t in group.copies()]
         self._phi_groups: list[_Group] = []
         self._moments: list[Tensor] | None = None  # of φ's optimiser; None if φ is not updated
         self._saved = False
@@ -48,8 +50,8 @@ class Backup:
 
     def save(self, *, with_adaptor: bool) -> None:
         """Copy the buffers, and φ if it is about to be updated."""
-        for group in self._groups:
-            group.save()
+        if self._live:
+            foreach_copy_(self._copies, self._live)
         self._moments = self._moments_of_phi() if with_adaptor else None
         self._phi_groups = []
         if self._moments is not None:
@@ -117,15 +119,14 @@ class _Group:
         self.live = live
         self.sizes = [t.numel() for t in live]
         self.values = self.now()
-        self.copies = self._parts(self.values)
 
     def now(self) -> Tensor:
         """Return the current values."""
         return torch.cat([t.reshape(-1) for t in self.live])
 
-    def save(self) -> None:
-        """Copy the current values again."""
-        foreach_copy_(self.copies, self.live)
+    def copies(self) -> list[Tensor]:
+        """Return the copy as tensors like the live ones."""
+        return self._parts(self.values)
 
     def put(self, values: Tensor) -> None:
         """Copy values into the tensors."""

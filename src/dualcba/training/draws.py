@@ -119,6 +119,11 @@ class StepSampler:
         self.context = context
         self.method = method
         self.views = views
+        unused = {
+            "method": type(method).noise is Method.noise,
+            "augmentation": not context.transform.random and not views,
+        }
+        self.used = [name for name in self.rng if not unused.get(name)]
         self.balanced = balanced
         self.pooled = pooled
 

@@ -66,8 +66,9 @@ class StepGuard:
         )
         self._found = torch.zeros((), device=device)  # 1 if something was not finite
         self._one = torch.ones((), device=device)
+        self._rate = -1, False  # version of the learning rate, and whether it is above 1
         self._peak: Tensor | None = None  # the largest absolute value of this batch
-        self._clipped = False
+        self._clipped = self._growth = False
         self._outlier: Tensor | None = None  # () bool on a GPU: it holds an outlier
         self.waits = device.type == "cpu"  # for the verdict
         if not self.waits:
@@ -87,28 +88,26 @@ class StepGuard:
         """
         if not self.judges_inputs:
             return x
-        self._clipped = False
         low, high = torch.aminmax(x)
-        self._peak = torch.maximum(-low, high)
         if not self.waits:
-            return self._clip_on_device(x)
-        peak, largest = self._peak.item(), self.largest.item()
+            return self._clip_on_device(x, torch.maximum(-low, high))
+        peak, largest = max(-low.item(), high.item()), self.largest.item()
+        self._clipped, self._growth = False, peak > largest
         if not largest or peak <= FACTOR * largest:
+            self._peak = high if high.item() == peak else low
             return x
         if self.on_outlier != "clip":
             raise RefusedError(
                 f"x has a value of {peak:.3g}, over {FACTOR:.0f} times the largest so far, "
                 f"{largest:.3g},"
             )
-        self._peak, self._clipped = self.largest, True
+        self._clipped, self._growth = True, False
         return x.clamp(-largest, largest)
 
-    def _clip_on_device(self, x: Tensor) -> Tensor:
-        assert self._peak is not None
-        outlier = (self._peak > FACTOR * self.largest) & (self.largest > 0)
-        self._outlier = outlier
+    def _clip_on_device(self, x: Tensor, peak: Tensor) -> Tensor:
+        outlier = (peak > FACTOR * self.largest) & (self.largest > 0)
         bound = torch.where(outlier, self.largest, torch.inf)
-        self._peak = torch.where(outlier, self.largest, self._peak)
+        self._peak, self._outlier = torch.where(outlier, self.largest, peak), outlier
         return torch.clamp(x, -bound, bound)
 
     # ------------------------------------------------------------------ verdict
@@ -122,12 +121,10 @@ class StepGuard:
         if not self.waits:
             self._judge_on_device(grads)
             return
-        if not math.isfinite(value := loss.item()):
-            raise RefusedError(f"the loss became {value}")
         mark_non_finite_([*grads, *self.statistics], self._found, self._one)
-        if self._found.item() or (self.context.lr.item() > 1 and not self._update_is_small(grads)):
+        if self._found.item() or (self._rate_is_large() and not self._update_is_small(grads)):
             self._found.zero_()
-            raise RefusedError(self._reason(grads))
+            raise RefusedError(self._reason(loss, grads))
 
     def _judge_on_device(self, grads: list[Tensor]) -> None:
         buffers = self.backup.current_buffers()
@@ -145,7 +142,16 @@ class StepGuard:
         norm = torch.linalg.vector_norm(torch.stack(foreach_norm(list(grads))))
         return float(norm * self.context.lr) < LARGEST_UPDATE
 
-    def _reason(self, grads: Sequence[Tensor]) -> str:
+    def _rate_is_large(self) -> bool:
+        """Whether a finite gradient could make an infinite update."""
+        lr = self.context.lr
+        if self._rate[0] != lr._version:
+            self._rate = lr._version, lr.item() > 1
+        return self._rate[1]
+
+    def _reason(self, loss: Tensor, grads: Sequence[Tensor]) -> str:
+        if not math.isfinite(value := loss.item()):
+            return f"the loss became {value}"
         for what, tensors in (("a gradient", grads), ("a running statistic", self.statistics)):
             for t in tensors:
                 if not bool(t.isfinite().all()):
@@ -158,8 +164,8 @@ class StepGuard:
 
     def accept(self) -> None:
         """Update the largest value and, on a GPU or after clipping, the count."""
-        if self._peak is not None:
-            torch.maximum(self.largest, self._peak, out=self.largest)
+        if self._peak is not None and (self._growth or not self.waits):
+            torch.maximum(self.largest, self._peak.abs(), out=self.largest)
         if self.on_outlier == "raise":
             return
         if not self.waits:

@@ -62,12 +62,13 @@ def _layout(given: Given) -> Tensors:
     """Return an example of each entry that the state must have: its shape and type.
 
     An optimiser has all fields of a parameter or none. The samples of a task can be of any number.
-    States of earlier versions have no entries of the guard.
+    The guard has both entries or none: states of earlier versions have none.
     """
-    optional = ("task_data.", *(f"{name}." for name in given.parts.optimizers()))
+    optional = ("task_data.", "guard.", *(f"{name}." for name in given.parts.optimizers()))
     layout = {k: v for k, v in given.own.items() if not k.startswith(optional)}
-    if not entries_of(given.tensors, "guard"):
-        layout = {k: v for k, v in layout.items() if not k.startswith("guard.")}
+    if entries_of(given.tensors, "guard"):
+        guard = given.parts.guard
+        layout |= {"guard.largest": guard.largest, "guard.outliers": guard.outliers}
     for name, optimizer in given.parts.optimizers().items():
         for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
             if entries_of(given.tensors, f"{name}.{i}"):

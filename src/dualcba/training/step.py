@@ -51,6 +51,11 @@ class TrainingStep:
     precision: Precision
     engine: Engine
 
+    def stay_on_device(self) -> None:
+        """From now on, do not wait for the verdict on a step, as on a GPU."""
+        self.guard.stay_on_device()
+        self.loss_monitor.on_device = True
+
     def take(
         self,
         x: Tensor,
@@ -66,7 +71,7 @@ class TrainingStep:
         the last repetition; φ is updated in the first. If anything fails, the learner is as before.
         """
         self.forward_pass.restore_modes()
-        rng = {name: g.bit_generator.state for name, g in self.sampler.rng.items()}
+        rng = {name: self.sampler.rng[name].bit_generator.state for name in self.sampler.used}
         seen = self.context.memory.seen
         self.backup.discard()
         try:
