@@ -5,18 +5,15 @@
 
 from __future__ import annotations
 
-import os
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
+from fuzzing import attempts, one_line_or_fine
 
 from dualcba.options import ReproduceCommand, ResumeCommand, RunCommand, definitions
 
-NOTES = ("dualcba: --abreast has no effect", "dualcba: the tasks have")
-COUNT = 10_000 if os.environ.get("DUALCBA_FUZZ") == "full" else 150
+COUNT = attempts(150)
 
 WORDS = [
     "", " ", "-1", "0", "1", "2", "5", "1e39", "-1e39", "1e-400", "nan", "inf", "-inf", "1.5",
@@ -32,40 +29,6 @@ WORDS = [
     "main", "all", "paper", "small", "--", "--help", "-h", "@file", "'", '"', "$HOME",
     ";", "x" * 5000,
 ]  # fmt: skip
-
-
-@pytest.fixture
-def call(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Any:
-    """Run the command line in this process, without training anything."""
-    import dualcba.cli.reproduce as reproduce
-    import dualcba.cli.run as run
-    from dualcba.cli.app import main
-
-    for module in (run, reproduce):
-        monkeypatch.setattr(module, "run_with_progress", lambda *_, **__: [])
-        monkeypatch.setattr(module, "check_all", lambda *_: None)
-    monkeypatch.setattr(reproduce, "_how_long", lambda *_: "")
-    monkeypatch.setattr(reproduce, "write_files", lambda *_: [])
-    monkeypatch.chdir(tmp_path)
-
-    def invoke(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["dualcba", *words])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return int(stop.value.code or 0), capsys.readouterr().err
-
-    return invoke
-
-
-def one_line_or_fine(code: int, err: str, said: object) -> None:
-    assert code in (0, 2), (said, code, err)
-    assert "Traceback" not in err, (said, err)
-    lines = [line for line in err.splitlines() if not line.startswith(NOTES)]
-    if code == 2:
-        assert len(lines) == 1 or "Usage:" in err, (said, err)
 
 
 COMMANDS = {"run": RunCommand, "resume": ResumeCommand, "reproduce": ReproduceCommand}

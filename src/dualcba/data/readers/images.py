@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from dualcba.errors import reason
+
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # else its errors go to stderr
 
 ByteArray = NDArray[np.uint8]
 ImageShape = tuple[int, int, int]
