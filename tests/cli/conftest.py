@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import traceback
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 
 @pytest.fixture
@@ -24,6 +26,7 @@ def call(
         monkeypatch.setattr(module, "check_all", lambda *_: None)
     monkeypatch.setattr(reproduce, "_how_long", lambda *_: "")
     monkeypatch.setattr(reproduce, "write_files", lambda *_: [])
+    monkeypatch.setattr(typer.main, "get_command", cache(typer.main.get_command))  # it is slow
     monkeypatch.chdir(tmp_path)
 
     def invoke(*words: str) -> tuple[int, str]:

@@ -67,21 +67,26 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def few_figures(monkeypatch: pytest.MonkeyPatch) -> random.Random:
+def few_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw one figure in ten and render one in ten of these: all would take hours."""
     import dualcba.report.html as html
     import dualcba.report.sections as sections
+    from dualcba.report.figures.style import Plot
 
     rng = random.Random(0)
-    render = html.render
+    render, nothing = html.render, Plot("nothing", "", "", None)
 
-    def sometimes(draw: Any) -> Any:
-        return lambda *given: draw(*given) if rng.random() < 0.1 else ([], [])
+    def sometimes(draw: Any, otherwise: Any = ([], [])) -> Any:
+        return lambda *given: draw(*given) if rng.random() < 0.1 else otherwise
+
+    def sometimes_render(plot: Plot, kind: str) -> bytes:
+        return render(plot, kind) if plot is not nothing and rng.random() < 0.1 else b""
 
     figures = {name: sometimes(draw) for name, draw in sections.figures.FIGURES.items()}
     monkeypatch.setattr(sections.figures, "FIGURES", figures)
-    monkeypatch.setattr(html, "render", lambda *a: render(*a) if rng.random() < 0.1 else b"")
-    return rng
+    monkeypatch.setattr(sections, "cost", sometimes(sections.cost))
+    monkeypatch.setattr(sections, "score_bars", sometimes(sections.score_bars, nothing))
+    monkeypatch.setattr(html, "render", sometimes_render)
 
 
 COMMANDS: list[list[str]] = [
