@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -146,6 +147,12 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "learner_")
         return self.learner_.predict_proba(self._validate(X)[0]).numpy()
 
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Return the accuracy of the predictions for X, given the labels y."""
+        predicted = self.predict(X)
+        with _errors_on_one_line():
+            return float(accuracy_score(_to_numpy(y, "y"), predicted, sample_weight=sample_weight))
+
     def _validate(self, X: ArrayLike, y: Any = "no_validation", *, first: bool = False) -> Any:
         """Return samples in the dtype of the learner, and the unchanged labels or None.
 
@@ -262,7 +269,7 @@ def _to_numpy(given: Any, name: str) -> Any:
     """Return a tensor as an array, and anything else as it is."""
     if not isinstance(given, torch.Tensor):
         return given
-    return plain_tensor(given, name).resolve_conj().resolve_neg().cpu().numpy()
+    return plain_tensor(given, name).cpu().numpy()
 
 
 @contextmanager

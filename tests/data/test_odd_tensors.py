@@ -19,11 +19,15 @@ X = torch.rand(8, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(8) % 4
 
 
-def learner() -> Learner:
+def learner(boundaries: Any = "given") -> Learner:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4))
-    made = Learner(net, (5,), 4, dtype=torch.float32, buffer=8, batch_size=4, device="cpu")
-    made.new_task([0, 1, 2, 3])
+    made = Learner(
+        net, (5,), 4, dtype=torch.float32, buffer=8, batch_size=4, device="cpu",
+        boundaries=boundaries,
+    )  # fmt: skip
+    if boundaries == "given":
+        made.new_task([0, 1, 2, 3])
     return made
 
 
@@ -48,6 +52,7 @@ LABELS: dict[str, Callable[[Any], Any]] = {
     "from_arrays": lambda y: from_arrays(X, y, X, Y),
     "fit": lambda y: DualCBAClassifier(epochs=1, random_state=0).fit(X, y),
     "partial_fit": lambda y: fitted().partial_fit(X, y),
+    "score": lambda y: fitted().score(X, y),
     "classes": lambda y: DualCBAClassifier(random_state=0).partial_fit(X, Y, classes=y),
 }
 
@@ -67,10 +72,12 @@ def test_what_has_no_numbers_is_refused(kind: str) -> None:
 def test_what_holds_numbers_is_taken(kind: str, differ: Any) -> None:
     for name in ("predict", "classifier"):
         assert SAMPLES[name](TAKEN[kind](X.clone())).tolist() == SAMPLES[name](X).tolist()
-    one, two = learner(), learner()
-    one.observe(X, Y)
-    two.observe(TAKEN[kind](X.clone()), TAKEN[kind](Y.clone()))
-    assert not differ(one.state_dict(), two.state_dict())
+    assert fitted().score(X, TAKEN[kind](Y.clone())) == fitted().score(X, Y)
+    for boundaries in ("given", "inferred"):
+        one, two = learner(boundaries), learner(boundaries)
+        one.observe(X, Y)
+        two.observe(TAKEN[kind](X.clone()), TAKEN[kind](Y.clone()))
+        assert not differ(one.state_dict(), two.state_dict())
     learner().new_task(TAKEN[kind](Y.clone()[:2]))
     fitted().partial_fit(TAKEN[kind](X.clone()), TAKEN[kind](Y.clone()))
 

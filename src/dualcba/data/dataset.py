@@ -183,7 +183,7 @@ def plain_tensor(x: Tensor, name: str) -> Tensor:
         raise ValueError(f"{name} is {kind}, expected a dense tensor with values")
     if x.dtype in NO_NUMBERS:
         raise ValueError(expected(f"dtype of {name}", str(x.dtype), "numbers"))
-    plain: Any = x.detach()
+    plain: Any = x.detach().resolve_conj().resolve_neg()  # NumPy has no such views
     if any(getattr(plain, "names", ())):  # of axes, in older versions of torch
         plain = plain.rename(None)
     dense: Tensor = plain if type(plain) is Tensor else plain.as_subclass(Tensor)
