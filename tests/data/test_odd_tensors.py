@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -95,3 +96,18 @@ def test_items_of_a_torch_dataset(kind: str) -> None:
 def test_long_doubles_are_refused() -> None:
     with pytest.raises(ValueError, match=r"dtype of train x is '.*', expected numbers"):
         from_arrays(X.numpy().astype(np.longdouble), Y, X, Y)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"num_classes": 0}, "num_classes is 0, expected a whole number of at least 1"),
+        ({"num_classes": "x"}, "num_classes is 'x', expected a whole number of at least 1"),
+        ({"mean": [float("nan")], "std": [1.0]}, "mean is [nan], expected finite numbers"),
+        ({"mean": [0.0], "std": ["x"]}, "std is ['x'], expected finite numbers"),
+        ({"mean": 0.5, "std": 0.5}, "mean is 0.5, expected 1 or 5 numbers, one per channel"),
+    ],
+)
+def test_other_arguments_of_from_arrays(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        from_arrays(X, Y, X, Y, **given)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from dualcba.data.transforms import Transform
-from dualcba.errors import expected
+from dualcba.errors import at_least, expected
 
 IntArray = NDArray[np.int64]
 """Labels, or indices of samples."""
@@ -295,6 +297,8 @@ def from_arrays(
     >>> data.num_classes, data.input_shape
     (3, (2,))
     """
+    if num_classes is not None:
+        at_least(1, num_classes=num_classes)
     x = check_samples(train_x, "train")
     y = check_labels(train_y, len(x), num_classes, "train")
     classes = num_classes if num_classes is not None else count_classes(int(y.max()), len(y))
@@ -314,9 +318,11 @@ def check_transform(
 ) -> None:
     """Raise a `ValueError` if a transform with these options cannot take samples of this shape."""
     for field, values in (("mean", mean), ("std", std)):
-        if len(values) not in (1, shape[0]):
+        if not isinstance(values, Sequence | np.ndarray) or len(values) not in (1, shape[0]):
             wanted = f"1 or {shape[0]} numbers, one per channel"
-            raise ValueError(expected(field, list(values), wanted))
+            raise ValueError(expected(field, values, wanted))
+        if not all(isinstance(value, Real) and math.isfinite(value) for value in values):
+            raise ValueError(expected(field, list(values), "finite numbers"))
     if min(std) <= 0:
         raise ValueError(expected("std", list(std), "numbers above 0"))
     if pad < 0:

@@ -67,6 +67,8 @@ def open_cache(cache: Path, metadata: Mapping[str, Any]) -> DatasetArrays | None
             shape = (stored["count"][part], *stored["shape"])
             arrays[f"{part}_x"] = _map_array(cache / f"{part}_x.npy", np.uint8, shape)
             arrays[f"{part}_y"] = _map_array(cache / f"{part}_y.npy", np.int64, shape[:1])
+    except PermissionError:
+        raise
     except Exception:  # a damaged file may raise anything; the cache is then written anew
         return None
     return arrays
