@@ -159,7 +159,7 @@ def goes_on(learner: Learner, rng: random.Random) -> None:
 
 
 def test_random_calls_of_a_learner(tmp_path: Path, differ: Any) -> None:
-    for episode in range(attempts(300) // EPISODE):
+    for episode in range(attempts(150) // EPISODE):
         rng = random.Random(f"learner {episode}")
         learner = make_learner(rng)
         folder = tmp_path / str(episode)
@@ -220,7 +220,7 @@ def state_of(model: DualCBAClassifier) -> tuple[Any, dict[str, Any]]:
 
 
 def test_random_calls_of_the_estimator(differ: Any) -> None:
-    for episode in range(attempts(300) // EPISODE):
+    for episode in range(attempts(150) // EPISODE):
         rng = random.Random(f"estimator {episode}")
         model = DualCBAClassifier(epochs=1, batch_size=4, buffer=8, random_state=0)
         for k in range(EPISODE):

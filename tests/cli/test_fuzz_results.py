@@ -117,7 +117,7 @@ def test_damaged_results(call: Any, folder: Path, few_figures: object) -> None:
     rng = random.Random(17)
     files = sorted(p.relative_to(folder) for p in folder.rglob("*.json"))
     bad = folder.with_name("bad")
-    for k in range(attempts(60)):
+    for k in range(attempts(40)):
         shutil.rmtree(bad, ignore_errors=True)
         shutil.copytree(folder, bad)
         path = rng.choice([*files, Path("plan.json")])

@@ -108,6 +108,11 @@ def test_long_doubles_are_refused() -> None:
         ({"mean": 0.5, "std": 0.5}, "mean is 0.5, expected 1 or 5 numbers, one per channel"),
     ],
 )
-def test_other_arguments_of_from_arrays(given: dict[str, Any], says: str) -> None:
+def test_other_arguments_of_from_arrays_are_checked(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
         from_arrays(X, Y, X, Y, **given)
+
+
+def test_mean_and_std_may_be_arrays_or_tensors() -> None:
+    for values in (np.ones(5), torch.ones(5), [1] * 5):
+        from_arrays(X, Y, X, Y, mean=values, std=values)

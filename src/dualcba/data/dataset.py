@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -318,10 +316,10 @@ def check_transform(
 ) -> None:
     """Raise a `ValueError` if a transform with these options cannot take samples of this shape."""
     for field, values in (("mean", mean), ("std", std)):
-        if not isinstance(values, Sequence | np.ndarray) or len(values) not in (1, shape[0]):
+        if not hasattr(values, "__len__") or len(values) not in (1, shape[0]):
             wanted = f"1 or {shape[0]} numbers, one per channel"
             raise ValueError(expected(field, values, wanted))
-        if not all(isinstance(value, Real) and math.isfinite(value) for value in values):
+        if not _are_finite(values):
             raise ValueError(expected(field, list(values), "finite numbers"))
     if min(std) <= 0:
         raise ValueError(expected("std", list(std), "numbers above 0"))
@@ -330,6 +328,13 @@ def check_transform(
     if (pad or flip) and len(shape) != 3:
         wanted = "(channels, height, width) for a crop or a flip"
         raise ValueError(expected("shape of one sample", shape, wanted))
+
+
+def _are_finite(values: ArrayLike) -> bool:
+    try:
+        return bool(np.isfinite(np.asarray(values, np.float64)).all())
+    except (TypeError, ValueError):
+        return False
 
 
 def mean_and_std(x: Tensor) -> tuple[list[float], list[float]]:
