@@ -71,3 +71,23 @@ def test_random_files(call: Any, tmp_path: Path) -> None:
         path = tmp_path / f"{k}.toml"
         path.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
         one_line_or_fine(*call("run", str(path)), lines)
+
+
+OTHERS = [
+    ["report"],
+    ["report", "--json"],
+    ["list"],
+    ["data", "check"],
+    ["data", "check", "--json"],
+]
+LARGE = ("/", "..", "~", "cifar10")  # folders that take long to search, and what may be there
+
+
+def test_random_words_for_other_commands(call: Any) -> None:
+    rng = random.Random(18)
+    words = [word for word in WORDS if word not in LARGE]
+    for _ in range(COUNT):
+        given = [*rng.choice(OTHERS), *rng.choices(words, k=rng.choice([0, 1, 1, 1, 2]))]
+        if rng.random() < 0.2:
+            given += ["--data-dir", rng.choice(words)]
+        one_line_or_fine(*call(*given), given)
