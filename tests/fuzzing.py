@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 from collections.abc import Callable
@@ -141,5 +142,5 @@ def damage_json(value: Any, rng: random.Random) -> Any:
         outer[rng.choice(["x", "", "bn", "ibn", "step", "é", *outer])] = rng.choice(VALUES)
     else:
         other, name = rng.choice(places)
-        outer[key] = other[name] if name in other or isinstance(name, int) else None
+        outer[key] = copy.deepcopy(other[name])  # a copy: it may hold this place itself
     return value
