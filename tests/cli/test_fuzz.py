@@ -44,11 +44,11 @@ def random_command(rng: random.Random) -> list[str]:
     return words
 
 
-def test_random_command_lines(call: Any) -> None:
+def test_random_command_lines(dry_call: Any) -> None:
     rng = random.Random(15)
     for _ in range(COUNT):
         words = random_command(rng)
-        one_line_or_fine(*call(*words), words)
+        one_line_or_fine(*dry_call(*words), words)
 
 
 VALUES = [
@@ -61,7 +61,7 @@ VALUES = [
 ]  # fmt: skip
 
 
-def test_random_files(call: Any, tmp_path: Path) -> None:
+def test_random_files(dry_call: Any, tmp_path: Path) -> None:
     rng = random.Random(16)
     names = [*definitions(RunCommand), "options", "adaptor", "x", "a.b", "'quoted name'"]
     for k in range(COUNT):
@@ -70,7 +70,7 @@ def test_random_files(call: Any, tmp_path: Path) -> None:
             lines.append(rng.choice(["[table]", "[[tables]]", "=", "[", "a", "\x00", "a = \udcff"]))
         path = tmp_path / f"{k}.toml"
         path.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
-        one_line_or_fine(*call("run", str(path)), lines)
+        one_line_or_fine(*dry_call("run", str(path)), lines)
 
 
 OTHERS = [
@@ -83,11 +83,11 @@ OTHERS = [
 LARGE = ("/", "..", "~", "cifar10")  # folders that take long to search, and what may be there
 
 
-def test_random_words_for_other_commands(call: Any) -> None:
+def test_random_words_for_other_commands(dry_call: Any) -> None:
     rng = random.Random(18)
     words = [word for word in WORDS if word not in LARGE]
     for _ in range(COUNT):
         given = [*rng.choice(OTHERS), *rng.choices(words, k=rng.choice([0, 1, 1, 1, 2]))]
         if rng.random() < 0.2:
             given += ["--data-dir", rng.choice(words)]
-        one_line_or_fine(*call(*given), given)
+        one_line_or_fine(*dry_call(*given), given)

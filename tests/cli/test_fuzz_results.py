@@ -107,13 +107,13 @@ def damaged(text: bytes, rng: random.Random) -> bytes:
     return json.dumps(content).encode()
 
 
-def test_undamaged_results(call: Any, folder: Path, few_figures: object) -> None:
+def test_undamaged_results(dry_call: Any, folder: Path, few_figures: object) -> None:
     for command in COMMANDS:
-        code, err = call(*command, str(folder))
+        code, err = dry_call(*command, str(folder))
         assert code == 0, (command, err)
 
 
-def test_damaged_results(call: Any, folder: Path, few_figures: object) -> None:
+def test_damaged_results(dry_call: Any, folder: Path, few_figures: object) -> None:
     rng = random.Random(17)
     files = sorted(p.relative_to(folder) for p in folder.rglob("*.json"))
     bad = folder.with_name("bad")
@@ -123,4 +123,4 @@ def test_damaged_results(call: Any, folder: Path, few_figures: object) -> None:
         path = rng.choice([*files, Path("plan.json")])
         (bad / path).write_bytes(damaged((bad / path).read_bytes(), rng))
         command = rng.choice(COMMANDS)
-        one_line_or_fine(*call(*command, str(bad)), (k, command, path))
+        one_line_or_fine(*dry_call(*command, str(bad)), (k, command, path))
