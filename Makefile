@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+FUZZERS := tests/cli/test_fuzz.py tests/cli/test_fuzz_results.py tests/cli/test_kills.py tests/data/test_fuzz_files.py \
+	tests/test_fuzz_calls.py tests/test_io.py tests/test_checksum.py tests/training/test_learner_state.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test fuzz lint bench clean
 
 # torch first and pinned: an unpinned requirement can fetch gigabytes of CUDA on a CPU machine
 $(STAMP): pyproject.toml
@@ -20,6 +22,10 @@ demo: $(STAMP)
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=term --cov-fail-under=90
+
+# `make test` runs a sample of each fuzzer; this runs all of them in full
+fuzz: $(STAMP)
+	DUALCBA_FUZZ=full $(BIN)/python -m pytest -n 2 $(FUZZERS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

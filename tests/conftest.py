@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+import typer
 from torch import Tensor, nn
 
 from dualcba import Dataset, Learner, from_arrays
@@ -225,6 +228,37 @@ def dualcba(
         return Outcome(code, out, err, folder)
 
     return run
+
+
+@pytest.fixture
+def dry_call(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Any:
+    """Run the command line in this process, without training anything."""
+    import dualcba.cli.reproduce as reproduce
+    import dualcba.cli.run as run
+    from dualcba.cli.app import main
+
+    for module in (run, reproduce):
+        monkeypatch.setattr(module, "run_with_progress", lambda *_, **__: [])
+        monkeypatch.setattr(module, "check_all", lambda *_: None)
+    monkeypatch.setattr(reproduce, "_how_long", lambda *_: "")
+    monkeypatch.setattr(reproduce, "write_files", lambda *_: [])
+    monkeypatch.setattr(typer.main, "get_command", cache(typer.main.get_command))  # it is slow
+    monkeypatch.chdir(tmp_path)
+
+    def invoke(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["dualcba", *words])
+        capsys.readouterr()
+        try:
+            main()
+        except SystemExit as stop:
+            return int(stop.code or 0), capsys.readouterr().err
+        except Exception:
+            return 1, traceback.format_exc()
+        raise AssertionError("main returned, expected that it exits")
+
+    return invoke
 
 
 @pytest.fixture

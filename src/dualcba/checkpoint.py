@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from dualcba.io import atomic_write
+from dualcba.parsing import parse_json
 
 Tensors = dict[str, Tensor]
 
@@ -124,7 +125,7 @@ def read_state_file(path: Path, what: str = "saved learner") -> dict[str, Any]:
         header = _header(content)
         own, damaged = "dualcba" in header, not _intact(content, header)
         if own and not damaged:
-            return {"tensors": load(content), "meta": json.loads(header["dualcba"])}
+            return {"tensors": load(content), "meta": parse_json(header["dualcba"])}
     except UNREADABLE as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"{path} cannot be read as a {what}: {reason}") from error
@@ -147,7 +148,7 @@ def _header(content: bytes) -> dict[str, str]:
     size = int.from_bytes(content[:8], "little")
     if not 0 < size <= len(content) - 8:
         raise ValueError(f"{len(content)} bytes, expected a complete safetensors file")
-    header = json.loads(content[8 : 8 + size])
+    header = parse_json(content[8 : 8 + size])
     fields = header.get("__metadata__", {}) if isinstance(header, dict) else {}
     return fields if isinstance(fields, dict) else {}
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 
 LARGEST_INT = 2**63 - 1
+LONGEST = 1000  # letters of a value that an error shows
 SMALLEST_FLOAT, LARGEST_FLOAT = 1e-37, 3e38  # what float32 holds with full precision
 
 
@@ -20,7 +21,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     names = list(known)
     near = nearest(name, names)
     hint = f", did you mean {near!r}?" if near else ""
-    return f"unknown {what} {name!r}{hint} (known: {', '.join(names)})"
+    return f"unknown {what} {shown(name)}{hint} (known: {', '.join(names)})"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -38,7 +39,29 @@ def expected(field: str, value: object, wanted: str) -> str:
     >>> expected("buffer", 0, "a whole number of at least 1")
     'buffer is 0, expected a whole number of at least 1'
     """
-    return f"{field} is {value!r}, expected {wanted}"
+    return f"{field} is {shown(value)}, expected {wanted}"
+
+
+def shown(value: object) -> str:
+    """Return the `repr` of a value on one line, without its middle if it is long.
+
+    >>> shown([1, "a"]), len(shown("x" * 10_000))
+    ("[1, 'a']", 1003)
+    """
+    try:
+        text = " ".join(line.strip() for line in repr(value).splitlines())
+    except Exception:  # an object may raise anything, and nested lists a RecursionError
+        return f"a {type(value).__name__}"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]}...{text[-LONGEST // 2 :]}"
+
+
+def reason(error: BaseException) -> str:
+    """Return the message of an error on one line, or its type if it has none.
+
+    >>> reason(ValueError("bad\\nfile")), reason(EOFError())
+    ('bad file', 'EOFError')
+    """
+    return " ".join(str(error).split())[:LONGEST] or type(error).__name__
 
 
 def at_least(low: int, **fields: int) -> None:

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from dualcba.errors import at_least, expected, unknown
+from dualcba.data.dataset import plain_tensor
+from dualcba.errors import at_least, expected, reason, unknown
 from dualcba.learner import Learner
 from dualcba.methods import Method
 from dualcba.nets import make_network
@@ -145,15 +147,23 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "learner_")
         return self.learner_.predict_proba(self._validate(X)[0]).numpy()
 
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Return the accuracy of the predictions for X, given the labels y."""
+        predicted = self.predict(X)
+        with _errors_on_one_line():
+            return float(accuracy_score(_to_numpy(y, "y"), predicted, sample_weight=sample_weight))
+
     def _validate(self, X: ArrayLike, y: Any = "no_validation", *, first: bool = False) -> Any:
         """Return samples in the dtype of the learner, and the unchanged labels or None.
 
         `first` is True if the data determine the dtype and the number of features.
         """
         dtypes = [np.float32, np.uint8]  # other types are converted to the first of these
-        validated = validate_data(
-            self, X, y, reset=first, dtype=dtypes, allow_nd=True, force_writeable=True
-        )  # writeable: torch warns about read-only arrays, such as memory maps of joblib
+        with _errors_on_one_line():  # writeable: torch warns about read-only arrays, as joblib's
+            validated = validate_data(
+                self, _to_numpy(X, "X"), _to_numpy(y, "y"), reset=first, dtype=dtypes,
+                allow_nd=True, force_writeable=True,
+            )  # fmt: skip
         samples, labels = validated if isinstance(validated, tuple) else (validated, None)
         if not first and self.learner_.dtype == torch.float32:
             samples = samples.astype(np.float32)
@@ -161,7 +171,8 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             wanted = "uint8, as in the first call"
             raise ValueError(expected("dtype of X", str(np.asarray(X).dtype), wanted))
         if labels is not None:
-            check_classification_targets(labels)
+            with _errors_on_one_line():
+                check_classification_targets(labels)
         return samples, labels
 
     def _check_same_classes(self, classes: ArrayLike) -> None:
@@ -249,10 +260,29 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 def _unique_classes(classes: ArrayLike) -> Array:
     try:
-        return np.asarray(unique_labels(classes))
-    except (TypeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"classes cannot be read as a list of labels: {reason}") from error
+        return np.asarray(unique_labels(_to_numpy(classes, "classes")))
+    except Exception as error:  # an object may raise anything
+        raise ValueError(f"classes cannot be read as a list of labels: {reason(error)}") from error
+
+
+def _to_numpy(given: Any, name: str) -> Any:
+    """Return a tensor as an array, and anything else as it is."""
+    if not isinstance(given, torch.Tensor):
+        return given
+    return plain_tensor(given, name).cpu().numpy()
+
+
+@contextmanager
+def _errors_on_one_line() -> Iterator[None]:
+    """Replace the errors of scikit-learn, and of objects that it reads, by errors on one line."""
+    try:
+        yield
+    except TypeError as error:
+        raise TypeError(reason(error)) from error
+    except ValueError as error:
+        raise ValueError(reason(error)) from error
+    except Exception as error:
+        raise ValueError(f"X or y cannot be read as an array: {reason(error)}") from error
 
 
 def _check_labels(labels: Array, classes: Array) -> None:

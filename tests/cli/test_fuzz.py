@@ -5,18 +5,15 @@
 
 from __future__ import annotations
 
-import os
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
+from fuzzing import attempts, one_line_or_fine
 
 from dualcba.options import ReproduceCommand, ResumeCommand, RunCommand, definitions
 
-NOTES = ("dualcba: --abreast has no effect", "dualcba: the tasks have")
-COUNT = 10_000 if os.environ.get("DUALCBA_FUZZ") == "full" else 150
+COUNT = attempts(150)
 
 WORDS = [
     "", " ", "-1", "0", "1", "2", "5", "1e39", "-1e39", "1e-400", "nan", "inf", "-inf", "1.5",
@@ -30,42 +27,9 @@ WORDS = [
     "meta", "xpu", "auto", "fp32", "split", "concat", "given", "inferred", "ema", "bn", "ibn",
     "logit", "probability", "single", "individual", "none", "pretrained", "predictions,alignment",
     "main", "all", "paper", "small", "--", "--help", "-h", "@file", "'", '"', "$HOME",
-    ";", "x" * 5000,
+    ";", "x" * 5000, "a" + "=[" * 1000, "alpha=" + "[" * 5000, "alpha=" + "[" * 60 + "]" * 60,
+    'a={"b":' * 300, "/proc/x", "/dev/null/x", "a[/b]", "a\nb", "[" * 3000, "tasks=[[1],2]",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def call(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Any:
-    """Run the command line in this process, without training anything."""
-    import dualcba.cli.reproduce as reproduce
-    import dualcba.cli.run as run
-    from dualcba.cli.app import main
-
-    for module in (run, reproduce):
-        monkeypatch.setattr(module, "run_with_progress", lambda *_, **__: [])
-        monkeypatch.setattr(module, "check_all", lambda *_: None)
-    monkeypatch.setattr(reproduce, "_how_long", lambda *_: "")
-    monkeypatch.setattr(reproduce, "write_files", lambda *_: [])
-    monkeypatch.chdir(tmp_path)
-
-    def invoke(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["dualcba", *words])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main()
-        return int(stop.value.code or 0), capsys.readouterr().err
-
-    return invoke
-
-
-def one_line_or_fine(code: int, err: str, said: object) -> None:
-    assert code in (0, 2), (said, code, err)
-    assert "Traceback" not in err, (said, err)
-    lines = [line for line in err.splitlines() if not line.startswith(NOTES)]
-    if code == 2:
-        assert len(lines) == 1 or "Usage:" in err, (said, err)
 
 
 COMMANDS = {"run": RunCommand, "resume": ResumeCommand, "reproduce": ReproduceCommand}
@@ -80,11 +44,11 @@ def random_command(rng: random.Random) -> list[str]:
     return words
 
 
-def test_random_command_lines(call: Any) -> None:
+def test_random_command_lines(dry_call: Any) -> None:
     rng = random.Random(15)
     for _ in range(COUNT):
         words = random_command(rng)
-        one_line_or_fine(*call(*words), words)
+        one_line_or_fine(*dry_call(*words), words)
 
 
 VALUES = [
@@ -92,10 +56,12 @@ VALUES = [
     "[]", "[1]", "[[1]]", "[1, 'a']", "{}", "{ a = 1 }", "{ a = { b = [1, { c = 2 }] } }",
     "1979-05-27", "1979-05-27T07:32:00Z", "07:32:00", "99999999999999999999", "['er', 3]",
     "'~nosuchuser/x'", "'digits'", "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]", "[5, 5]", "'a[b'", "'''\n'''",
+    "[1979-05-27]", "[[1], 07:32:00]", "[" * 60 + "]" * 60, "[" * 3000 + "]" * 3000,
+    "{ a = " * 60 + "1" + " }" * 60, "9" * 5000, "[[0, 1], 2]", "'/proc/x'", "'a[/b]'",
 ]  # fmt: skip
 
 
-def test_random_files(call: Any, tmp_path: Path) -> None:
+def test_random_files(dry_call: Any, tmp_path: Path) -> None:
     rng = random.Random(16)
     names = [*definitions(RunCommand), "options", "adaptor", "x", "a.b", "'quoted name'"]
     for k in range(COUNT):
@@ -104,4 +70,24 @@ def test_random_files(call: Any, tmp_path: Path) -> None:
             lines.append(rng.choice(["[table]", "[[tables]]", "=", "[", "a", "\x00", "a = \udcff"]))
         path = tmp_path / f"{k}.toml"
         path.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
-        one_line_or_fine(*call("run", str(path)), lines)
+        one_line_or_fine(*dry_call("run", str(path)), lines)
+
+
+OTHERS = [
+    ["report"],
+    ["report", "--json"],
+    ["list"],
+    ["data", "check"],
+    ["data", "check", "--json"],
+]
+LARGE = ("/", "..", "~", "cifar10")  # folders that take long to search, and what may be there
+
+
+def test_random_words_for_other_commands(dry_call: Any) -> None:
+    rng = random.Random(18)
+    words = [word for word in WORDS if word not in LARGE]
+    for _ in range(COUNT):
+        given = [*rng.choice(OTHERS), *rng.choices(words, k=rng.choice([0, 1, 1, 1, 2]))]
+        if rng.random() < 0.2:
+            given += ["--data-dir", rng.choice(words)]
+        one_line_or_fine(*dry_call(*given), given)

@@ -80,10 +80,13 @@ def test_a_folder_that_is_missing_or_empty_is_one_line(tmp_path: Path) -> None:
         ("[]", "holds a list, expected the result of a run"),
         ({}, "lacks 'spec', expected the result of a run"),
         ({"spec": {}, "seed": 0, "scores": {}}, "lacks 'status', expected the result of a run"),
-        (made().to_dict() | {"spec": {}}, "lacks 'method' in its spec, expected the result of a"),
-        (made().to_dict() | {"spec": []}, "has 'spec' of type list, expected dict"),
-        (made().to_dict() | {"seed": "0"}, "has 'seed' of type str, expected int"),
-        (made().to_dict() | {"scores": {"bn": 3}}, "has 'bn' of type int, expected dict"),
+        (made().to_dict() | {"spec": {}}, "lacks 'method' in spec, expected the result of a run"),
+        (made().to_dict() | {"spec": []}, "has spec of [], expected an object"),
+        (
+            made().to_dict() | {"seed": "0"},
+            "has seed of '0', expected a whole number of at least 0",
+        ),
+        (made().to_dict() | {"scores": {"bn": 3}}, "has scores.bn of 3, expected an object"),
         (made().to_dict() | {"data": 3}, "has a wrong 'data', expected name, path and digest"),
         (
             made().to_dict() | {"data": {"name": "a", "path": 3, "digest": "b"}},

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import nn
 
 from dualcba import Learner
 from dualcba.losses import identity
@@ -137,3 +138,11 @@ def test_classifier_is_trained_and_saved(make_learner: Callable[..., Learner], t
     assert isinstance(learner.network.head, CosineHead)
     assert learner.network.head.scale.item() != 10.0
     assert any(name.endswith(".scale") for name in learner.state_dict()["tensors"])
+
+
+def test_a_bare_linear_layer_is_refused_when_the_learner_is_made() -> None:
+    """It has no parent in which its last layer could be replaced."""
+    with pytest.raises(ValueError, match="is a bare linear layer that the method replaces"):
+        Learner(nn.Linear(5, 4), (5,), 4, method="lucir", dtype=torch.float32)
+    inside = nn.Sequential(nn.Linear(5, 4))
+    Learner(inside, (5,), 4, method="lucir", dtype=torch.float32, buffer=8)

@@ -30,7 +30,7 @@ def run(method: str, seed: int, acc: tuple[float, float], **fields: Any) -> Resu
         {s: {"acc": a, "fm": 50 - a, "acc_auc": None} for s, a in both.items()},
         {s: [[a] * 10] * 10 for s, a in both.items()},
         Anytime((1, 2, 3), (0, 0, 0)),
-        {"transitions": [1, 2, 3]},
+        {"other": [1, 2, 3]},
         {"train": 1.0, "evaluate": 1.0, "total": 2.0},
         versions={"dualcba": "0"},
     )

@@ -185,7 +185,12 @@ def check(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Check the counts, shapes and labels of a dataset on this machine."""
+    """Check a dataset on this machine.
+
+    Compares samples and labels of a published dataset with the digest of their content, or only
+    the counts and shapes where no digest is known. Of any dataset it checks that all files can be
+    read, and that each class has training and test samples.
+    """
     from dataclasses import asdict
 
     from dualcba.data import data_dir as find_data
@@ -250,7 +255,7 @@ def _fail(error: Exception) -> None:
         room = "expected room, perhaps by fewer --abreast or --jobs"
         fail(f"{reason}; {room}; the runs that were complete are kept", 1)
     if isinstance(error, ValueError | OSError):
-        fail(error, 2)
+        fail(" ".join(str(error).splitlines()), 2)  # a name in it may have line breaks
     message = getattr(error, "format_message", None)  # an error of usage
     if message is None:
         raise error

@@ -18,7 +18,7 @@ from dualcba.experiments.paper.coverage import Coverage, Wanted, cover, ready_sp
 from dualcba.experiments.paper.selection import choose
 from dualcba.experiments.pool import process_count
 from dualcba.experiments.result import Result
-from dualcba.experiments.store import check_folder, known_data, read_results
+from dualcba.experiments.store import check_folder, known_data, make_folder, read_results
 from dualcba.options import ReproduceCommand
 from dualcba.report import render
 from dualcba.report.data import experiment_data
@@ -77,7 +77,7 @@ def run_missing(coverage: Coverage, load: Load, options: ReproduceCommand, out: 
     """Run what is missing; runs that take a part from another one come after it."""
     if coverage.missing:
         check_all(_one_of_each_kind(coverage.missing), load, options)
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
     for part in rounds(coverage.missing):
         runs = read_results(out)
         specs = [ready_spec(one, out, runs) for one in part]

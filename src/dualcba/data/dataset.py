@@ -14,12 +14,18 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from dualcba.data.transforms import Transform
-from dualcba.errors import expected
+from dualcba.errors import at_least, expected
 
 IntArray = NDArray[np.int64]
 """Labels, or indices of samples."""
 
 DIGEST_BLOCK = 1 << 24  # bytes hashed at a time
+LONGEST_NUMBER = 8  # bytes: torch has no longer ones
+NO_NUMBERS = {
+    dtype for name in ("bits8", "bits16", "bits1x8", "bits2x4", "bits4x2", "float4_e2m1fn_x2")
+    if (dtype := getattr(torch, name, None)) is not None
+}  # fmt: skip
+"""Types of torch that cannot be converted to float32."""
 
 
 @dataclass(frozen=True)
@@ -135,15 +141,11 @@ def check_labels(
     lowest
         The lowest label that is accepted.
     """
-    try:
-        labels = torch.as_tensor(_native(y) if isinstance(y, np.ndarray) else y)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"{name} y cannot be read as labels, expected whole numbers") from None
+    labels = _label_tensor(y, f"{name} y")
     if labels.dim() != 1 or len(labels) != length:
         raise ValueError(expected(f"shape of {name} y", tuple(labels.shape), f"({length},)"))
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(expected(f"dtype of {name} y", str(labels.dtype), "whole numbers"))
-    labels = labels.long()
     limit = num_classes if num_classes is not None else torch.iinfo(torch.long).max
     bad = (labels < lowest) | (labels >= limit)
     if bool(bad.any()):
@@ -155,6 +157,43 @@ def check_labels(
         )
         raise ValueError(expected(f"{name} y[{i}]", int(labels[i]), wanted))
     return labels
+
+
+def _label_tensor(y: ArrayLike | Tensor, name: str) -> Tensor:
+    """Return labels as a tensor, of int64 if they are whole numbers."""
+    if isinstance(y, Tensor):
+        y = plain_tensor(y, name)
+    try:
+        labels = torch.as_tensor(_native(y) if isinstance(y, np.ndarray) else y)
+        whole = not (labels.is_floating_point() or labels.is_complex())
+        return labels.long() if whole and labels.dtype != torch.bool else labels
+    except Exception:  # an object may raise anything, and nested lists a RecursionError
+        raise ValueError(f"{name} cannot be read as labels, expected whole numbers") from None
+
+
+def plain_tensor(x: Tensor, name: str) -> Tensor:
+    """Return an ordinary tensor without a gradient, or raise if it is not dense or has no values.
+
+    >>> plain_tensor(torch.eye(3).to_sparse(), "x")
+    Traceback (most recent call last):
+    ...
+    ValueError: x is torch.sparse_coo, expected a dense tensor with values
+    """
+    if x.layout != torch.strided or x.is_meta or x.is_quantized or x.is_nested:
+        kinds = {
+            "on the device meta": x.is_meta,
+            "quantised": x.is_quantized,
+            "nested": x.is_nested,
+        }
+        kind = next((kind for kind, found in kinds.items() if found), str(x.layout))
+        raise ValueError(f"{name} is {kind}, expected a dense tensor with values")
+    if x.dtype in NO_NUMBERS:
+        raise ValueError(expected(f"dtype of {name}", str(x.dtype), "numbers"))
+    plain: Any = x.detach().resolve_conj().resolve_neg()  # NumPy has no such views
+    if any(getattr(plain, "names", ())):  # of axes, in older versions of torch
+        plain = plain.rename(None)
+    dense: Tensor = plain if type(plain) is Tensor else plain.as_subclass(Tensor)
+    return dense
 
 
 def count_classes(highest: int, samples: int) -> int:
@@ -185,7 +224,7 @@ def check_samples(x: ArrayLike | Tensor, name: str, shape: tuple[int, ...] | Non
     shape
         The required shape of one sample; by default any.
     """
-    samples = x.detach() if isinstance(x, Tensor) else torch.from_numpy(_numeric(x, name))
+    samples = plain_tensor(x, f"{name} x") if isinstance(x, Tensor) else _numeric(x, name)
     if samples.is_complex():
         raise ValueError(expected(f"dtype of {name} x", str(samples.dtype), "real numbers"))
     if samples.dim() < 2 or samples.numel() == 0:
@@ -208,14 +247,17 @@ def _check_finite(samples: Tensor, name: str) -> None:
         raise ValueError(f"{name} x[{i}] holds a NaN or an infinite value, expected finite numbers")
 
 
-def _numeric(x: ArrayLike, name: str) -> np.ndarray:
+def _numeric(x: ArrayLike, name: str) -> Tensor:
     try:
         array = np.asarray(x)
     except ValueError:
         raise ValueError(f"{name} x is ragged, expected samples of one shape") from None
-    if array.dtype.kind not in "buif":
+    except Exception:  # an object may raise anything
+        kind = type(x).__name__
+        raise ValueError(expected(f"type of {name} x", kind, "an array or a tensor")) from None
+    if array.dtype.kind not in "buif" or array.dtype.itemsize > LONGEST_NUMBER:
         raise ValueError(expected(f"dtype of {name} x", str(array.dtype), "numbers"))
-    return _native(array)
+    return torch.from_numpy(_native(array))
 
 
 def _native(array: np.ndarray) -> np.ndarray:
@@ -259,6 +301,8 @@ def from_arrays(
     >>> data.num_classes, data.input_shape
     (3, (2,))
     """
+    if num_classes is not None:
+        at_least(1, num_classes=num_classes)
     x = check_samples(train_x, "train")
     y = check_labels(train_y, len(x), num_classes, "train")
     classes = num_classes if num_classes is not None else count_classes(int(y.max()), len(y))
@@ -278,9 +322,11 @@ def check_transform(
 ) -> None:
     """Raise a `ValueError` if a transform with these options cannot take samples of this shape."""
     for field, values in (("mean", mean), ("std", std)):
-        if len(values) not in (1, shape[0]):
+        if not hasattr(values, "__len__") or len(values) not in (1, shape[0]):
             wanted = f"1 or {shape[0]} numbers, one per channel"
-            raise ValueError(expected(field, list(values), wanted))
+            raise ValueError(expected(field, values, wanted))
+        if not _are_finite(values):
+            raise ValueError(expected(field, list(values), "finite numbers"))
     if min(std) <= 0:
         raise ValueError(expected("std", list(std), "numbers above 0"))
     if pad < 0:
@@ -288,6 +334,13 @@ def check_transform(
     if (pad or flip) and len(shape) != 3:
         wanted = "(channels, height, width) for a crop or a flip"
         raise ValueError(expected("shape of one sample", shape, wanted))
+
+
+def _are_finite(values: ArrayLike) -> bool:
+    try:
+        return bool(np.isfinite(np.asarray(values, np.float64)).all())
+    except (TypeError, ValueError):
+        return False
 
 
 def mean_and_std(x: Tensor) -> tuple[list[float], list[float]]:

@@ -38,7 +38,9 @@ def file_lock(path: Path, show: bool | None = None) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if progress_enabled(show):
-                    Console(stderr=True).print(f"waiting for another process that holds {path}")
+                    Console(stderr=True).print(
+                        f"waiting for another process that holds {path}", markup=False
+                    )
                 fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield

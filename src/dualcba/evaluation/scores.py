@@ -8,6 +8,7 @@ evaluation. A score that cannot be computed is None.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,6 +152,7 @@ def interval(values: list[float], level: float = 0.95) -> tuple[float, float | N
     return float(np.mean(values)), student_t(n - 1, level) * standard_error
 
 
+@cache
 def student_t(degrees: int, level: float = 0.95) -> float:
     """Return the two-sided quantile of Student's t distribution.
 

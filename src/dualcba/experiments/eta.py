@@ -48,7 +48,8 @@ def estimate(
     device = device_name(resolve_device(hardware.device))
     known: dict[tuple[Any, ...], list[float]] = {}
     for result in results:
-        if result.get("versions", {}).get("device") == device:
+        timed = "total" in result["seconds"]
+        if timed and result["versions"].get("device") == device:
             known.setdefault(_kind(result["spec"]), []).append(result["seconds"]["total"])
     paces: dict[tuple[Any, ...], Pace] = {}
     total, finished, begun = 0.0, 0, time.perf_counter()

@@ -12,6 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from dualcba.data.dataset import DataOrigin
+from dualcba.errors import shown
+from dualcba.experiments.result_rules import check_result
 from dualcba.experiments.spec import Spec
 from dualcba.experiments.upgrade import upgrade_result
 
@@ -232,23 +234,9 @@ def _checked(content: Any) -> dict[str, Any]:
         raise ValueError(f"holds a {type(content).__name__}, expected the result of a run")
     schema = content.get("schema", 1)
     if schema not in (1, SCHEMA):
-        raise ValueError(f"has the schema {schema!r}, expected 1 or {SCHEMA}")
-    for name, kind in (("spec", dict), ("seed", int), ("status", str), ("scores", dict)):
-        _check(content, name, kind)
-    for name in NAMED:
-        if name not in content["spec"]:
-            raise ValueError(f"lacks {name!r} in its spec, expected the result of a run")
-    for statistics in content["scores"]:
-        _check(content["scores"], statistics, dict)
+        raise ValueError(f"has the schema {shown(schema)}, expected 1 or {SCHEMA}")
+    check_result(content)
     return upgrade_result(content) if schema == 1 else content
-
-
-def _check(content: dict[str, Any], name: str, kind: type) -> None:
-    if name not in content:
-        raise ValueError(f"lacks {name!r}, expected the result of a run")
-    if not isinstance(content[name], kind) or isinstance(content[name], bool):
-        found, wanted = type(content[name]).__name__, kind.__name__
-        raise ValueError(f"has {name!r} of type {found}, expected {wanted}")
 
 
 # ---------------------------------------------------------------------- specs that are alike

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from dualcba.options import (
     fill,
     kind_defaults,
 )
+from dualcba.parsing import parse_toml
 
 OFFLINE_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     ("cifar100", base): {"adaptor_lr": 0.0001} for base in ("derpp", "clser", "rar")
@@ -195,10 +195,10 @@ def _fitting(given: Mapping[str, Any], method: str, methods: list[str]) -> dict[
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the options in a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing, expected a TOML file") from None
     except IsADirectoryError:
         raise IsADirectoryError(f"{path} is a folder, expected a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is not a TOML file: {error}") from error

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dualcba.data.dataset import DataOrigin
+from dualcba.errors import expected, unknown
 from dualcba.experiments.result import SCHEMA, Result, frozen, read_origin
-from dualcba.experiments.spec import Spec, upgrade_fields
+from dualcba.experiments.spec import Spec, fields, upgrade_fields
 from dualcba.io import atomic_write, folder_lock
+from dualcba.parsing import parse_json
 
 RESULT = "result.json"
 PLAN = "plan.json"
@@ -27,6 +30,17 @@ def check_folder(out: Path) -> None:
     for folder in (out, *out.parents):
         if folder.exists() and not folder.is_dir():
             raise FileExistsError(f"{folder} is a file, expected a folder for the results")
+
+
+def make_folder(out: Path) -> None:
+    """Make the folder for the results; raise an OSError that says what is accepted."""
+    wanted = "a folder for the results that can be written, as --out"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"{out} cannot be made: {error.strerror}, expected {wanted}") from error
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise PermissionError(f"{out} cannot be written, expected {wanted}")
 
 
 def check_free(out: Path, specs: Iterable[Spec]) -> None:
@@ -79,7 +93,7 @@ def find_results(out: Path) -> list[Result]:
 def read_result(path: Path) -> Result:
     """Read one result; raise a ValueError that names the file if it is damaged."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     try:
@@ -93,6 +107,7 @@ def write_plan(
 ) -> Path:
     """Add specs that are going to be run to the plan of a folder; `data` by the spec's dataset."""
     path, data = out / PLAN, data or {}
+    make_folder(out)
     with folder_lock(out):
         entries = _read_entries(out) if path.exists() else []
         entries += [(spec, data.get(spec.dataset)) for spec in specs]
@@ -145,12 +160,20 @@ def _read_entries(out: Path) -> list[tuple[Spec, DataOrigin | None]]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected the plan that `dualcba run` leaves")
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))["specs"]
+        content = parse_json(path.read_text(encoding="utf-8"))
+        entries = content.get("specs") if isinstance(content, dict) else None
+        if not isinstance(entries, list):
+            raise ValueError("it has no list 'specs', expected one")
         return [_read_entry(entry) for entry in entries]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} cannot be read as a plan: {error}") from None
 
 
-def _read_entry(entry: dict[str, Any]) -> tuple[Spec, DataOrigin | None]:
-    fields = {name: value for name, value in entry.items() if name != "data"}
-    return Spec(**upgrade_fields(fields)), read_origin(entry)
+def _read_entry(entry: Any) -> tuple[Spec, DataOrigin | None]:
+    if not isinstance(entry, dict):
+        raise ValueError(expected("an entry of 'specs'", entry, "the fields of a run"))
+    given = upgrade_fields({name: value for name, value in entry.items() if name != "data"})
+    for name in given:
+        if name not in fields():
+            raise ValueError(unknown("field", name, fields()))
+    return Spec(**given), read_origin(entry)

@@ -85,7 +85,12 @@ class Network(nn.Module):
         return not untracked and all(getattr(type(m), "samplewise", False) for m in others)
 
     def replace_head(self, head: nn.Module) -> None:
-        """Replace the last layer."""
+        """Replace the last layer; raise if the network is that layer itself."""
+        if not self.head_name:
+            wanted = "a network that contains its last layer, such as nn.Sequential(nn.Linear(...))"
+            raise ValueError(
+                f"the network is a bare linear layer that the method replaces, expected {wanted}"
+            )
         parent, _, name = self.head_name.rpartition(".")
         setattr(self.module.get_submodule(parent), name, head)
 

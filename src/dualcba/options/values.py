@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from dualcba.errors import expected
 from dualcba.options.definition import check_choice
+from dualcba.parsing import parse_json
 
 RecorderName = Literal["predictions", "transitions", "alignment", "prequential"]
 
@@ -36,14 +37,17 @@ def name_and_value(text: str) -> tuple[str, Any]:
     if not sign:
         raise ValueError(expected("--option", text, "name=value"))
     try:
-        return name, json.loads(value)
+        return name, parse_json(value)
     except json.JSONDecodeError:
         return name, value
+    except ValueError as error:
+        raise ValueError(f"--option {name}: {error}") from None
 
 
 def task_division(name: str, value: Any) -> Any:
     """Accept a number of tasks, their sizes or their classes."""
-    if isinstance(value, bool) or not isinstance(value, int | list | tuple):
+    groups = isinstance(value, list | tuple) and all(map(_whole_list, value))
+    if not (groups or _whole(value) or _whole_list(value)):
         wanted = "a number of tasks, their sizes or their classes"
         raise ValueError(expected(name, value, wanted))
     return value
@@ -51,9 +55,17 @@ def task_division(name: str, value: Any) -> Any:
 
 def class_order(name: str, value: Any) -> Any:
     """Accept `natural`, `shuffled` or a list of classes."""
-    if value not in ("natural", "shuffled") and not isinstance(value, list | tuple):
+    if not _whole_list(value) and value not in ("natural", "shuffled"):
         raise ValueError(expected(name, value, "'natural', 'shuffled' or a list of classes"))
     return value
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _whole_list(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(_whole, value))
 
 
 def mapping(name: str, value: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dualcba.adaptors.outer_step import OuterLoop
 from dualcba.checkpoint import Tensors, entries_of
+from dualcba.data.dataset import plain_tensor
 from dualcba.engine import Engine
 from dualcba.errors import expected
 from dualcba.methods import Context, Method
@@ -42,14 +43,20 @@ class TaskLifecycle:
         self.open = False
         self.data: list[tuple[Tensor, Tensor]] = []  # of the current task, for `rereads_task`
 
-    def check_classes(self, classes: object) -> list[Any]:
+    def check_classes(self, classes: Any) -> list[Any]:
         """Return the classes of a new task as a list of labels; raise if they cannot be ones."""
         if self.detector is not None:
             raise ValueError("boundaries are inferred from the labels, expected no new_task")
+        name = "classes of the new task"
+        if isinstance(classes, Tensor):
+            classes = plain_tensor(classes, name)
         classes = classes.tolist() if isinstance(classes, Tensor | np.ndarray) else classes
-        if not isinstance(classes, Iterable):
-            raise ValueError(expected("classes of the new task", classes, "a list of labels"))
-        labels = [c.item() if getattr(c, "shape", None) == () else c for c in classes]
+        try:
+            given = list(classes)
+        except Exception:  # it cannot be iterated, or raises
+            raise ValueError(expected(name, classes, "a list of labels")) from None
+        each = (plain_tensor(c, name) if isinstance(c, Tensor) else c for c in given)
+        labels: list[Any] = [c.item() if getattr(c, "shape", None) == () else c for c in each]
         self.context.sets.check(labels)
         return labels
 

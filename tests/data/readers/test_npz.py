@@ -126,7 +126,7 @@ def test_a_pickle_that_carries_code_is_refused(path: Path, name: str) -> None:
     arrays: dict[str, Any] = {"x": X, "y": Y}
     arrays[name] = np.array([Evil(trap)] * 30, object)
     save(path, **arrays)
-    with pytest.raises(ValueError, match=f"own.npz: {name} cannot be read, expected numbers"):
+    with pytest.raises(ValueError, match=f"own.npz: {name} is not an array of numbers, expected"):
         load_dataset(path)
     assert not trap.exists()
 

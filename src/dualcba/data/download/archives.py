@@ -7,7 +7,6 @@ import os
 import shutil
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
@@ -16,9 +15,7 @@ from typing import IO
 from dualcba.data.disk import explain_full_disk
 from dualcba.data.download.remote_file import CHUNK
 from dualcba.data.progress import ProgressCallback, ignore_progress
-
-ARCHIVE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError,
-                  UnicodeError)  # fmt: skip
+from dualcba.errors import reason
 
 Members = Iterator[tuple[str, IO[bytes] | None, int]]
 """Name and content (None for a folder) of each member, and the archive bytes read so far."""
@@ -51,10 +48,12 @@ def _explain_damage(archive: Path) -> Iterator[None]:
     """Replace the errors of a damaged archive by a one-line `ValueError` that names it."""
     try:
         yield
-    except (*ARCHIVE_ERRORS, OSError) as error:
+    except Exception as error:  # a damaged archive may raise anything
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise  # a disk error; EINVAL comes from a damaged zip, which seeks before its start
-        raise ValueError(f"{archive} cannot be unpacked: {error}") from error
+        if isinstance(error, ValueError) and str(error).startswith(str(archive)):
+            raise  # it can be read, and holds what is not accepted
+        raise ValueError(f"{archive} cannot be unpacked: {reason(error)}") from error
 
 
 def _write_member(path: Path, content: IO[bytes] | None) -> None:
@@ -83,7 +82,7 @@ def _checked_name(name: str, archive: Path) -> str:
 def _tar_members(archive: Path) -> Members:
     with archive.open("rb") as raw, tarfile.open(fileobj=raw) as tar:
         for member in tar:
-            if not (member.isfile() or member.isdir()):
+            if not (member.isfile() or member.isdir()) or member.issparse():
                 raise _special_file(archive, member.name)
             yield member.name, tar.extractfile(member) if member.isfile() else None, raw.tell()
 

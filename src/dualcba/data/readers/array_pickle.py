@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 from typing import Any, NoReturn
 
 import numpy as np
@@ -29,10 +30,21 @@ def load_arrays(content: bytes) -> Any:
     >>> load_arrays(pickle.dumps({"x": np.arange(3, dtype=np.uint8)}, protocol=2))
     {'x': array([0, 1, 2], dtype=uint8)}
     """
+    _check_memo(content)
     found = _ArrayUnpickler(io.BytesIO(content), encoding="bytes").load()
     if isinstance(found, dict):
         return {key: _unwrap(value) for key, value in found.items()}
     return _unwrap(found)
+
+
+def _check_memo(content: bytes) -> None:
+    """Raise if a pickle numbers an object higher than it has objects.
+
+    The unpickler allocates a table of as many entries as the highest number.
+    """
+    for count, (opcode, number, _) in enumerate(pickletools.genops(content)):
+        if opcode.name.endswith("PUT") and (not isinstance(number, int) or number > count):
+            raise pickle.UnpicklingError(f"object {count} has the number {number}")
 
 
 def _unwrap(value: Any) -> Any:
@@ -62,13 +74,15 @@ class _DType:
     def __init__(self, code: Any) -> None:
         text = _text(code).lstrip("|<")
         if text not in DTYPES:
-            raise pickle.UnpicklingError(f"it has an array of {code!r}, expected u1 or i8")
+            raise pickle.UnpicklingError(f"it has an array of {text!r}, expected u1 or i8")
         self.code = text
 
     def __setstate__(self, state: Any) -> None:
+        if not isinstance(state, tuple):
+            raise pickle.UnpicklingError("a dtype has no state of several parts")
         plain = tuple(_text(part) if isinstance(part, bytes) else part for part in state)
         if plain not in PLAIN_STATES:
-            raise pickle.UnpicklingError(f"it has a dtype of {state!r}, expected a plain one")
+            raise pickle.UnpicklingError("it has a dtype with fields, expected a plain one")
 
 
 class _Array:

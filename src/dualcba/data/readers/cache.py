@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dualcba.data.disk import explain_full_disk, file_lock
 from dualcba.data.readers.decoding import DatasetArrays, ImageFiles, decode_blocks
 from dualcba.data.readers.images import ImageShape
+from dualcba.parsing import parse_json
 
 VERSION = 1
 METADATA = "cache.json"
@@ -55,18 +57,29 @@ def decode_to_cache(
 def open_cache(cache: Path, metadata: Mapping[str, Any]) -> DatasetArrays | None:
     """Return the arrays of a cache; None if it is missing, damaged or has other metadata."""
     try:
-        stored = json.loads((cache / METADATA).read_text())
+        stored = parse_json((cache / METADATA).read_text())
         if not isinstance(stored, dict) or stored.get("version") != VERSION:
             return None
         if any(stored.get(key) != value for key, value in metadata.items()):
             return None
-        names = [f"{part}_{kind}" for part in stored["count"] for kind in "xy"]
-        # mode "c": torch requires writable memory, and writes do not reach the file
-        arrays = {n: np.load(cache / f"{n}.npy", "c", allow_pickle=False) for n in names}
-        counts = [stored["count"][name[:-2]] for name in names]
-    except (FileNotFoundError, NotADirectoryError, ValueError, EOFError, KeyError, TypeError):
+        arrays: DatasetArrays = {}
+        for part in ("train", "test"):
+            shape = (stored["count"][part], *stored["shape"])
+            arrays[f"{part}_x"] = _map_array(cache / f"{part}_x.npy", np.uint8, shape)
+            arrays[f"{part}_y"] = _map_array(cache / f"{part}_y.npy", np.int64, shape[:1])
+    except PermissionError:
+        raise
+    except Exception:  # a damaged file may raise anything; the cache is then written anew
         return None
-    return arrays if [len(a) for a in arrays.values()] == counts else None
+    return arrays
+
+
+def _map_array(path: Path, dtype: type, shape: tuple[int, ...]) -> NDArray[Any]:
+    # mode "c": torch requires writable memory, and writes do not reach the file
+    array: NDArray[Any] = np.load(path, "c", allow_pickle=False)
+    if array.dtype != dtype or array.shape != shape:
+        raise ValueError(f"{path} holds {array.dtype} of shape {array.shape}")
+    return array
 
 
 def _write_cache(

@@ -10,6 +10,7 @@ import numpy as np
 
 from dualcba.data.dataset import Dataset, from_arrays
 from dualcba.data.readers.array_pickle import load_arrays
+from dualcba.errors import reason
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615)
 CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
@@ -22,7 +23,7 @@ def read_pickle(path: Path) -> dict[bytes, Any]:
     try:
         content = load_arrays(path.read_bytes())
     except Exception as error:  # a damaged pickle may raise anything
-        raise ValueError(f"{path} cannot be read as a CIFAR file: {error}") from error
+        raise ValueError(f"{path} cannot be read as a CIFAR file: {reason(error)}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, expected a dictionary")
     return content
@@ -36,7 +37,7 @@ def _read(paths: Iterable[Path], label_key: bytes) -> tuple[np.ndarray, np.ndarr
         for key in (b"data", label_key):
             if key not in content:
                 raise ValueError(f"{path} has no entry {key.decode()!r}")
-        x, y = np.asarray(content[b"data"]), np.asarray(content[label_key])
+        x, y = (_as_array(content[key], path) for key in (b"data", label_key))
         if x.ndim != 2 or x.shape[1] != 3072 or x.dtype != np.uint8 or y.shape != x.shape[:1]:
             raise ValueError(
                 f"{path} holds {x.dtype} data of shape {x.shape} and labels of shape {y.shape}, "
@@ -45,6 +46,15 @@ def _read(paths: Iterable[Path], label_key: bytes) -> tuple[np.ndarray, np.ndarr
         xs.append(x.reshape(-1, 3, 32, 32))
         ys.append(y)
     return np.concatenate(xs), np.concatenate(ys)
+
+
+def _as_array(value: Any, path: Path) -> np.ndarray:
+    """Return an array of the pickle, or a list of labels as one."""
+    if isinstance(value, list) and all(type(y) is int and abs(y) < 2**63 for y in value):
+        return np.array(value, np.int64)
+    if not isinstance(value, np.ndarray):
+        raise ValueError(f"{path} holds a {type(value).__name__}, expected an array or labels")
+    return value
 
 
 def cifar10(root: Path) -> Dataset:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import math
+import struct
 import zlib
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,35 +19,52 @@ FASHION_MEAN, FASHION_STD = (0.2860,), (0.3530,)
 SIDE = 28
 NUM_CLASSES = 10
 UBYTE_MAGIC = b"\0\0\x08"  # the first bytes of an idx file of bytes; the number of axes follows
+MOST_AXES = 4
+DEFLATE_RATIO = 1032  # of uncompressed to compressed bytes, at most
 
 ImagesAndLabels = tuple[NDArray[np.uint8], IntArray]
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Read an idx file of bytes; if `path` does not exist, read `path` with the suffix `.gz`."""
-    content = _read_bytes(path)
-    axes = content[3] if len(content) > 3 else 0
-    if content[:3] != UBYTE_MAGIC or len(content) < 4 + 4 * axes:
-        raise ValueError(f"{path} starts with {content[:4]!r}, expected an idx file of bytes")
-    shape = np.frombuffer(content, ">u4", axes, 4).tolist()
-    data = np.frombuffer(content, np.uint8, offset=4 + 4 * axes)
-    if data.size != int(np.prod(shape, dtype=np.float64)):
-        raise ValueError(f"{path} holds {data.size} bytes, expected the shape {tuple(shape)}")
-    return data.reshape(shape).copy()  # torch requires a writable array
+    """Read an idx file of bytes; if `path` does not exist, read `path` with the suffix `.gz`.
 
-
-def _read_bytes(path: Path) -> bytes:
-    compressed = path.with_name(path.name + ".gz")
-    if path.is_file():
-        return path.read_bytes()
-    if not compressed.is_file():
-        raise FileNotFoundError(
-            f"{compressed} is missing, expected a file of the published dataset"
-        )
+    The sizes in the header are compared with the size of the file before memory is allocated.
+    """
+    source = _existing(path)
+    most = source.stat().st_size * (DEFLATE_RATIO if source.suffix == ".gz" else 1)
     try:
-        return gzip.decompress(compressed.read_bytes())
+        with _open(source) as file:
+            shape = _read_shape(source, file.read(4), file)
+            wanted = math.prod(shape)
+            data = file.read(min(wanted, most) + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{compressed} cannot be unpacked: {error}") from error
+        raise ValueError(f"{source} cannot be unpacked: {error}") from error
+    if len(data) != wanted:
+        count = len(data) if len(data) < wanted else f"more than {wanted}"
+        raise ValueError(f"{source} holds {count} bytes, expected the shape {shape}")
+    return np.frombuffer(bytearray(data), np.uint8).reshape(shape)  # torch requires a writable one
+
+
+def _open(path: Path) -> IO[bytes]:
+    file = gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # noqa: SIM115
+    return cast(IO[bytes], file)
+
+
+def _read_shape(path: Path, first: bytes, file: IO[bytes]) -> tuple[int, ...]:
+    axes = first[3] if len(first) > 3 else 0
+    sizes = file.read(4 * axes)
+    if first[:3] != UBYTE_MAGIC or len(sizes) < 4 * axes or not 1 <= axes <= MOST_AXES:
+        wanted = f"an idx file of bytes with at most {MOST_AXES} axes"
+        raise ValueError(f"{path} starts with {first!r}, expected {wanted}")
+    return struct.unpack(f">{axes}I", sizes)
+
+
+def _existing(path: Path) -> Path:
+    compressed = path.with_name(path.name + ".gz")
+    for found in (path, compressed):
+        if found.is_file():
+            return found
+    raise FileNotFoundError(f"{compressed} is missing, expected a file of the published dataset")
 
 
 def mnist(root: Path) -> Dataset:

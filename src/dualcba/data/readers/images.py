@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import struct
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -10,6 +10,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
+
+from dualcba.errors import reason
+
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # else its errors go to stderr
 
 ByteArray = NDArray[np.uint8]
 ImageShape = tuple[int, int, int]
@@ -25,8 +29,6 @@ UPRIGHT = {  # the operation that turns a photograph of each orientation upright
     6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE, 8: Image.Transpose.ROTATE_90,
 }  # fmt: skip
 PHOTO_FORMATS = {"JPEG", "MPO", "WEBP"}  # the EXIF data of other formats may need decoding
-IMAGE_ERRORS = (SyntaxError, ValueError, TypeError, EOFError, IndexError, struct.error,
-                Image.DecompressionBombError)  # fmt: skip
 
 
 def read_image(path: Path, shape: ImageShape | None = None) -> ByteArray:
@@ -43,11 +45,10 @@ def _read(path: Path, use: Callable[[Image.Image], T]) -> T:
     try:
         with Image.open(path) as image:
             return use(image)
-    except (OSError, *IMAGE_ERRORS) as error:
+    except Exception as error:  # a damaged image may raise anything
         if isinstance(error, OSError) and error.errno is not None:  # a file system error
             raise
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path} cannot be read as an image: {reason}") from error
+        raise ValueError(f"{path} cannot be read as an image: {reason(error)}") from error
 
 
 def image_to_array(image: Image.Image, shape: ImageShape | None = None) -> ByteArray:
@@ -72,8 +73,8 @@ def image_to_array(image: Image.Image, shape: ImageShape | None = None) -> ByteA
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(ORIENTATION, 1))
-    except (SyntaxError, ValueError, TypeError, OSError, struct.error):
-        return 1  # damaged EXIF data: the image itself may be intact
+    except Exception:  # damaged EXIF data may raise anything; the image itself may be intact
+        return 1
 
 
 def _convert(image: Image.Image, mode: str) -> Image.Image:

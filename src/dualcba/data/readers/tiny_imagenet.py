@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dualcba.data.dataset import Dataset, IntArray, from_arrays
+from dualcba.data.dataset import Dataset, IntArray, count_classes, from_arrays
 from dualcba.data.readers.cache import decode_to_cache, open_cache
 from dualcba.data.readers.decoding import ImageFiles
 from dualcba.data.readers.images import ImageShape
@@ -29,11 +29,13 @@ def tiny_imagenet(root: Path, *, show: bool | None = None) -> Dataset:
         metadata["classes"] = read_wnids(folder)
     arrays = open_cache(cache, metadata)
     if arrays is None:
-        classes = read_wnids(folder)
-        parts = {"train": _train_files(folder, classes), "test": _val_files(folder, classes)}
-        arrays = decode_to_cache(cache, metadata | {"classes": classes}, parts, SHAPE, show)
+        names = read_wnids(folder)
+        parts = {"train": _train_files(folder, names), "test": _val_files(folder, names)}
+        arrays = decode_to_cache(cache, metadata | {"classes": names}, parts, SHAPE, show)
+    labels = arrays["train_y"]
+    classes = count_classes(int(labels.max(initial=0)), len(labels))
     return from_arrays(
-        **arrays, num_classes=int(arrays["train_y"][-1]) + 1, mean=MEAN, std=STD,
+        **arrays, num_classes=classes, mean=MEAN, std=STD,
         pad=4, flip=True, name="tiny-imagenet",
     )  # fmt: skip
 
@@ -42,9 +44,14 @@ def read_wnids(folder: Path) -> list[str]:
     """Return the sorted WordNet names of the classes; label k is the k-th of them."""
     path = folder / "wnids.txt"
     names = sorted(_read_text(path).split())
-    if not names or len({*names}) < len(names) or any(Path(n).name != n for n in names):
+    if not names or len({*names}) < len(names) or not all(map(_is_file_name, names)):
         raise ValueError(f"{path} holds {len(names)} names, expected one per class, each once")
     return names
+
+
+def _is_file_name(name: str) -> bool:
+    """Whether it can be the name of a file in a folder."""
+    return Path(name).name == name and name.isprintable()
 
 
 def _read_text(path: Path) -> str:
@@ -74,7 +81,7 @@ def _val_files(folder: Path, classes: list[str]) -> ImageFiles:
     paths, labels = [], []
     for number, line in enumerate(_read_text(annotations).splitlines(), 1):
         name, wnid, *_ = [*line.split("\t"), "", ""]
-        if wnid not in label_of or Path(name).name != name:
+        if wnid not in label_of or not _is_file_name(name):
             raise ValueError(
                 f"{annotations}, line {number} is {line!r}, expected an image and its class"
             )

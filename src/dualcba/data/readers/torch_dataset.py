@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from dualcba.data.dataset import Dataset, IntArray, from_arrays
+from dualcba.data.dataset import Dataset, IntArray, from_arrays, plain_tensor
 from dualcba.data.progress import progress_enabled
 from dualcba.data.readers.holdout import hold_out
 from dualcba.data.readers.images import image_to_array
@@ -112,10 +112,14 @@ def _to_tensor(x: Any, name: str) -> Tensor:
     if not isinstance(x, Tensor) or x.dim() == 0:
         wanted = "a tensor, a Pillow image or an array of numbers"
         raise ValueError(expected(f"type of {name}", type(x).__name__, wanted))
-    return x.detach().cpu() if x.dtype == torch.uint8 else x.detach().cpu().float()
+    plain = plain_tensor(x, name).cpu()
+    if plain.is_complex():
+        raise ValueError(expected(f"dtype of {name}", str(plain.dtype), "real numbers"))
+    return plain if plain.dtype == torch.uint8 else plain.float()
 
 
 def _to_int(y: Any, name: str) -> int:
+    y = plain_tensor(y, f"label of {name}") if isinstance(y, Tensor) else y
     scalar = isinstance(y, np.generic) or (isinstance(y, Tensor) and y.numel() == 1)
     value = y.item() if scalar else y
     if isinstance(value, bool) or not isinstance(value, int):

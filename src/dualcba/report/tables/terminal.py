@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -43,7 +44,7 @@ def wide_console() -> Console:
 def rich_table(table: Table, name_width: int | None = None) -> RichTable:
     """Return a table as rich prints it: its title above it, its note below."""
     out = RichTable(
-        title=table.title or None, caption=table.note or None, box=box.SIMPLE_HEAD,
+        title=escape(table.title) or None, caption=escape(table.note) or None, box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0), pad_edge=False,
     )  # fmt: skip
     names, *others = table.columns
@@ -54,7 +55,7 @@ def rich_table(table: Table, name_width: int | None = None) -> RichTable:
         justify = "right" if c.number else "left"
         out.add_column(head, justify=justify, no_wrap=True, min_width=width)  # type: ignore[arg-type]
     for row in table.rows:
-        out.add_row(*row)
+        out.add_row(*map(escape, row))
     return out
 
 
