@@ -51,9 +51,10 @@ class SGD(_Unwrapped, torch.optim.SGD):
         group = self.param_groups[0]
         plain = len(self.param_groups) == 1 and not group["momentum"] and not group["weight_decay"]
         simple = plain and group["fused"] and not group["maximize"] and closure is None
-        if not simple or has_step_hooks(self):
-            return self._call_step(sgd_step, closure)
         params = [p for p in group["params"] if p.grad is not None]
+        on_cpu = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in params)
+        if not simple or not on_cpu or has_step_hooks(self):
+            return self._call_step(sgd_step, closure)
         if params:  # without the bookkeeping of torch, which takes as long as the kernel
             fused_sgd_(
                 params, [p.grad for p in params], [], lr=group["lr"], weight_decay=0.0,

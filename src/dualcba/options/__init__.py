@@ -74,7 +74,12 @@ DATASET_DEFAULTS: dict[str, dict[str, Any]] = {
 """Defaults that a dataset sets; any other dataset takes those of the definitions."""
 
 KIND_DEFAULTS: dict[str, dict[str, Any]] = {
-    BALANCED: {"outer_draw": "balanced"},
+    BALANCED: {
+        "outer_draw": "balanced",
+        "outer_loss": "ce",
+        "divide": True,
+        "adaptor_lr": 0.01,
+    },
 }
 """Defaults that a kind of adaptor sets; they go before those of the dataset."""
 
