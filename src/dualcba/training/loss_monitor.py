@@ -15,6 +15,10 @@ RECENT = 1024
 """How many losses are kept."""
 
 
+RATE = "a smaller learning rate may help"
+OUTLIER = "on_outlier 'skip' leaves such batches out, 'clip' clips them"
+
+
 def loss_slot(step: int) -> NDArray[np.int64]:
     """Return the index at which `LossMonitor.values` holds the loss of a step, as shape (1,)."""
     return np.array([step % RECENT])
@@ -71,5 +75,5 @@ def message(reason: str, step: int, task_starts: Sequence[int], last: str) -> st
     task = int(np.searchsorted(task_starts, step, side="right"))
     return (
         f"{reason} at step {step + 1} in task {task}; the last finite loss was {last}; the step "
-        "was undone; a smaller learning rate may help, or on_outlier 'skip' or 'clip'"
+        f"was undone; {OUTLIER if reason.startswith('x has') else RATE}"
     )
