@@ -245,6 +245,20 @@ def test_a_fit_that_fails_keeps_what_was_learnt(wrong: dict[str, Any]) -> None:
     assert np.array_equal(classifier.predict_proba(x), before)
 
 
+def test_a_part_that_fails_in_the_middle_leaves_the_learner_as_before() -> None:
+    (x, y), (other, labels) = stream()
+    classifier = DualCBAClassifier(**SMALL).partial_fit(x, y, classes=CLASSES)
+    before = classifier.learner_.state_dict()
+    broken = other.copy()
+    broken[-1, 0] = 1e20  # in the last of several batches
+    with pytest.raises(FloatingPointError, match="x has a value of 1e"):
+        classifier.partial_fit(broken, labels)
+    after = classifier.learner_.state_dict()
+    assert after["meta"] == before["meta"]
+    assert all(torch.equal(v, after["tensors"][k]) for k, v in before["tensors"].items())
+    classifier.partial_fit(other, labels)
+
+
 def test_a_fit_ends_with_a_look_at_refused_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LossMonitor, "due", lambda *_: False)  # as between two checks on a GPU
     monkeypatch.setattr(TrainingStep, "__post_init__", TrainingStep.stay_on_device, raising=False)

@@ -51,7 +51,8 @@ def odd_samples(rng: random.Random) -> Any:
     """Samples that are mostly wrong: in kind, type, shape or values."""
     x = good_samples(rng, rng.choice([1, 2, 8]))
     some = x.clone()
-    some[rng.randrange(len(x)), rng.randrange(FEATURES)] = rng.choice([np.nan, np.inf, -np.inf])
+    odd = rng.choice([np.nan, np.inf, -np.inf, 1e6, -1e20, 3e38])
+    some[rng.randrange(len(x)), rng.randrange(FEATURES)] = odd
     return rng.choice([
         lambda: rng.choice(list(REFUSED.values()))(x),
         lambda: rng.choice(list(TAKEN.values()))(x),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Self
 
 import numpy as np
@@ -131,7 +131,9 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 self._start(samples, labels, _unique_classes(classes))
             elif classes is not None:
                 self._check_same_classes(classes)
-            self._observe(samples, labels)
+            several = len(samples) > self.learner_.batch_size  # a single step undoes itself
+            with self._undone() if several and not first else nullcontext():
+                self._observe(samples, labels)
         return self
 
     def predict(self, X: ArrayLike) -> Array:
@@ -229,6 +231,16 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         for start in range(0, len(samples), size):
             batch = slice(start, start + size)
             self.learner_.observe(samples[batch], indices[batch], again=again)
+
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Restore the learner if the block raises an error."""
+        before = self.learner_.state_dict()
+        try:
+            yield
+        except BaseException:
+            self.learner_.load_state_dict(before)
+            raise
 
     @contextmanager
     def _restore_on_error(self) -> Iterator[None]:
