@@ -26,6 +26,7 @@ from dualcba.prediction import Predictor
 from dualcba.randomness import torch_generator
 from dualcba.tasks.class_sets import ClassSets
 from dualcba.training.guard import RefusedError
+from dualcba.training.interrupts import interrupts
 from dualcba.training.learner_arguments import LearnerArguments, check_head, documented, keywords_of
 from dualcba.training.learner_state import check_state, load_state, save_state
 from dualcba.training.ownership import Lock, claim
@@ -107,7 +108,7 @@ class Learner:
 
     def new_task(self, classes: Sequence[int] | Tensor | NDArray[np.int64]) -> None:
         """Begin a task with these new classes, and end the one before."""
-        with self._lock:
+        with self._lock, interrupts:
             labels = self._parts.tasks.check_classes(classes)
             self._predictor.forget()
             with default_modes(self.device), undone_as_a_whole(self._parts, self._receive):
@@ -115,7 +116,7 @@ class Learner:
 
     def end_task(self) -> None:
         """End the current task, or the stream; `new_task` ends the task before it as well."""
-        with self._lock:
+        with self._lock, interrupts:
             self._predictor.forget()
             with default_modes(self.device), undone_as_a_whole(self._parts, self._receive):
                 self._parts.tasks.end()
@@ -160,7 +161,7 @@ class Learner:
         boundaries are inferred; `again` as for `observe`.
         """
         parts = self._parts
-        with self._lock, default_modes(self.device):
+        with self._lock, interrupts, default_modes(self.device):
             self._predictor.forget()
             try:
                 with undone_in_a_task(parts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sys
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 
 from dualcba import Learner
 from dualcba.methods import method_names
-from dualcba.training.interrupts import DELAY, uninterrupted
+from dualcba.training.interrupts import DELAY, interrupts
 
 Make = Callable[..., Learner]
 Differ = Callable[[dict[str, Any], dict[str, Any]], list[str]]
 Batches = list[tuple[Tensor, Tensor]]
+COUNT = 2000 if os.environ.get("DUALCBA_FUZZ") == "full" else 24
 FEW = ["er-dual-cba", "derpp-dual-cba", "clser-cba", "rar", "icarl"]
 
 
@@ -209,7 +211,7 @@ def test_ctrl_c_at_any_line(
     begin(plain, make_batches)
     left = begin(disturbed, make_batches)
     rng, raised = random.Random(0), 0
-    for k in range(24):
+    for k in range(COUNT):
         x, y = left[k % len(left)]
         before = disturbed.state_dict()
         completed = interrupted_at(rng.randrange(400), lambda: disturbed.observe(x, y))  # noqa: B023
@@ -251,10 +253,18 @@ def interrupted_at(line: int, call: Callable[[], None]) -> bool:
 
 
 def test_a_deferred_signal_arrives_after_the_context() -> None:
-    with uninterrupted, uninterrupted:
+    with interrupts:
+        interrupts.defer()
+        interrupts.defer()
         signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         time.sleep(1)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_before_the_deferral_interrupts() -> None:
+    with pytest.raises(KeyboardInterrupt), interrupts:
+        signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -262,7 +272,8 @@ def test_other_threads_receive_no_signals_and_change_no_handler() -> None:
     handlers = []
 
     def work() -> None:
-        with uninterrupted:
+        with interrupts:
+            interrupts.defer()
             handlers.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)

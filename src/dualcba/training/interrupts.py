@@ -15,46 +15,47 @@ _functions: Any = import_module("_signal")  # `signal` without enums, which take
 _main = threading.main_thread()
 
 
-class Uninterrupted:
-    """A context within which SIGINT and SIGTERM are deferred; they are sent again after it.
+class Interrupts:
+    """A context in which signals can be deferred: from a call of `defer` to the end of the context.
 
-    So the caller of a step that was completed gets no `KeyboardInterrupt` from it. Only the main
-    thread receives signals; in other threads the context does nothing. Contexts may be nested.
+    Before `defer`, a signal interrupts the work as usual, and the caller undoes it. After it,
+    SIGINT and SIGTERM wait, and are sent again when the context has ended. So whoever called gets
+    an exception only for work that was undone. Only the main thread receives signals; in other
+    threads nothing is deferred. A context inside another one ends the deferral of both.
     """
 
     def __init__(self) -> None:
         self._before: list[tuple[int, Any]] = []
-        self._depth = 0
         self._pending: list[int] = []
 
     def __enter__(self) -> None:
-        if threading.current_thread() is not _main:
+        pass
+
+    def defer(self) -> None:
+        """Let signals wait from now on."""
+        if self._before or threading.current_thread() is not _main:
             return
-        self._depth += 1
-        if self._depth == 1:
-            for number in SIGNALS:
-                handler = _functions.getsignal(number)
-                if callable(handler):
-                    self._before.append((number, handler))
-                    _functions.signal(number, self._defer)
+        for number in SIGNALS:
+            handler = _functions.getsignal(number)
+            if callable(handler):
+                self._before.append((number, handler))
+                _functions.signal(number, self._wait)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:  # fmt: skip
-        if threading.current_thread() is not _main:
-            return
-        self._depth -= 1
-        if self._depth:
+        if not self._before or threading.current_thread() is not _main:
             return
         while self._before:
             _functions.signal(*self._before.pop())
         while self._pending:
             threading.Timer(DELAY, signal.raise_signal, [self._pending.pop()]).start()
 
-    def _defer(self, number: int, frame: FrameType | None) -> None:
+    def _wait(self, number: int, frame: FrameType | None) -> None:
         if number not in self._pending:
             self._pending.append(number)
 
 
-uninterrupted = Uninterrupted()
+interrupts = Interrupts()
+"""That of this process, because signals are."""

@@ -30,7 +30,7 @@ from dualcba.training.backup import Backup
 from dualcba.training.draws import BatchDraws, StepDraws, StepSampler
 from dualcba.training.forward import ForwardPass
 from dualcba.training.guard import StepGuard
-from dualcba.training.interrupts import uninterrupted
+from dualcba.training.interrupts import interrupts
 from dualcba.training.loss_monitor import LossMonitor
 from dualcba.training.precision import Precision
 
@@ -80,7 +80,8 @@ class TrainingStep:
                 stored = np.full(len(x), last) if storable is None else storable & last
                 self._take(x, y, stored, step, update_adaptor and k == 0, first=k == 0)
         except BaseException:
-            with uninterrupted, self.engine.scope():
+            interrupts.defer()
+            with self.engine.scope():
                 self.backup.restore()
                 self.context.memory.seen = seen
                 for name, state in rng.items():
@@ -106,9 +107,9 @@ class TrainingStep:
         key = ("step", layout, trained)
         if first and not self.engine.replays(key):
             self.backup.save_weights()
-        # on a GPU the launch is short, and what it has queued cannot be taken back
-        with uninterrupted if x.is_cuda else nullcontext():
-            self.engine.run(key, run, x, y, packet)
+        if x.is_cuda:  # the launch is short, and what it has queued cannot be taken back
+            interrupts.defer()
+        self.engine.run(key, run, x, y, packet)
 
     def run(
         self, x: Tensor, y: Tensor, packet: Tensor, *, layout: Layout, update_adaptor: bool
@@ -132,13 +133,13 @@ class TrainingStep:
             self.guard.judge(loss, self.outer_loop.phi if update_adaptor else ())
             columns = {name: self.guard.only_if_good(z, 0.0) for name, z in columns.items()}
             loss = self.guard.only_if_good(loss.detach(), torch.nan)
-            with uninterrupted:
-                self.optimizer.step()
-                self.method.after_step(drawn.noise)
-                self.context.sets.appear(y, all_labelled=not self.method.unlabelled)
-                self.context.memory.write(drawn.slots, x, y, columns)
-                self.loss_monitor.write(drawn.loss_slot, loss)
-                self.guard.accept()
+            interrupts.defer()
+            self.optimizer.step()
+            self.method.after_step(drawn.noise)
+            self.context.sets.appear(y, all_labelled=not self.method.unlabelled)
+            self.context.memory.write(drawn.slots, x, y, columns)
+            self.loss_monitor.write(drawn.loss_slot, loss)
+            self.guard.accept()
 
     def _batches(
         self, x: Tensor, y: Tensor, drawn: BatchDraws[Tensor]

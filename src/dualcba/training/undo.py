@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dualcba.methods import Method
-from dualcba.training.interrupts import uninterrupted
+from dualcba.training.interrupts import interrupts
 from dualcba.training.learner_state import restore_state, save_state
 from dualcba.training.parts import Parts
 
@@ -28,9 +28,10 @@ def undone_as_a_whole(parts: Parts, receive: Receive) -> Iterator[None]:
     try:
         yield
         _check_weights(parts)
+        interrupts.defer()
     except BaseException:
-        with uninterrupted:
-            restore_state(parts, before, receive)
+        interrupts.defer()
+        restore_state(parts, before, receive)
         raise
 
 
@@ -44,7 +45,8 @@ def undone_in_a_task(parts: Parts) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with uninterrupted, parts.engine.scope():
+        interrupts.defer()
+        with parts.engine.scope():
             del tasks.data[kept:]
             tasks.detector = detector
             for t, value in masks:
