@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import TracebackType
 
 import torch
 
@@ -11,8 +11,7 @@ from dualcba.kernels.conv_norm import has_bfloat16
 from dualcba.nets import Network
 
 
-@contextmanager
-def default_modes(device: torch.device) -> Iterator[None]:
+class default_modes:  # noqa: N801 - used as a function
     """Set torch's modes to their defaults, whatever modes the caller has enabled.
 
     Gradients are enabled; inference mode and autocast are off; the default dtype is float32.
@@ -21,22 +20,34 @@ def default_modes(device: torch.device) -> Iterator[None]:
     ...     torch.is_grad_enabled()
     True
     """
-    default, autocast = torch.get_default_dtype(), torch.is_autocast_enabled(device.type)
-    if (
-        torch.is_grad_enabled()
-        and not torch.is_inference_mode_enabled()
-        and not autocast
-        and default == torch.float32
-    ):
-        yield  # the usual case
-        return
-    off = torch.autocast(device.type, enabled=False)
-    torch.set_default_dtype(torch.float32)
-    try:
-        with torch.inference_mode(False), torch.enable_grad(), off:
-            yield
-    finally:
-        torch.set_default_dtype(default)
+
+    def __init__(self, device: torch.device) -> None:
+        self.kind = device.type
+        self.stack: ExitStack | None = None
+
+    def __enter__(self) -> None:
+        default = torch.get_default_dtype()
+        if (
+            torch.is_grad_enabled()
+            and not torch.is_inference_mode_enabled()
+            and not torch.is_autocast_enabled(self.kind)
+            and default == torch.float32
+        ):
+            return  # the usual case
+        with ExitStack() as stack:
+            torch.set_default_dtype(torch.float32)
+            stack.callback(torch.set_default_dtype, default)
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(torch.autocast(self.kind, enabled=False))
+            self.stack = stack.pop_all()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:  # fmt: skip
+        if self.stack is not None:
+            self.stack.close()
 
 
 class Precision:
