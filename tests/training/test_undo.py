@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dualcba import Learner
 from dualcba.methods import method_names
-from dualcba.training.interrupts import DELAY, interrupts
+from dualcba.training.interrupts import interrupts
 
 Make = Callable[..., Learner]
 Differ = Callable[[dict[str, Any], dict[str, Any]], list[str]]
@@ -214,7 +214,7 @@ def test_ctrl_c_at_any_line(
     for k in range(COUNT):
         x, y = left[k % len(left)]
         before = disturbed.state_dict()
-        completed = interrupted_at(rng.randrange(400), lambda: disturbed.observe(x, y))  # noqa: B023
+        completed = interrupted_at(rng.randrange(1, 400), lambda: disturbed.observe(x, y))  # noqa: B023
         if not completed:
             raised += 1
             assert differ(before, disturbed.state_dict()) == []
@@ -244,7 +244,8 @@ def interrupted_at(line: int, call: Callable[[], None]) -> bool:
         call()
         completed = True
         sys.settrace(None)
-        time.sleep(5 * DELAY)
+        if lines >= line:  # it was sent and has not come: it was deferred
+            time.sleep(10)
     except KeyboardInterrupt:
         pass
     finally:
@@ -253,12 +254,19 @@ def interrupted_at(line: int, call: Callable[[], None]) -> bool:
 
 
 def test_a_deferred_signal_arrives_after_the_context() -> None:
-    with interrupts:
-        interrupts.defer()
-        interrupts.defer()
-        signal.raise_signal(signal.SIGINT)
+    passed = []
+
+    def work() -> None:
+        with interrupts:
+            interrupts.defer()
+            interrupts.defer()
+            signal.raise_signal(signal.SIGINT)
+            passed.append(True)
+        time.sleep(10)  # it arrives here
+
     with pytest.raises(KeyboardInterrupt):
-        time.sleep(1)
+        work()
+    assert passed
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

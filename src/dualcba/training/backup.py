@@ -44,9 +44,7 @@ class Backup:
         self._live = [t for group in self._groups for t in group.live]
         self._copies = [t for group in self._groups for t in group.copies()]
         self._phi_groups: list[_Group] = []
-        self._adaptor_groups: tuple[tuple[int, ...], list[_Group], list[Tensor]] = (), [], []
         self._moments: list[Tensor] | None = None  # of φ's optimiser; None if φ is not updated
-        self._detached: list[Tensor] | None = None  # the parameters of the adaptor
         self._saved = False
         self._weights: tuple[list[Tensor], list[Tensor]] = [], []
 
@@ -57,18 +55,8 @@ class Backup:
         self._moments = self._moments_of_phi() if with_adaptor else None
         self._phi_groups = []
         if self._moments is not None:
-            self._phi_groups = self._saved_groups([*self._phi(), *self._moments])
+            self._phi_groups = [_Group(t) for t in _by_dtype([*self._phi(), *self._moments])]
         self._saved = True
-
-    def _saved_groups(self, live: list[Tensor]) -> list[_Group]:
-        """Copy φ and its moments, into the same place as long as they are the same tensors."""
-        key = tuple(map(id, live))
-        if self._adaptor_groups[0] != key:
-            groups = [_Group(same) for same in _by_dtype(live)]
-            self._adaptor_groups = key, groups, [t for group in groups for t in group.copies()]
-        _, groups, copies = self._adaptor_groups
-        foreach_copy_(copies, [t for group in groups for t in group.live])
-        return groups
 
     def save_weights(self) -> None:
         """Copy the weights, if a failure after their update is possible."""
@@ -109,10 +97,8 @@ class Backup:
         self._weights = [], []
 
     def _phi(self) -> list[Tensor]:
-        if self._detached is None:
-            adaptor = self.outer_loop.adaptor
-            self._detached = [] if adaptor is None else [p.detach() for p in adaptor.parameters()]
-        return self._detached
+        adaptor = self.outer_loop.adaptor
+        return [] if adaptor is None else [p.detach() for p in adaptor.parameters()]
 
     def _moments_of_phi(self) -> list[Tensor]:
         optimizer = self.outer_loop.optimizer

@@ -87,6 +87,7 @@ class TrainingStep:
                 for name, state in rng.items():
                     self.sampler.rng[name].bit_generator.state = state
             raise
+        self.backup.discard()
 
     def _take(
         self,
