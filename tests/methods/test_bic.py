@@ -185,3 +185,37 @@ def test_corrects_from_the_second_task_on(make_learner: Callable[..., Learner], 
     alpha = learner.method.alpha.tolist()  # type: ignore[union-attr, operator]
     assert alpha[2] == alpha[3] != 1.0
     assert alpha[:2] == alpha[4:] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3])
+def test_the_ratio_may_follow_the_number_of_tasks(bench: Make, logp: Any, tasks: int) -> None:
+    b = bench(BiC(ratio="tasks"))
+    b.begin(*[[0, 1], [2, 3], [4, 5]][:tasks])
+    new = b.batch([2 * tasks - 2, 2 * tasks - 1, 2 * tasks - 1], 1)
+    old, share = list(range(2 * tasks - 2)), {1: 0.0, 2: 1 / 2, 3: 1 / 3}[tasks]
+    target = b.method.teacher(new.x)[0].numpy()
+    each = by_hand(new.z.detach().numpy(), new.y.tolist(), target, old, share, logp)
+    assert b.method.loss(new, [], identity).item() == pytest.approx(each.mean(), abs=1e-6)
+
+
+def test_the_fit_may_weigh_all_samples_equally(bench: Make) -> None:
+    b = bench(BiC(balanced=False), size=30)
+    b.begin([0, 1], [2, 3])
+    data = b.batch([0] * 6 + [2], 5)
+    weights: list[torch.Tensor] = []
+
+    def run(key: Any, fn: Any, *inputs: torch.Tensor) -> None:
+        weights.append(inputs[3])
+
+    b.method.context.run = run
+    b.method.fit(data.z.detach(), data.y)
+    parts = weights[0].squeeze(2)
+    assert parts.sum(1).tolist() == pytest.approx([1.0] * len(parts))
+    for part in parts:
+        used = part[part > 0]
+        assert used.tolist() == pytest.approx([1 / len(used)] * len(used))
+
+
+def test_other_ratios_are_refused() -> None:
+    with pytest.raises(ValueError, match="ratio is 'half', expected 'classes' or 'tasks'"):
+        BiC(ratio="half")

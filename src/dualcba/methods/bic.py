@@ -13,8 +13,9 @@ from torch import Tensor
 from dualcba.engine.optimizers import Adam
 from dualcba.losses import Adapt, Batch
 from dualcba.methods.base import Context
-from dualcba.methods.exemplars import ExemplarMethod
+from dualcba.methods.exemplars import ExemplarMethod, check_flags
 from dualcba.methods.teacher import distillation, join, sum_of_means
+from dualcba.options.definition import check_choice
 
 
 class BiC(ExemplarMethod):
@@ -32,6 +33,16 @@ class BiC(ExemplarMethod):
     logits, including the teacher's, are corrected for all tasks so far. The samples of a task are
     read again when it ends, for this and to select exemplars by herding.
 
+    Parameters
+    ----------
+    ratio
+        λ: `"classes"` as above, or `"tasks"` for 1 / (t + 1), where t is the number of earlier
+        tasks. In the first task λ is 0.
+    balanced
+        Whether all classes have the same weight in the fit of the correction; else all samples.
+    rehearse
+        See `ExemplarMethod`.
+
     References
     ----------
     Wu et al., Large scale incremental learning, 2019.
@@ -45,6 +56,14 @@ class BiC(ExemplarMethod):
     beta: Tensor
     quota: Tensor
     arrived: Tensor
+
+    def __init__(
+        self, *, ratio: str = "classes", balanced: bool = True, rehearse: bool = True
+    ) -> None:
+        super().__init__(rehearse=rehearse)
+        check_choice("ratio", ratio, ("classes", "tasks"))
+        check_flags(balanced=balanced)
+        self.ratio, self.balanced = ratio, balanced
 
     def bind(self, context: Context) -> None:
         """Create the teacher, and α = 1, β = 0."""
@@ -80,10 +99,17 @@ class BiC(ExemplarMethod):
         all_ = join(new, mem)
         z, target = self.correct(all_.z), self.correct(self.teacher(all_.x)[0])
         known, T = self.teacher.known, self.temperature
-        ratio = known.sum() / (known | self.context.sets.new).sum()  # λ
+        ratio = self._ratio()
         kd = T**2 * distillation(z, target, known, known, T)
         each = (1 - ratio) * F.cross_entropy(z, all_.y, reduction="none") + ratio * kd
         return sum_of_means(each * self._weights(new, len(each)), new, mem)
+
+    def _ratio(self) -> Tensor:
+        """Return λ, a scalar."""
+        known, sets = self.teacher.known, self.context.sets
+        if self.ratio == "tasks":
+            return sets.later / (sets.owner.max() + 1)  # `later` is 0 in the first task
+        return known.sum() / (known | sets.new).sum()
 
     def _weights(self, new: Batch, n: int) -> Tensor:
         """Return weights of n samples, the new ones first: 0 if held out, with mean 1."""
@@ -115,8 +141,8 @@ class BiC(ExemplarMethod):
         rows = torch.arange(math.ceil(n / parts) * parts, device=y.device).view(-1, parts).T
         valid, rows = rows < n, rows.clamp(max=n - 1)  # each part has old and new classes
         onehot = F.one_hot(y, len(new)).double()
-        balanced = (onehot / onehot.sum(0).clamp(min=1)).sum(1)  # equal weight of all classes
-        weight = balanced[rows] * valid
+        per_class = onehot.sum(0).clamp(min=1) if self.balanced else 1.0
+        weight = (onehot / per_class).sum(1)[rows] * valid
         weight = (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
         rest = self.correct(z).masked_fill(new, 0.0).double()[rows]
         slopes = torch.stack([z * new, new.expand_as(z)]).double()  # ∂q/∂α and ∂q/∂β

@@ -8,11 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dualcba.errors import expected
 from dualcba.memory import Herding
 from dualcba.methods.teacher import DistillationMethod
 from dualcba.normalization.statistics import evaluation_mode
 
 CHUNK = 512  # samples per forward pass of `embed`
+
+
+def check_flags(**flags: object) -> None:
+    """Raise unless all values are True or False."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ValueError(expected(name, value, "True or False"))
 
 
 class ExemplarMethod(DistillationMethod):
@@ -42,7 +50,11 @@ class ExemplarMethod(DistillationMethod):
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Select exemplars by herding on normalised features."""
-        self.memory.fill(x, y, lambda raw: F.normalize(self.embed(raw)[1]))
+        self.memory.fill(x, y, lambda raw: self.direction(self.embed(raw)[1]))
+
+    def direction(self, h: Tensor) -> Tensor:
+        """Return the features (n, d) on which herding selects exemplars: normalised."""
+        return F.normalize(h)
 
     @property
     def memory(self) -> Herding:
