@@ -219,3 +219,26 @@ def test_the_fit_may_weigh_all_samples_equally(bench: Make) -> None:
 def test_other_ratios_are_refused() -> None:
     with pytest.raises(ValueError, match="ratio is 'half', expected 'classes' or 'tasks'"):
         BiC(ratio="half")
+
+
+def test_merged_exemplars_are_not_held_out(bench: Make, monkeypatch: Any) -> None:
+    b = bench(BiC(merge=True), size=30)
+    b.begin([0, 1])
+    first = b.batch([0, 1] * 20, 1)
+    b.method.loss(first, [], identity)
+    b.method.end_task(first.x, first.y)
+    b.begin([2, 3])
+    assert b.method.draws == 0
+    own, held = [], []
+    for step in range(6):
+        new = b.batch([0, 2, 1, 3, 3, 2], 10 + step)
+        slope = torch.autograd.grad(b.method.loss(new, [], identity), new.z)[0]
+        own += [x for x, y in zip(new.x, new.y, strict=True) if y > 1]
+        held += [x for x, apart in zip(new.x, (slope == 0).all(1), strict=True) if apart]
+    assert torch.equal(torch.stack(held), torch.stack(own)[[0, 8, 16]])
+    given: list[torch.Tensor] = []
+    monkeypatch.setattr(b.method, "embed", lambda x: (given.append(x), torch.zeros(len(x), 4))[1:])
+    monkeypatch.setattr(b.method, "fit", lambda z, y: None)
+    monkeypatch.setattr(b.memory, "fill", lambda *_: None)
+    b.method.end_task(torch.stack(own), torch.tensor([2, 3, 3, 2] * 6))
+    assert torch.equal(given[0][3:], torch.stack(held))

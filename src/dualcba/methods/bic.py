@@ -40,7 +40,7 @@ class BiC(ExemplarMethod):
         tasks. In the first task λ is 0.
     balanced
         Whether all classes have the same weight in the fit of the correction; else all samples.
-    rehearse
+    rehearse, merge
         See `ExemplarMethod`.
 
     References
@@ -58,9 +58,14 @@ class BiC(ExemplarMethod):
     arrived: Tensor
 
     def __init__(
-        self, *, ratio: str = "classes", balanced: bool = True, rehearse: bool = True
+        self,
+        *,
+        ratio: str = "classes",
+        balanced: bool = True,
+        rehearse: bool = True,
+        merge: bool = False,
     ) -> None:
-        super().__init__(rehearse=rehearse)
+        super().__init__(rehearse=rehearse, merge=merge)
         check_choice("ratio", ratio, ("classes", "tasks"))
         check_flags(balanced=balanced)
         self.ratio, self.balanced = ratio, balanced
@@ -113,19 +118,25 @@ class BiC(ExemplarMethod):
 
     def _weights(self, new: Batch, n: int) -> Tensor:
         """Return weights of n samples, the new ones first: 0 if held out, with mean 1."""
-        index = torch.arange(len(new.y), device=new.y.device)
-        used = ~self.is_held_out(self.arrived + index)
-        self.arrived += len(index)
+        own = self._of_the_task(new.y)
+        index = self.arrived + own.cumsum(0) - 1
+        used = ~(self.is_held_out(index) & own)
+        self.arrived += own.sum()
         weight = used * (len(index) / used.sum().clamp(min=1))
         return F.pad(weight, (0, n - len(index)), value=1.0)
+
+    def _of_the_task(self, y: Tensor) -> Tensor:
+        """Return the samples (n,) that may be held out: if exemplars are merged, not old ones."""
+        return ~self.teacher.known[y] if self.merge else torch.ones_like(y, dtype=torch.bool)
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Fit the correction of the new classes, then select exemplars."""
         held = slice(0, self._quota() * self.one_in, self.one_in)  # the samples of `is_held_out`
         rows = self.memory.validation
-        if len(y[held]):
-            val_x = torch.cat([self.memory.x[rows], x[held]])
-            val_y = torch.cat([self.memory.y[rows], y[held]])
+        own = self._of_the_task(y).nonzero().squeeze(1)[held] if self.merge else held
+        if len(y[own]):
+            val_x = torch.cat([self.memory.x[rows], x[own]])
+            val_y = torch.cat([self.memory.y[rows], y[own]])
             self.fit(self.embed(val_x)[0], val_y)
         super().end_task(x, y)
 

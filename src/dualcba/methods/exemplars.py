@@ -34,15 +34,21 @@ class ExemplarMethod(DistillationMethod):
     rehearse
         Whether each step uses a draw of exemplars with the new batch. If not, exemplars are used at
         the end of a task only (and for class means).
+    merge
+        Whether exemplars are mixed into the samples of a task instead: shuffled with them, each
+        once per pass, in batches that share statistics. `dualcba run` does this; a learner that is
+        given batches by `observe` has no exemplars in its steps then.
     """
 
     adaptable = False
     rereads_task = True
     held_out = 0  # every `held_out`-th exemplar is for validation; 0: none
 
-    def __init__(self, *, rehearse: bool = True) -> None:
+    def __init__(self, *, rehearse: bool = True, merge: bool = False) -> None:
         super().__init__()
-        self.draws = int(rehearse)
+        check_flags(rehearse=rehearse, merge=merge)
+        self.merge = merge
+        self.draws = int(rehearse and not merge)
 
     def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Herding:
         """Return a memory of exemplars with the same number for each class."""

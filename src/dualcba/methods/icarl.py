@@ -39,7 +39,7 @@ class ICaRL(ExemplarMethod):
         Whether L is the mean over the classes instead of the sum.
     normalise
         Whether features are normalised, for herding, class means and distances.
-    rehearse
+    rehearse, merge
         See `ExemplarMethod`.
 
     References
@@ -61,8 +61,9 @@ class ICaRL(ExemplarMethod):
         class_mean: bool = False,
         normalise: bool = True,
         rehearse: bool = True,
+        merge: bool = False,
     ) -> None:
-        super().__init__(rehearse=rehearse)
+        super().__init__(rehearse=rehearse, merge=merge)
         check_flags(class_mean=class_mean, normalise=normalise)
         self.decay = decay
         self.class_mean, self.normalise = class_mean, normalise

@@ -71,7 +71,7 @@ class LUCIR(ExemplarMethod):
     drop
         The number of batches after which the learning rate of that training falls to a tenth;
         0 for never.
-    rehearse
+    rehearse, merge
         See `ExemplarMethod`.
 
     References
@@ -92,8 +92,9 @@ class LUCIR(ExemplarMethod):
         frozen: bool = False,
         drop: int = 0,
         rehearse: bool = True,
+        merge: bool = False,
     ) -> None:
-        super().__init__(rehearse=rehearse)
+        super().__init__(rehearse=rehearse, merge=merge)
         check_flags(frozen=frozen)
         self.distillation, self.scale = distillation, scale
         self.frozen, self.drop = frozen, drop
