@@ -259,7 +259,7 @@ def test_where_a_class_agnostic_part_comes_from() -> None:
 
 
 def test_a_divided_part_comes_from_a_run_that_divides() -> None:
-    entries = [e for e in experiments()["readings-adaptors"].entries if e.donor]
+    entries = [e for e in experiments()["readings-settings"].entries if e.donor]
     assert {bool(e.given.get("divide")) for e in entries} == {True, False}
     for entry in entries:
         assert entry.source is not None

@@ -32,7 +32,7 @@ NAMES = (
 )  # fmt: skip
 """The paper's tables in its order, its figures, and our own experiments."""
 
-READINGS = ("readings-methods", "readings-adaptors")
+READINGS = ("readings-methods", "readings-settings")
 """Other readings of what the paper leaves open; not part of `all`."""
 
 
