@@ -192,7 +192,7 @@ class Learner:
             if begins:
                 parts.tasks.begin_detected(step)
             if parts.method.rereads_task and not again:
-                parts.tasks.keep(x, y)
+                parts.tasks.keep(x, y, storable if parts.method.merge else None)
             update_adaptor = parts.outer_loop.due(step - parts.tasks.starts[-1])
             parts.training_step.take(x, y, storable, step, update_adaptor=update_adaptor)
 

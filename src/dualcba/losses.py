@@ -103,7 +103,7 @@ class CrossEntropy:
     batch: Batch
     weight: float = 1.0
     adapted: bool = True
-    classes: Tensor | None = None  # (C,) bool: the classes in the softmax
+    classes: Tensor | None = None  # (C,) or (n, C) bool: the classes in the softmax
     each: Tensor | None = None  # (n,) weights of the samples; by default those of the batch
 
     def __post_init__(self) -> None:

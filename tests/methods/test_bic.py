@@ -185,3 +185,60 @@ def test_corrects_from_the_second_task_on(make_learner: Callable[..., Learner], 
     alpha = learner.method.alpha.tolist()  # type: ignore[union-attr, operator]
     assert alpha[2] == alpha[3] != 1.0
     assert alpha[:2] == alpha[4:] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3])
+def test_the_ratio_may_follow_the_number_of_tasks(bench: Make, logp: Any, tasks: int) -> None:
+    b = bench(BiC(ratio="tasks"))
+    b.begin(*[[0, 1], [2, 3], [4, 5]][:tasks])
+    new = b.batch([2 * tasks - 2, 2 * tasks - 1, 2 * tasks - 1], 1)
+    old, share = list(range(2 * tasks - 2)), {1: 0.0, 2: 1 / 2, 3: 1 / 3}[tasks]
+    target = b.method.teacher(new.x)[0].numpy()
+    each = by_hand(new.z.detach().numpy(), new.y.tolist(), target, old, share, logp)
+    assert b.method.loss(new, [], identity).item() == pytest.approx(each.mean(), abs=1e-6)
+
+
+def test_the_fit_may_weigh_all_samples_equally(bench: Make) -> None:
+    b = bench(BiC(balanced=False), size=30)
+    b.begin([0, 1], [2, 3])
+    data = b.batch([0] * 6 + [2], 5)
+    weights: list[torch.Tensor] = []
+
+    def run(key: Any, fn: Any, *inputs: torch.Tensor) -> None:
+        weights.append(inputs[3])
+
+    b.method.context.run = run
+    b.method.fit(data.z.detach(), data.y)
+    parts = weights[0].squeeze(2)
+    assert parts.sum(1).tolist() == pytest.approx([1.0] * len(parts))
+    for part in parts:
+        used = part[part > 0]
+        assert used.tolist() == pytest.approx([1 / len(used)] * len(used))
+
+
+def test_other_ratios_are_refused() -> None:
+    with pytest.raises(ValueError, match="ratio is 'half', expected 'classes' or 'tasks'"):
+        BiC(ratio="half")
+
+
+def test_merged_exemplars_are_not_held_out(bench: Make, monkeypatch: Any) -> None:
+    b = bench(BiC(merge=True), size=30)
+    b.begin([0, 1])
+    first = b.batch([0, 1] * 20, 1)
+    b.method.loss(first, [], identity)
+    b.method.end_task(first.x, first.y)
+    b.begin([2, 3])
+    assert b.method.draws == 0
+    own, held = [], []
+    for step in range(6):
+        new = b.batch([0, 2, 1, 3, 3, 2], 10 + step)
+        slope = torch.autograd.grad(b.method.loss(new, [], identity), new.z)[0]
+        own += [x for x, y in zip(new.x, new.y, strict=True) if y > 1]
+        held += [x for x, apart in zip(new.x, (slope == 0).all(1), strict=True) if apart]
+    assert torch.equal(torch.stack(held), torch.stack(own)[[0, 8, 16]])
+    given: list[torch.Tensor] = []
+    monkeypatch.setattr(b.method, "embed", lambda x: (given.append(x), torch.zeros(len(x), 4))[1:])
+    monkeypatch.setattr(b.method, "fit", lambda z, y: None)
+    monkeypatch.setattr(b.memory, "fill", lambda *_: None)
+    b.method.end_task(torch.stack(own), torch.tensor([2, 3, 3, 2] * 6))
+    assert torch.equal(given[0][3:], torch.stack(held))

@@ -302,3 +302,34 @@ def test_steps_can_be_captured(
         ends.append(learner.state_dict()["tensors"])
     for name, t in ends[0].items():
         assert torch.allclose(t.double(), ends[1][name].double(), rtol=1e-3, atol=1e-4), name
+
+
+def test_a_second_pass_changes_running_statistics_alone(
+    make_learner: Callable[..., Learner], teach: Any
+) -> None:
+    once, twice = (
+        teach(make_learner("clser-cba", method_options={"second_pass": second}))
+        for second in (False, True)
+    )
+    a, b = once.state_dict()["tensors"], twice.state_dict()["tensors"]
+    differ = {name.rsplit(".", 1)[1] for name in a if not torch.equal(a[name], b[name])}
+    assert differ == {"running_mean", "running_var", "num_batches_tracked"}
+
+
+def test_a_second_pass_weighs_the_memory_by_seventy_percent() -> None:
+    """From statistics of zero, the order new, memory, memory with a momentum of 0.1."""
+    norm = nn.BatchNorm1d(D)
+    method = bound(nn.Sequential(norm, nn.Linear(D, C)), second_pass=True)
+    new, mem, _ = batches(method)
+    norm.reset_running_stats()
+    for batch in (new, *mem):
+        method.context.network(batch.x)
+    method.terms(new, mem)
+    method.terms(new, mem)  # the outer step evaluates the terms too; there is one pass more
+    a, b = new.x.mean(0), mem[0].x.mean(0)
+    assert torch.allclose(norm.running_mean, 0.081 * a + 0.19 * b)  # 0.19 / 0.271 is 70 %
+
+
+def test_second_pass_is_true_or_false() -> None:
+    with pytest.raises(ValueError, match="second_pass is 1, expected True or False"):
+        CLSER(second_pass=1)  # type: ignore[arg-type]

@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from dualcba.adaptors.adaptor import ADAPTORS
+from dualcba.adaptors.hypergradient import hypergradient
 from dualcba.losses import identity
+from dualcba.methods import Method
 from dualcba.methods.er_ace import ERACE
+from dualcba.methods.ss_il import SSIL
 
 Make = Callable[..., Any]
 
@@ -65,3 +69,20 @@ def test_does_not_change_the_class_sets(bench: Make) -> None:
     before = b.sets.seen.clone()
     b.method.loss(b.batch([5], 1), [], identity)
     assert torch.equal(b.sets.seen, before)
+
+
+@pytest.mark.parametrize("method", [ERACE, SSIL])
+@pytest.mark.parametrize("kind", ["cba", "dual-cba"])
+def test_the_closed_form_is_that_of_autograd(bench: Make, method: type[Method], kind: str) -> None:
+    b = bench(method())
+    b.begin([0, 1], [2, 3])
+    batches = [b.batch([2, 3, 3], 1), b.batch([0, 1, 2], 2)]
+    for k, batch in enumerate(batches):
+        batch.z, batch.h, batch.rows = batch.z.detach(), batch.h.detach(), slice(3 * k, 3 * k + 3)
+    adaptor = ADAPTORS[kind](b.sets, torch.Generator().manual_seed(0)).double()
+    given = (adaptor, b.method, batches[0], batches[1:], b.batch([0, 1, 2, 3], 3))
+    both = [hypergradient(*given, b.network.head, 0.1, closed_form=c) for c in (True, False)]
+    assert b.method.closed_form
+    assert any(g is not None and g.abs().max() > 0 for g in both[0])
+    for one, other in zip(*both, strict=True):
+        assert torch.allclose(one, other, atol=1e-10)

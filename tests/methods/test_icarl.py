@@ -154,3 +154,40 @@ def test_old_and_new_classes_are_told_apart_within_a_task(
 def test_needs_a_sample_of_every_class(make_learner: Callable[..., Learner]) -> None:
     with pytest.raises(ValueError, match=r"buffer is 5, expected at least 6"):
         make_learner("icarl", buffer=5)
+
+
+def test_the_loss_may_be_a_mean_over_classes(bench: Make) -> None:
+    losses = []
+    for mean in (False, True):
+        b = bench(ICaRL(class_mean=mean))
+        b.begin([0, 1], [2, 3])
+        losses.append(b.method.loss(b.batch([2, 3, 3], 1), [b.batch([0, 1], 2)], identity).item())
+    assert losses[1] == pytest.approx(losses[0] / 4)  # four classes are seen
+
+
+def test_features_that_are_not_normalised(bench: Make, monkeypatch: Any) -> None:
+    b = bench(ICaRL(normalise=False))
+    b.begin([0, 1])
+    data = b.batch([0, 1, 1] * 4)
+    b.method.end_task(data.x, data.y)
+    b.begin([2, 3])
+    b.method.loss(b.batch([2, 2], 5), [], identity)  # a running mean
+    h = b.batch([2, 2], 5).h.detach().numpy()
+    b.method.before_scores()
+    stored = b.network(b.memory.x[: b.memory.filled])[1].detach().numpy()
+    labels = b.memory.y[: b.memory.filled].numpy()
+    means = np.stack([stored[labels == 0].mean(0), stored[labels == 1].mean(0), h.mean(0)])
+    x = b.batch([0] * 5, 3).x
+    want = -((b.network(x)[1].detach().numpy()[:, None] - means) ** 2).sum(2)
+    scores = b.method.scores(x).detach().numpy()
+    assert np.allclose(scores[:, :3], want, atol=1e-5)
+    assert np.isneginf(scores[:, 3:]).all()
+    given: list[torch.Tensor] = []
+    monkeypatch.setattr(b.memory, "fill", lambda x, y, features: given.append(features(x)))
+    b.method.end_task(data.x, data.y)
+    assert torch.allclose(given[0], b.network(data.x)[1])
+
+
+def test_flags_are_true_or_false() -> None:
+    with pytest.raises(ValueError, match="normalise is 'no', expected True or False"):
+        ICaRL(normalise="no")  # type: ignore[arg-type]

@@ -146,3 +146,44 @@ def test_a_bare_linear_layer_is_refused_when_the_learner_is_made() -> None:
         Learner(nn.Linear(5, 4), (5,), 4, method="lucir", dtype=torch.float32)
     inside = nn.Sequential(nn.Linear(5, 4))
     Learner(inside, (5,), 4, method="lucir", dtype=torch.float32, buffer=8)
+
+
+def test_frozen_weights_of_old_classes_get_no_gradient(bench: Make) -> None:
+    free, frozen = bench(LUCIR(scale=4.0)), bench(LUCIR(scale=4.0, frozen=True))
+    slopes, losses = [], []
+    for b in (free, frozen):
+        b.begin([0, 1], [2, 3])
+        loss = b.method.loss(b.batch([2, 3, 3], 1), [b.batch([0, 1], 2)], identity)
+        losses.append(loss.item())
+        slopes.append(torch.autograd.grad(loss, list(b.network.parameters()), allow_unused=True))
+    assert losses[0] == pytest.approx(losses[1])
+    names = [name for name, _ in free.network.named_parameters()]
+    for name, one, two in zip(names, *slopes, strict=True):
+        if name.endswith("weight") and one.shape == (6, 4):  # the head
+            assert (one[:2] != 0).any()
+            assert (two[:2] == 0).all()
+            one, two = one[2:], two[2:]
+        assert torch.allclose(one, two, atol=1e-6), name
+
+
+def test_tuning_of_frozen_heads_changes_the_newest_weights_alone(bench: Make) -> None:
+    b = bench(LUCIR(frozen=True), size=12)
+    b.begin([0, 1])
+    first = b.batch([0, 1] * 10, 1)
+    b.method.end_task(first.x, first.y)
+    b.begin([2, 3])
+    data = b.batch([2, 3] * 10, 2)
+    weight, scale = weights(b).copy(), b.method.head.scale.item()
+    b.method.end_task(data.x, data.y)
+    changed = (weights(b) != weight).any(1)
+    assert changed.tolist() == [False, False, True, True, False, False]
+    assert b.method.head.scale.item() == scale
+
+
+def test_the_rate_of_the_tuning_falls_after_some_batches(bench: Make) -> None:
+    b = bench(LUCIR(drop=5))
+    b.method.epochs = 3
+    shares = b.method._rate_shares(7)  # two batches of four
+    assert shares.flatten().tolist() == pytest.approx([1] * 5 + [0.1])
+    b = bench(LUCIR())
+    assert (b.method._rate_shares(7) == 1).all()

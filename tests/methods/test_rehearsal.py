@@ -12,7 +12,7 @@ from dualcba.methods import METHODS, SUFFIXES
 
 NAMES = [
     f"{base}{end}"
-    for base in ("er", "derpp", "clser", "rar")
+    for base in ("er", "derpp", "clser", "rar", "er-ace", "ss-il")
     for end in ("", "-cba", "-dual-cba", "-balanced-cba")
 ]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dualcba.losses import identity
+from dualcba.losses import Batch, identity, total
 from dualcba.memory import Balanced
 from dualcba.methods.ss_il import SSIL
 from dualcba.methods.teacher import distillation
@@ -100,3 +100,24 @@ def test_softmax_within_groups_far_apart(logp: Any) -> None:
 
 def test_memory_is_class_balanced(bench: Make) -> None:
     assert isinstance(bench(SSIL()).memory, Balanced)
+
+
+def test_terms_are_the_loss_with_its_derivatives(bench: Make) -> None:
+    b = bench(SSIL(weight=3.0))
+    b.begin([0, 1], [3, 4], [2])
+    new, mem = b.batch([2, 2, 2], 1), b.batch([0, 1, 3, 2, 4], 2)
+    r = torch.from_numpy(np.random.default_rng(3).normal(size=(8, 6)))
+
+    def adapt(batch: Batch) -> torch.Tensor:
+        return batch.z + (r[:3] if batch is new else r[3:])
+
+    terms = b.method.terms(new, [mem])
+    loss = b.method.loss(new, [mem], adapt)
+    assert total(terms, adapt).item() == pytest.approx(loss.item(), abs=1e-9)
+    for term in terms:
+        z = (term.batch.z + 0.1).detach().requires_grad_()
+        (slope,) = torch.autograd.grad(term.value(z), z, create_graph=True)
+        assert torch.allclose(term.gradient(z.detach()), slope, atol=1e-9)
+        s = torch.from_numpy(np.random.default_rng(4).normal(size=z.shape))
+        (turn,) = torch.autograd.grad((slope * s).sum(), z)
+        assert torch.allclose(term.curvature(z.detach(), s), turn, atol=1e-9)

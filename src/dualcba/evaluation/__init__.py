@@ -2,6 +2,7 @@
 
 from dualcba.evaluation.alignment import Alignment
 from dualcba.evaluation.evaluator import ANYTIME, Evaluator
+from dualcba.evaluation.neighbours import Neighbours
 from dualcba.evaluation.prequential import Prequential
 from dualcba.evaluation.recorders import Predictions, Recorder, Scoring, Transitions
 from dualcba.evaluation.scores import interval, summarize
@@ -23,5 +24,6 @@ RECORDERS: dict[str, type[Recorder]] = {
     "transitions": Transitions,
     "alignment": Alignment,
     "prequential": Prequential,
+    "neighbours": Neighbours,
 }
 """The values of `--record`."""

@@ -29,13 +29,15 @@ from dualcba.data import (
 )
 from dualcba.data.prefetch import fits_on_device, prefetch_batches
 from dualcba.engine import resolve_device
+from dualcba.errors import expected
 from dualcba.evaluation import ANYTIME, RECORDERS, Evaluator, Scoring
+from dualcba.experiments.merging import merged_rows, with_exemplars
 from dualcba.experiments.provenance import held_out
 from dualcba.experiments.result import SCHEMA
 from dualcba.experiments.settings import learning_rate, parse_setting
 from dualcba.experiments.spec import Spec
 from dualcba.learner import Learner
-from dualcba.methods import parse_method
+from dualcba.methods import Method, parse_method
 from dualcba.methods.fixmatch import FixMatch
 from dualcba.nets import make_network
 from dualcba.normalization.layers import convert_normalization
@@ -86,7 +88,7 @@ class Run:
         self.agnostic_provenance = source and load_agnostic(source).provenance
         self.stream = make_stream(spec, self.data)
         self.has_label = make_label_mask(spec, self.data)
-        self.schedule = make_schedule(spec, self.stream, self.has_label)
+        self.schedule = make_schedule(spec, self.stream, self.has_label, self.data)
         device = resolve_device(self.hardware.device)
         counts = self.alone and device.type == "cuda"
         self.held = torch.cuda.memory_allocated(device) if counts else None
@@ -113,7 +115,9 @@ class Run:
         """Train and evaluate; yields the number of steps so far after each step."""
         train_y = self._visible_labels()
         arrive = self._arrivals(train_y)
-        labels = train_y.numpy()
+        if self.learner.method.merge:
+            arrive = with_exemplars(arrive, self.learner.memory, len(train_y), self.engine)
+        labels = None if self.learner.method.merge else train_y.numpy()
         with self._clock("evaluate"):
             self.evaluator.evaluate("start")
         for number, (task, passes) in enumerate(zip(self.stream, self.schedule, strict=True)):
@@ -125,7 +129,8 @@ class Run:
                     last = epoch == len(passes) - 1 and k == len(one) - 1
                     ends = last and self._end_is_known(number)
                     storable = None if one.storable is None else one.storable[k]
-                    self._train(x, y, storable, labels[one.rows[k]], again=epoch > 0, ends=ends)
+                    known = None if labels is None else labels[one.rows[k]]
+                    self._train(x, y, storable, known, again=epoch > 0, ends=ends)
                     self._evaluate(number, last)
                     yield self.learner.step
         self.learner.check_finite()
@@ -185,7 +190,7 @@ class Run:
         x: Tensor,
         y: Tensor,
         storable: NDArray[np.bool_] | None,
-        labels: Indices,
+        labels: Indices | None,
         *,
         again: bool,
         ends: bool,
@@ -280,10 +285,13 @@ def make_label_mask(spec: Spec, data: Dataset) -> NDArray[np.bool_] | None:
 
 
 def make_schedule(
-    spec: Spec, stream: Sequence[Task], has_label: NDArray[np.bool_] | None
+    spec: Spec, stream: Sequence[Task], has_label: NDArray[np.bool_] | None, data: Dataset
 ) -> list[list[Pass]]:
     """Return the passes over each task."""
     rng = generator(spec.seed, "order")
+    method = parse_method(spec.method)[0](**spec.method_options)
+    if method.merge:
+        return _merged_schedule(spec, stream, data, method, rng)
 
     def one(task: Task) -> Pass:
         if has_label is not None and spec.labelled_batches == "cycled":
@@ -293,6 +301,20 @@ def make_schedule(
         return Pass(rows, None if has_label is None else has_label[rows])
 
     return [[one(task) for _ in range(spec.epochs)] for task in stream]
+
+
+def _merged_schedule(
+    spec: Spec, stream: Sequence[Task], data: Dataset, method: Method, rng: np.random.Generator
+) -> list[list[Pass]]:
+    """Return the passes over each task and the exemplars of earlier tasks."""
+    if spec.boundaries != "given":
+        wanted = "'given': exemplars are mixed into a task when it begins"
+        raise ValueError(expected("boundaries", spec.boundaries, wanted))
+    schedule = merged_rows(
+        stream, data.train_y.numpy(), data.num_classes, batch_size=spec.batch_size,
+        epochs=spec.epochs, size=spec.buffer, held_out=getattr(method, "held_out", 0), rng=rng,
+    )  # fmt: skip
+    return [[Pass(rows, rows < len(data.train_y)) for rows in passes] for passes in schedule]
 
 
 def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:

@@ -87,7 +87,7 @@ def check_all(specs: Sequence[Spec], load: Load, hardware: Hardware) -> None:
         first.setdefault(json.dumps(spec.to_dict() | {"seed": None}, sort_keys=True), spec)
     for spec in first.values():
         data = validation_split(load(spec), spec.validation)
-        make_schedule(spec, make_stream(spec, data), make_label_mask(spec, data))
+        make_schedule(spec, make_stream(spec, data), make_label_mask(spec, data), data)
         make_learner(spec, data, hardware)
 
 

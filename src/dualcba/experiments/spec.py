@@ -19,6 +19,7 @@ from dualcba.options import (
     DATASET_DEFAULTS,
     RunOptions,
     check_adaptor_parts,
+    check_tracking,
     definitions,
     fill,
     kind_defaults,
@@ -54,6 +55,7 @@ class Spec(RunOptions):
         _check_setting(self)
         _check_epochs(self, epochs_given)
         check_adaptor_parts(self)
+        check_tracking(self.tracking, self.forward)
         check_options(self.method, self.method_options)
 
     def _defaults(self) -> dict[str, Any]:

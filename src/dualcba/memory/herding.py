@@ -45,11 +45,11 @@ class Herding(Memory):
     @property
     def validation(self) -> slice:
         """The rows that `draw` excludes."""
-        return slice(self.held_out - 1, self.filled, self.held_out) if self.held_out else slice(0)
+        return _validation_rows(self.filled, self.held_out)
 
     def draw(self, n: int, rng: np.random.Generator) -> Indices:
         """Draw the rows of at most n samples, without replacement."""
-        rows = np.delete(np.arange(self.filled), self.validation)
+        rows = drawable_rows(self.filled, self.held_out)
         return rng.choice(rows, min(n, len(rows)), replace=False)
 
     @torch.no_grad()
@@ -63,9 +63,7 @@ class Herding(Memory):
         classes, arrived = np.unique(labels), np.unique(labels[self.filled :])
         if not len(classes):
             return
-        # rows per class; their sum is `size`
-        quotas = -(-(self.size - np.arange(len(classes))) // len(classes))
-        quotas = quotas.clip(min=0)
+        quotas = _quotas(self.size, len(classes))
         rows = {c: np.flatnonzero(labels == c) for c in classes}
         groups = [rows[c] for c in arrived]
         ranked, count = self._herding_order(pool, groups, int(quotas.max()), features)
@@ -98,6 +96,37 @@ class Herding(Memory):
         flat, among, void = (to_device(torch.from_numpy(a), pool.device) for a in arrays)
         order = herd(features(pool[flat])[among], void, min(count, len(position)))
         return torch.cat([every, flat[among.gather(1, order)].flatten()]), order.shape[1]
+
+
+def _quotas(size: int, classes: int) -> Indices:
+    """Return the largest number of rows of each class; their sum is `size`."""
+    return (-(-(size - np.arange(classes)) // classes)).clip(min=0)
+
+
+def exemplar_counts(size: int, available: Indices) -> Indices:
+    """Return how many exemplars of each class `Herding.fill` keeps of those available, (C,).
+
+    >>> exemplar_counts(5, np.array([9, 0, 9, 1])).tolist()
+    [2, 0, 2, 1]
+    """
+    present = np.flatnonzero(available)
+    counts = np.zeros_like(available)
+    if len(present):
+        counts[present] = np.minimum(_quotas(size, len(present)), available[present])
+    return counts
+
+
+def _validation_rows(filled: int, held_out: int) -> slice:
+    return slice(held_out - 1, filled, held_out) if held_out else slice(0)
+
+
+def drawable_rows(filled: int, held_out: int) -> Indices:
+    """Return the rows that are not for validation.
+
+    >>> drawable_rows(5, 2).tolist()
+    [0, 2, 4]
+    """
+    return np.delete(np.arange(filled), _validation_rows(filled, held_out))
 
 
 def herd(features: Tensor, padding: Tensor, count: int) -> Tensor:

@@ -76,6 +76,9 @@ class Method(nn.Module):
     rereads_task: bool = False
     """Whether `end_task` needs the samples of the task."""
 
+    merge: bool = False
+    """Whether a run mixes the samples of the memory into the data of each task."""
+
     semi_supervised: bool = False
     """Whether FixMatch can wrap the method."""
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from dualcba.engine.optimizers import Adam
 from dualcba.losses import Adapt, Batch
 from dualcba.methods.base import Context
-from dualcba.methods.exemplars import ExemplarMethod
+from dualcba.methods.exemplars import ExemplarMethod, check_flags
 from dualcba.methods.teacher import distillation, join, sum_of_means
+from dualcba.options.definition import check_choice
 
 
 class BiC(ExemplarMethod):
@@ -32,6 +33,16 @@ class BiC(ExemplarMethod):
     logits, including the teacher's, are corrected for all tasks so far. The samples of a task are
     read again when it ends, for this and to select exemplars by herding.
 
+    Parameters
+    ----------
+    ratio
+        λ: `"classes"` as above, or `"tasks"` for 1 / (t + 1), where t is the number of earlier
+        tasks. In the first task λ is 0.
+    balanced
+        Whether all classes have the same weight in the fit of the correction; else all samples.
+    rehearse, merge
+        See `ExemplarMethod`.
+
     References
     ----------
     Wu et al., Large scale incremental learning, 2019.
@@ -45,6 +56,19 @@ class BiC(ExemplarMethod):
     beta: Tensor
     quota: Tensor
     arrived: Tensor
+
+    def __init__(
+        self,
+        *,
+        ratio: str = "classes",
+        balanced: bool = True,
+        rehearse: bool = True,
+        merge: bool = False,
+    ) -> None:
+        super().__init__(rehearse=rehearse, merge=merge)
+        check_choice("ratio", ratio, ("classes", "tasks"))
+        check_flags(balanced=balanced)
+        self.ratio, self.balanced = ratio, balanced
 
     def bind(self, context: Context) -> None:
         """Create the teacher, and α = 1, β = 0."""
@@ -80,26 +104,39 @@ class BiC(ExemplarMethod):
         all_ = join(new, mem)
         z, target = self.correct(all_.z), self.correct(self.teacher(all_.x)[0])
         known, T = self.teacher.known, self.temperature
-        ratio = known.sum() / (known | self.context.sets.new).sum()  # λ
+        ratio = self._ratio()
         kd = T**2 * distillation(z, target, known, known, T)
         each = (1 - ratio) * F.cross_entropy(z, all_.y, reduction="none") + ratio * kd
         return sum_of_means(each * self._weights(new, len(each)), new, mem)
 
+    def _ratio(self) -> Tensor:
+        """Return λ, a scalar."""
+        known, sets = self.teacher.known, self.context.sets
+        if self.ratio == "tasks":
+            return sets.later / (sets.owner.max() + 1)  # `later` is 0 in the first task
+        return known.sum() / (known | sets.new).sum()
+
     def _weights(self, new: Batch, n: int) -> Tensor:
         """Return weights of n samples, the new ones first: 0 if held out, with mean 1."""
-        index = torch.arange(len(new.y), device=new.y.device)
-        used = ~self.is_held_out(self.arrived + index)
-        self.arrived += len(index)
+        own = self._of_the_task(new.y)
+        index = self.arrived + own.cumsum(0) - 1
+        used = ~(self.is_held_out(index) & own)
+        self.arrived += own.sum()
         weight = used * (len(index) / used.sum().clamp(min=1))
         return F.pad(weight, (0, n - len(index)), value=1.0)
+
+    def _of_the_task(self, y: Tensor) -> Tensor:
+        """Return the samples (n,) that may be held out: if exemplars are merged, not old ones."""
+        return ~self.teacher.known[y] if self.merge else torch.ones_like(y, dtype=torch.bool)
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Fit the correction of the new classes, then select exemplars."""
         held = slice(0, self._quota() * self.one_in, self.one_in)  # the samples of `is_held_out`
         rows = self.memory.validation
-        if len(y[held]):
-            val_x = torch.cat([self.memory.x[rows], x[held]])
-            val_y = torch.cat([self.memory.y[rows], y[held]])
+        own = self._of_the_task(y).nonzero().squeeze(1)[held] if self.merge else held
+        if len(y[own]):
+            val_x = torch.cat([self.memory.x[rows], x[own]])
+            val_y = torch.cat([self.memory.y[rows], y[own]])
             self.fit(self.embed(val_x)[0], val_y)
         super().end_task(x, y)
 
@@ -115,8 +152,8 @@ class BiC(ExemplarMethod):
         rows = torch.arange(math.ceil(n / parts) * parts, device=y.device).view(-1, parts).T
         valid, rows = rows < n, rows.clamp(max=n - 1)  # each part has old and new classes
         onehot = F.one_hot(y, len(new)).double()
-        balanced = (onehot / onehot.sum(0).clamp(min=1)).sum(1)  # equal weight of all classes
-        weight = balanced[rows] * valid
+        per_class = onehot.sum(0).clamp(min=1) if self.balanced else 1.0
+        weight = (onehot / per_class).sum(1)[rows] * valid
         weight = (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
         rest = self.correct(z).masked_fill(new, 0.0).double()[rows]
         slopes = torch.stack([z * new, new.expand_as(z)]).double()  # ∂q/∂α and ∂q/∂β

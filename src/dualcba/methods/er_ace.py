@@ -22,7 +22,6 @@ class ERACE(Method):
     """
 
     title = "ER-ACE"
-    adaptable = False
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return masked CE(new) + CE(mem)."""

@@ -8,11 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dualcba.errors import expected
 from dualcba.memory import Herding
 from dualcba.methods.teacher import DistillationMethod
 from dualcba.normalization.statistics import evaluation_mode
 
 CHUNK = 512  # samples per forward pass of `embed`
+
+
+def check_flags(**flags: object) -> None:
+    """Raise unless all values are True or False."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ValueError(expected(name, value, "True or False"))
 
 
 class ExemplarMethod(DistillationMethod):
@@ -26,15 +34,21 @@ class ExemplarMethod(DistillationMethod):
     rehearse
         Whether each step uses a draw of exemplars with the new batch. If not, exemplars are used at
         the end of a task only (and for class means).
+    merge
+        Whether exemplars are mixed into the samples of a task instead: shuffled with them, each
+        once per pass, in batches that share statistics. `dualcba run` does this; a learner that is
+        given batches by `observe` has no exemplars in its steps then.
     """
 
     adaptable = False
     rereads_task = True
     held_out = 0  # every `held_out`-th exemplar is for validation; 0: none
 
-    def __init__(self, *, rehearse: bool = True) -> None:
+    def __init__(self, *, rehearse: bool = True, merge: bool = False) -> None:
         super().__init__()
-        self.draws = int(rehearse)
+        check_flags(rehearse=rehearse, merge=merge)
+        self.merge = merge
+        self.draws = int(rehearse and not merge)
 
     def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Herding:
         """Return a memory of exemplars with the same number for each class."""
@@ -42,7 +56,11 @@ class ExemplarMethod(DistillationMethod):
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Select exemplars by herding on normalised features."""
-        self.memory.fill(x, y, lambda raw: F.normalize(self.embed(raw)[1]))
+        self.memory.fill(x, y, lambda raw: self.direction(self.embed(raw)[1]))
+
+    def direction(self, h: Tensor) -> Tensor:
+        """Return the features (n, d) on which herding selects exemplars: normalised."""
+        return F.normalize(h)
 
     @property
     def memory(self) -> Herding:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dualcba.losses import Adapt, Batch
 from dualcba.methods.base import Context
-from dualcba.methods.exemplars import ExemplarMethod
+from dualcba.methods.exemplars import ExemplarMethod, check_flags
 from dualcba.methods.teacher import join
 
 
@@ -31,6 +31,17 @@ class ICaRL(ExemplarMethod):
     logits decide. The samples of a task are read again when it ends, to select exemplars by
     herding.
 
+    Parameters
+    ----------
+    decay
+        See above.
+    class_mean
+        Whether L is the mean over the classes instead of the sum.
+    normalise
+        Whether features are normalised, for herding, class means and distances.
+    rehearse, merge
+        See `ExemplarMethod`.
+
     References
     ----------
     Rebuffi et al., iCaRL: incremental classifier and representation learning, 2017.
@@ -43,9 +54,19 @@ class ICaRL(ExemplarMethod):
     sums: Tensor
     counts: Tensor
 
-    def __init__(self, *, decay: float = 0.9, rehearse: bool = True) -> None:
-        super().__init__(rehearse=rehearse)
+    def __init__(
+        self,
+        *,
+        decay: float = 0.9,
+        class_mean: bool = False,
+        normalise: bool = True,
+        rehearse: bool = True,
+        merge: bool = False,
+    ) -> None:
+        super().__init__(rehearse=rehearse, merge=merge)
+        check_flags(class_mean=class_mean, normalise=normalise)
         self.decay = decay
+        self.class_mean, self.normalise = class_mean, normalise
 
     def bind(self, context: Context) -> None:
         """Create the teacher and buffers for the class means."""
@@ -69,7 +90,8 @@ class ICaRL(ExemplarMethod):
         seen = self.context.sets.seen.index_fill(0, all_.y, True)
         target = self.targets(all_.x, all_.y)
         bce = F.binary_cross_entropy_with_logits(all_.z, target, reduction="none")
-        return (bce * seen).sum(1).mean()
+        each = (bce * seen).sum(1)
+        return (each / seen.sum() if self.class_mean else each).mean()
 
     def targets(self, x: Tensor, y: Tensor) -> Tensor:
         """Return targets (n, C): the teacher's sigmoid for the classes it knows, else the label."""
@@ -79,7 +101,7 @@ class ICaRL(ExemplarMethod):
     @torch.no_grad()
     def _update_running_means(self, new: Batch) -> None:
         member = self._onehot(new.y)
-        self.sums.mul_(self.decay).addmm_(member.T, F.normalize(new.h))
+        self.sums.mul_(self.decay).addmm_(member.T, self.direction(new.h))
         self.counts.mul_(self.decay).add_(member.sum(0))
 
     def before_scores(self) -> None:
@@ -87,25 +109,39 @@ class ICaRL(ExemplarMethod):
         self.context.run(("means", self.memory.filled), self._compute_means)
 
     def _compute_means(self) -> None:
-        sums, has = self.sums, self.counts > 0
+        sums, counts, has = self.sums, self.counts, self.counts > 0
         if self.memory.filled:
             rows = slice(self.memory.filled)
-            h = F.normalize(self.embed(self.memory.x[rows])[1])
+            h = self.direction(self.embed(self.memory.x[rows])[1])
             member = self._onehot(self.memory.y[rows])
             stored = member.sum(0) > 0
             with torch.autocast(h.device.type, enabled=False):
                 sums = torch.where(stored.unsqueeze(1), member.T @ h, sums)
+            counts = torch.where(stored, member.sum(0), counts)
             has = has | stored
-        self.means.copy_(F.normalize(sums))
+        mean = F.normalize(sums) if self.normalise else sums / counts.unsqueeze(1).clamp(min=1e-12)
+        self.means.copy_(mean)
         self.has_mean.copy_(has)
 
     def scores(self, x: Tensor) -> Tensor:
         """Return minus the squared distance to each class mean; −∞ for classes without a mean."""
         z, h = self.context.network(x)
         with torch.autocast(h.device.type, enabled=False):
-            near = 2 * (F.normalize(h) @ self.means.T) - 2
+            near = self._nearness(h)
         near = near.masked_fill(~self.has_mean, -torch.inf)
         return torch.where(self.has_mean.any(), near, z)
+
+    def _nearness(self, h: Tensor) -> Tensor:
+        """Return minus the squared distances (n, C) of features and class means."""
+        if self.normalise:
+            return 2 * (F.normalize(h) @ self.means.T) - 2
+        h = h.to(self.means.dtype)
+        squares = h.square().sum(1, keepdim=True) + self.means.square().sum(1)
+        return 2 * (h @ self.means.T) - squares
+
+    def direction(self, h: Tensor) -> Tensor:
+        """Return the features, normalised or as they are."""
+        return F.normalize(h) if self.normalise else h
 
     def _onehot(self, y: Tensor) -> Tensor:
         return F.one_hot(y, len(self.counts)).to(self.counts.dtype)

@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dualcba.engine.host_to_device import to_device
 from dualcba.engine.torch_private import foreach_add_
 from dualcba.losses import Adapt, Batch
 from dualcba.methods.base import Context
-from dualcba.methods.exemplars import ExemplarMethod
+from dualcba.methods.exemplars import ExemplarMethod, check_flags
 from dualcba.methods.teacher import join, sum_of_means
 
 
@@ -28,10 +29,16 @@ class CosineHead(nn.Module):
         self.weight = nn.Parameter(weight.detach().clone())
         self.scale = nn.Parameter(weight.new_tensor(scale))
 
-    def cosine(self, h: Tensor) -> Tensor:
-        """Return cosines (n, C) of features (n, d), without autocast because they differ little."""
+    def cosine(self, h: Tensor, frozen: Tensor | None = None) -> Tensor:
+        """Return cosines (n, C) of features (n, d), without autocast because they differ little.
+
+        The weights of the classes in the mask `frozen` (C,) are constants.
+        """
+        weight: Tensor = self.weight
+        if frozen is not None:
+            weight = torch.where(frozen.unsqueeze(1), weight.detach(), weight)
         with torch.autocast(h.device.type, enabled=False):
-            return F.linear(F.normalize(h.to(self.weight.dtype)), F.normalize(self.weight))
+            return F.linear(F.normalize(h.to(weight.dtype)), F.normalize(weight))
 
     def forward(self, h: Tensor) -> Tensor:
         """Return logits (n, C) of features (n, d)."""
@@ -54,6 +61,19 @@ class LUCIR(ExemplarMethod):
     learning rate of 0.01. The samples of a task are read again when it ends, to select exemplars by
     herding.
 
+    Parameters
+    ----------
+    distillation, scale
+        The weight of the distillation, 5 above, and the initial scale of the cosines.
+    frozen
+        Whether the weights of old classes are constants, in a task and in the training at its end.
+        Then that training changes the weights of the newest classes alone, and not the scale.
+    drop
+        The number of batches after which the learning rate of that training falls to a tenth;
+        0 for never.
+    rehearse, merge
+        See `ExemplarMethod`.
+
     References
     ----------
     Hou et al., Learning a unified classifier incrementally via rebalancing, 2019.
@@ -65,10 +85,19 @@ class LUCIR(ExemplarMethod):
     met: Tensor
 
     def __init__(
-        self, *, distillation: float = 5.0, scale: float = 1.0, rehearse: bool = True
+        self,
+        *,
+        distillation: float = 5.0,
+        scale: float = 1.0,
+        frozen: bool = False,
+        drop: int = 0,
+        rehearse: bool = True,
+        merge: bool = False,
     ) -> None:
-        super().__init__(rehearse=rehearse)
+        super().__init__(rehearse=rehearse, merge=merge)
+        check_flags(frozen=frozen)
         self.distillation, self.scale = distillation, scale
+        self.frozen, self.drop = frozen, drop
 
     def bind(self, context: Context) -> None:
         """Replace the linear classifier by a cosine classifier."""
@@ -93,16 +122,20 @@ class LUCIR(ExemplarMethod):
         self._latest = new.h.detach(), new.y
         all_ = join(new, mem)
         drift = 1 - F.cosine_similarity(all_.h, self.teacher(all_.x)[1])
-        each = F.cross_entropy(all_.z, all_.y, reduction="none") + self.strength * drift
+        z = self.head.scale * self._cosine(all_.h) if self.frozen else all_.z
+        each = F.cross_entropy(z, all_.y, reduction="none") + self.strength * drift
         return sum_of_means(each, new, mem) + self.ranking(all_.h, all_.y)
 
     def ranking(self, h: Tensor, y: Tensor) -> Tensor:
         """Return the mean margin loss of old samples against the nearest new classes."""
-        cosine = self.head.cosine(h)
+        cosine = self._cosine(h)
         own = cosine.gather(1, y.unsqueeze(1))
         rival = cosine.masked_fill(~self.context.sets.new, -torch.inf).topk(self.nearest).values
         old = self.teacher.known[y]
         return (F.relu(self.margin - own + rival).mean(1) * old).sum() / old.sum().clamp(min=1)
+
+    def _cosine(self, h: Tensor) -> Tensor:
+        return self.head.cosine(h, self.teacher.known if self.frozen else None)
 
     def after_step(self, noise: Tensor | None) -> None:
         """Imprint the weights of classes that appear for the first time."""
@@ -123,14 +156,24 @@ class LUCIR(ExemplarMethod):
         if self.context.sets.task == 0 or not len(y):
             return
         h = self.embed(x)[1]
-        for _ in range(self.epochs):
-            self.context.run(("tune", len(y)), self._train_head, h, y)
+        for shares in to_device(self._rate_shares(len(y)), h.device):
+            self.context.run(("tune", len(y)), self._train_head, h, y, shares)
 
-    def _train_head(self, h: Tensor, y: Tensor) -> None:
+    def _rate_shares(self, n: int) -> Tensor:
+        """Return the share of the learning rate for each epoch and batch of n exemplars."""
+        parts = math.ceil(n / self.context.batch_size)
+        batch = torch.arange(self.epochs * parts, device="cpu").view(self.epochs, parts)
+        late = (batch >= self.drop) & (self.drop > 0)
+        return torch.where(late, 0.1, 1.0)
+
+    def _train_head(self, h: Tensor, y: Tensor, shares: Tensor) -> None:
         """Train the classifier for one epoch."""
-        parameters = list(self.head.parameters())
-        parts = math.ceil(len(y) / self.context.batch_size)
+        parameters = [self.head.weight] if self.frozen else list(self.head.parameters())
+        constant = ~self.context.sets.new if self.frozen else None
+        parts = len(shares)
         for k in range(parts):  # y is sorted, so each part has all classes
-            loss = F.cross_entropy(self.head(h[k::parts]), y[k::parts])
+            z = self.head.scale * self.head.cosine(h[k::parts], constant)
+            loss = F.cross_entropy(z, y[k::parts])
             grads = torch.autograd.grad(loss, parameters)  # .grad belongs to the learner
+            grads = tuple(shares[k] * g for g in grads)
             foreach_add_([p.detach() for p in parameters], grads, alpha=-self.tuning_lr)

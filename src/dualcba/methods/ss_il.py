@@ -8,9 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dualcba.losses import Adapt, Batch
+from dualcba.losses import Adapt, Batch, CrossEntropy, Term
 from dualcba.memory import Balanced
-from dualcba.methods.teacher import DistillationMethod, distillation, join, sum_of_means
+from dualcba.methods.teacher import (
+    Distillation,
+    DistillationMethod,
+    distillation,
+    join,
+    sum_of_means,
+)
 
 
 class SSIL(DistillationMethod):
@@ -24,13 +30,17 @@ class SSIL(DistillationMethod):
     and also stores samples of the current task, whose softmax is over the new classes. The authors'
     code multiplies the distillation by T², which is `weight=4`.
 
+    A bias adaptor corrects the cross-entropy; the distillation uses raw logits. A correction that
+    is the same for all new or for all old classes, as that of the class-agnostic part, does not
+    change a softmax over one side: of Dual-CBA only the class-specific part has an effect.
+
     References
     ----------
     Ahn et al., SS-IL: separated softmax for incremental learning, 2021.
     """
 
     title = "SS-IL"
-    adaptable = False
+    closed_form = True  # the terms are the loss, up to rounding
 
     def __init__(self, *, temperature: float = 2.0, weight: float = 1.0) -> None:
         super().__init__()
@@ -46,13 +56,31 @@ class SSIL(DistillationMethod):
     def loss(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
         """Return the separated cross-entropy plus the distillation of each task."""
         all_ = join(new, mem)
-        z = all_.z.masked_fill(~self.softmax_classes(all_.y), -torch.inf)
+        z = torch.cat([adapt(batch) for batch in (new, *mem)])
+        z = z.masked_fill(~self.softmax_classes(all_.y), -torch.inf)
         separated = F.cross_entropy(z, all_.y, reduction="none")
-        owner = self.context.sets.owner  # (C,) the task that announced a class
-        earlier = (owner >= 0) & ~self.context.sets.new
+        owner, earlier = self._tasks()
         target, _ = self.teacher(all_.x)
         distilled = distillation(all_.z, target, owner, earlier, self.temperature)
         return sum_of_means(separated + self.weight * distilled, new, mem)
+
+    def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
+        """Return the terms of the loss, whose derivatives the outer step uses."""
+        owner, earlier = self._tasks()
+        terms: list[Term] = []
+        for batch in (new, *mem):
+            target, _ = self.teacher(batch.x)
+            distilled = (owner, earlier, self.temperature, self.weight)
+            terms += [
+                CrossEntropy(batch, classes=self.softmax_classes(batch.y)),
+                Distillation(batch, target, *distilled),
+            ]
+        return terms
+
+    def _tasks(self) -> tuple[Tensor, Tensor]:
+        """Return the task that announced each class, and the mask of classes of earlier tasks."""
+        owner = self.context.sets.owner
+        return owner, (owner >= 0) & ~self.context.sets.new
 
     def softmax_classes(self, y: Tensor) -> Tensor:
         """Return the classes in each sample's softmax, a mask (n, C)."""

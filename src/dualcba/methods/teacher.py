@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -65,14 +66,47 @@ def distillation(
     >>> round(distillation(z, z + torch.tensor([2.0, 0, 0, 0]), groups, two, 2.0).item(), 4)
     0.1109
     """
-    apart = groups.unsqueeze(0) != groups.unsqueeze(1)
-
-    def log_softmax(z: Tensor) -> Tensor:
-        z = z / temperature
-        return z - z.unsqueeze(1).masked_fill(apart, -torch.inf).logsumexp(2)
-
-    p, q = log_softmax(target), log_softmax(z)
+    p, q = (grouped_log_softmax(logits / temperature, groups) for logits in (target, z))
     return (classes * p.exp() * (p - q)).sum(1)
+
+
+def grouped_log_softmax(z: Tensor, groups: Tensor) -> Tensor:
+    """Return the log-softmax (n, C) of logits, each over the classes of its group (C,)."""
+    apart = groups.unsqueeze(0) != groups.unsqueeze(1)
+    return z - z.unsqueeze(1).masked_fill(apart, -torch.inf).logsumexp(2)
+
+
+@dataclass(slots=True, eq=False)
+class Distillation:
+    """weight · mean KL(softmax(target / T) ‖ softmax(z / T)), a term; see `distillation`."""
+
+    batch: Batch
+    target: Tensor  # (n, C) logits of the teacher
+    groups: Tensor  # (C,) classes with equal entries share a softmax
+    classes: Tensor  # (C,) bool
+    temperature: float
+    weight: float = 1.0
+    adapted: bool = False
+
+    def value(self, z: Tensor) -> Tensor:
+        """Return the mean divergence over the batch."""
+        args = (self.groups, self.classes, self.temperature)
+        return self.weight * distillation(z, self.target, *args).mean()
+
+    def gradient(self, z: Tensor) -> Tensor:
+        """Return (q − p) / T on the classes of the mask, times weight / n."""
+        p, q = self._softmax(self.target), self._softmax(z)
+        return (q - p) * self.classes * (self.weight / (self.temperature * len(z)))
+
+    def curvature(self, z: Tensor, s: Tensor) -> Tensor:
+        """Return q ⊙ (s − ⟨q, s⟩ over the group) / T² on the classes, times weight / n."""
+        q = self._softmax(z)
+        same = (self.groups.unsqueeze(0) == self.groups.unsqueeze(1)).to(z.dtype)
+        scale = self.weight / (self.temperature**2 * len(z))
+        return q * (s - (q * s) @ same) * self.classes * scale
+
+    def _softmax(self, z: Tensor) -> Tensor:
+        return grouped_log_softmax(z / self.temperature, self.groups).exp()
 
 
 def join(new: Batch, mem: Sequence[Batch]) -> Batch:

@@ -41,6 +41,7 @@ Space = Literal["logit", "probability"]
 Norm = Literal["bn", "cn", "adab2n"]
 Statistics = Literal["bn", "ibn"]
 ForwardMode = Literal["split", "concat"]
+Tracking = Literal["all", "labelled", "memory"]
 IBNAverage = Literal["cumulative", "ema"]
 BoundaryMode = Literal["given", "inferred"]
 OnOutlier = Literal["raise", "skip", "clip"]
@@ -96,6 +97,12 @@ class TrainingOptions:
         "split",
         "split: the new batch and each memory draw are normalised separately; concat: together",
         METHOD,
+    )
+    tracking: Tracking = option(
+        "all",
+        "batches that update the running statistics: all, labelled (not the unlabelled part of a "
+        "cycled batch, nor strong views), or memory (memory draws alone, once there are any)",
+        NETWORK,
     )
     seed: int = option(0, "seed of all random numbers", DATA, low=0)
     batch_size: int = option(32, "samples per step and per memory draw", NETWORK, low=1)
@@ -356,6 +363,12 @@ def check_logit_space(space: str, **options: bool) -> None:
     for name, value in options.items():
         if value and space != "logit":
             raise ValueError(expected(name, value, "False unless space is 'logit'"))
+
+
+def check_tracking(tracking: str, forward: str) -> None:
+    """Raise if batches that are normalised together are to be tracked separately."""
+    if tracking != "all" and forward == "concat":
+        raise ValueError(expected("tracking", tracking, "'all' if forward is 'concat'"))
 
 
 def kind_defaults(kind: str | None, options: TrainingOptions) -> dict[str, Any]:

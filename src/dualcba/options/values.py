@@ -11,7 +11,7 @@ from dualcba.errors import expected
 from dualcba.options.definition import check_choice
 from dualcba.parsing import parse_json
 
-RecorderName = Literal["predictions", "transitions", "alignment", "prequential"]
+RecorderName = Literal["predictions", "transitions", "alignment", "prequential", "neighbours"]
 
 
 def numbers(text: str) -> int | list[int] | str:

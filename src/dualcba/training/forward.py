@@ -33,16 +33,23 @@ class ForwardPass:
     """Forward passes with batch statistics, as in training.
 
     With `concat` all batches pass the network together and share batch statistics. Otherwise each
-    batch has statistics of its own.
+    batch has statistics of its own. `tracking` is the learner's option of that name.
     """
 
     def __init__(
-        self, context: Context, method: Method, views: Mapping[str, Transform], *, concat: bool
+        self,
+        context: Context,
+        method: Method,
+        views: Mapping[str, Transform],
+        *,
+        concat: bool,
+        tracking: str = "all",
     ) -> None:
         self.context = context
         self.method = method
         self.views = views
         self.concat = concat
+        self.tracking = tracking
         self.norm_layers = batch_norms(context.network)
         # those in evaluation mode were frozen by the caller and keep their statistics
         self.trained_norm_layers = [layer for layer in self.norm_layers if layer.training]
@@ -118,9 +125,11 @@ class ForwardPass:
         """Return logits and features of each batch."""
         sizes = [len(v) for v in inputs]
         parts, labels = self._with_own_statistics(inputs), self._with_own_statistics(labels)
+        tracked = self._tracked(len(inputs), len(parts))
         alike = len(parts[0]) > 1 and len({len(part) for part in parts}) == 1
-        if not self.concat and not (alike and self.samplewise):
-            z, h = map(torch.cat, zip(*self._one_by_one(parts, labels), strict=True))
+        together = alike and self.samplewise and all(tracked)
+        if not self.concat and not together:
+            z, h = map(torch.cat, zip(*self._one_by_one(parts, labels, tracked), strict=True))
         else:
             groups = (
                 nullcontext() if self.concat else grouped_statistics(self.norm_layers, len(parts))
@@ -136,7 +145,18 @@ class ForwardPass:
         new = batches[0].tensor_split([first]) if led else [batches[0]]
         return [*new, *batches[1:]]
 
-    def _one_by_one(self, inputs: Sequence[Tensor], labels: Sequence[Tensor]) -> list[Outputs]:
+    def _tracked(self, batches: int, parts: int) -> list[bool]:
+        """Return whether each part updates the running statistics; the new batch has 1 or 2."""
+        own, views = parts - batches + 1, len(self.views)
+        memory = parts - own - views
+        if self.tracking == "all" or (self.tracking == "memory" and not memory):
+            return [True] * parts
+        new = [self.tracking == "labelled"] + [False] * (own - 1)
+        return [*new, *[True] * memory, *[False] * views]
+
+    def _one_by_one(
+        self, inputs: Sequence[Tensor], labels: Sequence[Tensor], tracked: Sequence[bool]
+    ) -> list[Outputs]:
         """Pass each batch separately, batches of one sample last.
 
         Such a batch uses the running statistics, which must not change between its forward and
@@ -144,7 +164,8 @@ class ForwardPass:
         """
         outputs: dict[int, Outputs] = {}
         for i in sorted(range(len(inputs)), key=lambda i: len(inputs[i]) == 1):
-            outputs[i] = self.outputs(inputs[i], labels[i])
+            with nullcontext() if tracked[i] else without_tracking(self.norm_layers):
+                outputs[i] = self.outputs(inputs[i], labels[i])
         return [outputs[i] for i in range(len(inputs))]
 
     def outputs(

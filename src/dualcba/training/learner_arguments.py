@@ -29,6 +29,7 @@ from dualcba.options import (
     RunOptions,
     TrainingOptions,
     check_adaptor_parts,
+    check_tracking,
     definitions,
     fill,
     kind_defaults,
@@ -104,6 +105,7 @@ class LearnerArguments(TrainingOptions):
         base, kind = resolve(given, self.method_options or {}, self.adaptor)
         fill(self, kind_defaults(kind, self), kind)
         check_adaptor_parts(self)
+        check_tracking(self.tracking, self.forward)
         resolved = {"input_shape": shape, "base": base, "kind": kind}
         resolved["ibn"] = kind in DUAL if self.ibn is None else self.ibn
         for name, value in resolved.items():

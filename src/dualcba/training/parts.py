@@ -96,7 +96,9 @@ def make_parts(
     )  # fmt: skip
     method.bind(context)
     method.to(engine.device)
-    forward_pass = ForwardPass(context, method, views, concat=given.forward == "concat")
+    forward_pass = ForwardPass(
+        context, method, views, concat=given.forward == "concat", tracking=given.tracking
+    )
     outer_loop = OuterLoop(adaptor, rng, method, context, given)
     balanced = given.outer_draw == "balanced"
     sampler = StepSampler(

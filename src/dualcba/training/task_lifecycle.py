@@ -108,10 +108,15 @@ class TaskLifecycle:
         assert self.detector is not None
         self.begin(sorted(self.detector.new), step)
 
-    def keep(self, x: Tensor, y: Tensor) -> None:
-        """Keep copies of the samples until the task ends."""
-        with self.engine.scope():
-            self.data.append((x.clone(), y.clone()))
+    def keep(self, x: Tensor, y: Tensor, mask: NDArray[np.bool_] | None = None) -> None:
+        """Keep copies of the samples, or of those in a mask, until the task ends."""
+        if mask is None or mask.all():
+            with self.engine.scope():
+                self.data.append((x.clone(), y.clone()))
+        elif mask.any():
+            rows = self.engine.receive(torch.from_numpy(np.flatnonzero(mask)))
+            with self.engine.scope():
+                self.data.append((x[rows], y[rows]))
 
     def tensors(self) -> Tensors:
         """Return copies of the kept samples, by name."""

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from dualcba.data import load_dataset
-from dualcba.data.download.fetch import check
+from dualcba.data.download.fetch import check, label_digest
 from dualcba.data.download.published import EXPECTED_CONTENTS, ExpectedContents
 
 WNIDS = ["n02124075", "n01443537", "n04067472"]  # not sorted, as in the archive
@@ -35,7 +35,7 @@ def value(label: int, k: int) -> int:
 def root(tmp_path: Path) -> Path:
     """Three classes; the first training image of each is grey."""
     folder = tmp_path / "tiny-imagenet-200"
-    names = sorted(WNIDS)
+    names = WNIDS
     lines = []
     for label, wnid in enumerate(names):
         images = folder / "train" / wnid / "images"
@@ -63,7 +63,7 @@ def load(root: Path) -> Any:
     return load_dataset("tiny-imagenet", root)
 
 
-def test_classes_by_sorted_name(root: Path) -> None:
+def test_classes_in_the_order_of_wnids(root: Path) -> None:
     data = load(root)
     assert data.train_y.tolist() == [0] * TRAIN + [1] * TRAIN + [2] * TRAIN
     assert data.test_y.tolist() == [0, 1, 2] * VAL
@@ -97,7 +97,7 @@ def test_decoded_once_into_a_cache(root: Path, count_decodes: list[int]) -> None
     about = json.loads((cache / "cache.json").read_text())
     assert about["version"] == 1
     assert about["count"] == {"train": 15, "test": 6}
-    assert about["classes"] == sorted(WNIDS)
+    assert about["classes"] == WNIDS
     mapped = np.load(cache / "train_x.npy", mmap_mode="r")
     assert (mapped.shape, mapped.dtype) == ((15, 3, 64, 64), np.uint8)
     np.testing.assert_array_equal(mapped, first.train_x)
@@ -126,13 +126,38 @@ def test_other_classes_make_another_cache(
     root: Path, folder: Path, count_decodes: list[int]
 ) -> None:
     load(root)
-    gone, *kept = sorted(WNIDS)
+    gone, *kept = WNIDS
     (folder / "wnids.txt").write_text("\n".join(kept))
     lines = (folder / "val" / "val_annotations.txt").read_text().splitlines()
     left = [line for line in lines if gone not in line]
     (folder / "val" / "val_annotations.txt").write_text("\n".join(left))
     assert load(root).num_classes == 2
     assert sum(count_decodes) == 21 + 14
+
+
+def make_sorted_cache(root: Path) -> None:
+    """Change the cache to that of an earlier version, whose labels follow the sorted names."""
+    load(root)
+    cache = root / "tiny-imagenet-200-cache"
+    about = json.loads((cache / "cache.json").read_text())
+    del about["order"]
+    (cache / "cache.json").write_text(json.dumps(about | {"classes": sorted(WNIDS)}))
+    rank = np.array([sorted(WNIDS).index(name) for name in WNIDS])
+    for part in ("train", "test"):
+        np.save(cache / f"{part}_y.npy", rank[np.load(cache / f"{part}_y.npy")])
+
+
+def test_a_cache_of_sorted_classes_is_made_anew(root: Path, count_decodes: list[int]) -> None:
+    make_sorted_cache(root)
+    assert load(root).test_y.tolist() == [0, 1, 2] * VAL
+    assert sum(count_decodes) == 2 * 21
+
+
+def test_a_cache_of_sorted_classes_alone_is_refused(root: Path, folder: Path) -> None:
+    make_sorted_cache(root)
+    shutil.rmtree(folder)
+    with pytest.raises(FileNotFoundError, match=r"wnids\.txt is missing"):
+        load(root)
 
 
 def test_a_damaged_cache_is_made_anew(root: Path) -> None:
@@ -148,6 +173,17 @@ def test_check(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     contents = ExpectedContents(15, 6, (3, 64, 64), 3, balanced=True)
     monkeypatch.setitem(EXPECTED_CONTENTS, "tiny-imagenet", contents)
     assert check("tiny-imagenet", root).train_per_class == (5, 5)
+
+
+def test_check_compares_the_labels(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = label_digest(load(root))
+    contents = ExpectedContents(15, 6, (3, 64, 64), 3, balanced=True, labels=labels)
+    monkeypatch.setitem(EXPECTED_CONTENTS, "tiny-imagenet", contents)
+    assert str(check("tiny-imagenet", root)).endswith("as published, by counts and labels")
+    wnids = root / "tiny-imagenet-200" / "wnids.txt"
+    wnids.write_text("\n".join(sorted(WNIDS)))
+    with pytest.raises(ValueError, match="digest of the labels of tiny-imagenet"):
+        check("tiny-imagenet", root)
 
 
 # ── Damage ────────────────────────────────────────────────────────────────────────────────────
@@ -233,7 +269,7 @@ def uneven_test(folder: Path) -> None:
         (double_wnid, ValueError, "wnids.txt holds 2 names, expected one per class, each once"),
         (outside_wnid, ValueError, "wnids.txt holds 1 names"),
         (no_class_folder, FileNotFoundError, f"train/{WNIDS[0]}/images is missing"),
-        (no_images, ValueError, "train has 0 images of class n01443537, expected at least 1"),
+        (no_images, ValueError, "train has 0 images of class n02124075, expected at least 1"),
         (one_image_fewer, ValueError, f"train has 4 images of class {WNIDS[0]}, expected 5 as"),
         (not_an_image, ValueError, f"{WNIDS[0]}_3.JPEG cannot be read as an image"),
         (cut_image, ValueError, "val_3.JPEG cannot be read as an image"),

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from dualcba.experiments import Spec
-from dualcba.experiments.paper.catalogue import NAMES, Entry, Experiment, experiments, named
+from dualcba.experiments.paper.catalogue import (
+    NAMES,
+    READINGS,
+    Entry,
+    Experiment,
+    experiments,
+    named,
+)
 
 Cells = dict[str, list[dict[str, float | None]]]
 BASES = ("ER", "DER", "CLSER", "RAR")
@@ -180,7 +187,7 @@ def test_the_number_of_values(name: str) -> None:
     assert all(isinstance(v, float | int) and np.isfinite(v) for v in values)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *READINGS])
 def test_the_form(name: str) -> None:
     one = experiments()[name]
     assert isinstance(one, Experiment)
@@ -194,7 +201,7 @@ def test_the_form(name: str) -> None:
         assert "seed" not in entry.given
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *READINGS])
 def test_every_spec_can_be_run(name: str) -> None:
     for entry in experiments()[name].entries:
         assert entry.spec.dataset == entry.given["dataset"]
@@ -249,3 +256,12 @@ def test_where_a_class_agnostic_part_comes_from() -> None:
         assert entry.source is not None
         assert (entry.source.dataset, entry.source.method) == (entry.donor, "er-dual-cba")
         assert entry.spec.agnostic_from is None
+
+
+def test_a_divided_part_comes_from_a_run_that_divides() -> None:
+    entries = [e for e in experiments()["readings-settings"].entries if e.donor]
+    assert {bool(e.given.get("divide")) for e in entries} == {True, False}
+    for entry in entries:
+        assert entry.source is not None
+        assert entry.source.divide == entry.spec.divide
+        assert entry.source.dataset != entry.spec.dataset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ from dualcba.errors import expected, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from dualcba.data.dataset import Dataset
 
 
 def fetch(
@@ -113,6 +116,8 @@ class DatasetSummary:
     """Whether the sizes were compared with those of the published dataset."""
     content_as_published: bool
     """Whether the digest was compared with that of the published dataset, too."""
+    labels_as_published: bool
+    """Whether the labels were compared with those of the published dataset."""
     digest: str
     """See `Dataset.digest`."""
 
@@ -123,16 +128,20 @@ class DatasetSummary:
         return (
             f"{self.name}: {self.num_train} training and {self.num_test} test samples of {shape}, "
             f"{self.num_classes} classes with {per_class} training samples each"
-            + (", as published" if self.as_published else "")
-            + (", by counts" if self.as_published and not self.content_as_published else "")
+            + (f", as published{self._compared_by()}" if self.as_published else "")
         )
+
+    def _compared_by(self) -> str:
+        if self.content_as_published:
+            return ""
+        return ", by counts and labels" if self.labels_as_published else ", by counts"
 
 
 def check(name: str, root: str | Path | None = None, *, show: bool | None = None) -> DatasetSummary:
     """Load a dataset and check that it is complete.
 
     Every class must have training and test samples. The sizes of a published dataset must be those
-    in `EXPECTED_CONTENTS`, and so must the digest of samples and labels where one is given there.
+    in `EXPECTED_CONTENTS`, and so must the digests where they are given there.
 
     Parameters
     ----------
@@ -154,11 +163,26 @@ def check(name: str, root: str | Path | None = None, *, show: bool | None = None
     summary = DatasetSummary(
         data.name, len(data.train_x), len(data.test_x), data.input_shape, data.num_classes,
         (min(train), max(train)), as_published=wanted is not None,
-        content_as_published=wanted is not None and wanted.digest is not None, digest=data.digest,
+        content_as_published=wanted is not None and wanted.digest is not None,
+        labels_as_published=wanted is not None and wanted.labels is not None, digest=data.digest,
     )  # fmt: skip
     if wanted is not None:
         _compare(name, summary, wanted, train, test)
+        if wanted.labels is not None:
+            _compare_labels(name, label_digest(data), wanted.labels)
     return summary
+
+
+def label_digest(data: Dataset) -> str:
+    """Return the SHA-256 of the training and then the test labels, as int64 in little-endian."""
+    labels = np.concatenate([data.train_y.numpy(), data.test_y.numpy()])
+    return hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()
+
+
+def _compare_labels(name: str, found: str, published: str) -> None:
+    if found != published:
+        title = f"digest of the labels of {name}"
+        raise ValueError(expected(title, found, f"{published}, as published"))
 
 
 def _compare(

@@ -47,6 +47,8 @@ class ExpectedContents:
     """Whether all classes have the same number of samples."""
     digest: str | None = None
     """See `Dataset.digest`; it does not depend on how files are packed or compressed."""
+    labels: str | None = None
+    """See `label_digest`, where the samples depend on a decoder."""
 
 
 def _mnist_files(
@@ -179,8 +181,11 @@ EXPECTED_CONTENTS: dict[str, ExpectedContents] = {
         50_000, 10_000, (3, 32, 32), 100, balanced=True,
         digest="93c2bed7b8d0bb9fb643834d98f521cf3526dbb545c4412a38329bfc7b6dd87d",
     ),
-    # The pixels of JPEG files depend on the decoder.
-    "tiny-imagenet": ExpectedContents(100_000, 10_000, (3, 64, 64), 200, balanced=True),
+    # The pixels of JPEG files depend on the decoder; the labels are in the order of wnids.txt.
+    "tiny-imagenet": ExpectedContents(
+        100_000, 10_000, (3, 64, 64), 200, balanced=True,
+        labels="b5106427e71729803f18fe47d164b49d32580edf600dfeae5f4d95dad6da75c3",
+    ),
     "mnist": ExpectedContents(60_000, 10_000, (1, 28, 28), 10, balanced=False),
     "fashion-mnist": ExpectedContents(
         60_000, 10_000, (1, 28, 28), 10, balanced=True,

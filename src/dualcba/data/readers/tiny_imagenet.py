@@ -19,12 +19,16 @@ FOLDER = "tiny-imagenet-200"
 def tiny_imagenet(root: Path, *, show: bool | None = None) -> Dataset:
     """Load Tiny-ImageNet from `root/tiny-imagenet-200`; the `val` images are the test set.
 
+    The classes are in the order of `wnids.txt`: label k is its k-th line. The sorted order of names
+    would put similar classes into one task.
+
     The first call decodes all images into `root/tiny-imagenet-200-cache`. Later calls only need
     this cache. `show`: whether to show a progress bar; by default if stderr is a terminal.
     """
     folder = root / FOLDER
     cache = root / f"{FOLDER}-cache"
-    metadata: dict[str, object] = {"shape": list(SHAPE)}
+    # caches without this entry hold the labels of sorted names
+    metadata: dict[str, object] = {"shape": list(SHAPE), "order": "wnids.txt"}
     if (folder / "wnids.txt").exists():
         metadata["classes"] = read_wnids(folder)
     arrays = open_cache(cache, metadata)
@@ -41,9 +45,9 @@ def tiny_imagenet(root: Path, *, show: bool | None = None) -> Dataset:
 
 
 def read_wnids(folder: Path) -> list[str]:
-    """Return the sorted WordNet names of the classes; label k is the k-th of them."""
+    """Return the WordNet names of the classes in the order of the file; label k is the k-th."""
     path = folder / "wnids.txt"
-    names = sorted(_read_text(path).split())
+    names = _read_text(path).split()
     if not names or len({*names}) < len(names) or not all(map(_is_file_name, names)):
         raise ValueError(f"{path} holds {len(names)} names, expected one per class, each once")
     return names

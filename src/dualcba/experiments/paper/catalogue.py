@@ -32,6 +32,9 @@ NAMES = (
 )  # fmt: skip
 """The paper's tables in its order, its figures, and our own experiments."""
 
+READINGS = ("readings-methods", "readings-settings")
+"""Other readings of what the paper leaves open; not part of `all`."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -79,7 +82,8 @@ class Entry:
     @property
     def source(self) -> Spec | None:
         """The spec of the run that the class-agnostic part is taken from."""
-        return None if self.donor is None else source_spec(self.donor, self.scale)
+        divide = bool(self.given.get("divide"))
+        return None if self.donor is None else source_spec(self.donor, self.scale, divide=divide)
 
 
 @lru_cache(maxsize=10_000)
@@ -109,11 +113,12 @@ class Experiment:
 def experiments() -> dict[str, Experiment]:
     """Return all experiments by name."""
     folder = files("dualcba.experiments") / "paper"
-    return {name: _read(name, (folder / f"{name}.toml").read_text("utf-8")) for name in NAMES}
+    names = (*NAMES, *READINGS)
+    return {name: _read(name, (folder / f"{name}.toml").read_text("utf-8")) for name in names}
 
 
 def named(name: str) -> list[Experiment]:
-    """Return the experiment of a name, or all of them for `all`.
+    """Return the experiment of a name, or those of `NAMES` for `all`.
 
     >>> named("mian")
     Traceback (most recent call last):
@@ -121,7 +126,7 @@ def named(name: str) -> list[Experiment]:
     ValueError: unknown experiment 'mian', did you mean 'main'? (known: all, main, ...)
     """
     if name == "all":
-        return list(experiments().values())
+        return [experiments()[one] for one in NAMES]
     if name not in experiments():
         raise ValueError(unknown("experiment", name, ["all", *experiments()]))
     return [experiments()[name]]

@@ -33,7 +33,8 @@ class Wanted:
         """The spec of the run, with the same seed, that leaves the class-agnostic part."""
         if self.donor is None:
             return None
-        return dataclasses.replace(source_spec(self.donor, self.scale), seed=self.spec.seed)
+        source = source_spec(self.donor, self.scale, divide=self.spec.divide)
+        return dataclasses.replace(source, seed=self.spec.seed)
 
     @property
     def datasets(self) -> set[str]:
@@ -120,8 +121,8 @@ def ready_spec(one: Wanted, out: Path, runs: Runs) -> Spec:
     if part is None:
         what = f"the class-agnostic part of {source.name}"
         raise FileNotFoundError(f"{what} is missing, expected a run on {one.donor} in {out}")
-    scale = "" if one.scale == "paper" else f"{one.scale}-"
-    path = out / "adaptors" / f"{scale}{one.donor}-s{source.seed}.safetensors"
+    kind = ("" if one.scale == "paper" else f"{one.scale}-") + "divided-" * source.divide
+    path = out / "adaptors" / f"{kind}{one.donor}-s{source.seed}.safetensors"
     with atomic_write(path) as draft:  # other processes may have the file mapped
         shutil.copyfile(part, draft)
     return dataclasses.replace(one.spec, agnostic_from=str(path))

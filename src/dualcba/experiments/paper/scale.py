@@ -45,12 +45,14 @@ def _buffer(dataset: str) -> int:
 
 
 @cache
-def source_spec(dataset: str, scale: str) -> Spec:
+def source_spec(dataset: str, scale: str, *, divide: bool = False) -> Spec:
     """Return the run that a class-agnostic part is taken from: Dual-CBA as in the main table.
+
+    With `divide`, its class-agnostic correction is divided by the number of classes.
 
     >>> source_spec("cifar100", "paper").buffer, source_spec("cifar100", "small").buffer
     (2000, 50)
     """
     one_of(SCALES, scale=scale)
-    fields = {"dataset": dataset, "method": "er-dual-cba", "eval_every": 0}
+    fields = {"dataset": dataset, "method": "er-dual-cba", "eval_every": 0, "divide": divide}
     return Spec(**(small_fields(fields) if scale == "small" else fields))

@@ -1,0 +1,76 @@
+"""Passes over a task whose samples are mixed with the exemplars of earlier tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualcba.data import Task, batches
+from dualcba.engine import Engine
+from dualcba.memory import Memory
+from dualcba.memory.herding import drawable_rows, exemplar_counts
+
+Indices = NDArray[np.int64]
+Arrive = Callable[[Indices], Iterator[tuple[Tensor, Tensor]]]
+"""Maps the rows of a pass to its batches."""
+
+
+def merged_rows(
+    stream: Sequence[Task],
+    labels: Indices,
+    num_classes: int,
+    *,
+    batch_size: int,
+    epochs: int,
+    size: int,
+    held_out: int,
+    rng: np.random.Generator,
+) -> list[list[Indices]]:
+    """Return the rows of each pass over each task, (steps, batch_size).
+
+    A row of len(labels) + k is the k-th exemplar of the memory when the task begins. How many
+    exemplars there are follows from the samples of the earlier tasks.
+
+    Parameters
+    ----------
+    stream, labels, num_classes
+        The tasks, the labels of all training samples, and the number of classes.
+    batch_size, epochs
+        Samples per step, and passes over each task.
+    size, held_out
+        Those of the `Herding` memory.
+    rng
+        Shuffles each pass.
+    """
+    stored = np.zeros(num_classes, np.int64)
+    schedule = []
+    for task in stream:
+        exemplars = len(labels) + drawable_rows(int(stored.sum()), held_out)
+        both = replace(task, train=np.concatenate([task.train, exemplars]))
+        passes = [batches(both, batch_size, rng) for _ in range(epochs)]
+        first = passes[0][passes[0] < len(labels)]  # the samples that the method reads again
+        stored = exemplar_counts(size, stored + np.bincount(labels[first], minlength=num_classes))
+        schedule.append(passes)
+    return schedule
+
+
+def with_exemplars(arrive: Arrive, memory: Memory, count: int, engine: Engine) -> Arrive:
+    """Return a function like `arrive` that reads rows from `count` on from the memory."""
+
+    def merged(rows: Indices) -> Iterator[tuple[Tensor, Tensor]]:
+        index = engine.receive(torch.from_numpy(rows - count))
+        for k, (x, y) in enumerate(arrive(np.minimum(rows, count - 1))):
+            with engine.scope():
+                stored = index[k] >= 0
+                at = index[k].clamp(0, max(memory.filled - 1, 0))
+                shape = (-1, *[1] * (x.dim() - 1))
+                x = torch.where(stored.view(shape), memory.x[at], x)
+                y = torch.where(stored, memory.y[at], y)
+            yield x, y
+
+    return merged

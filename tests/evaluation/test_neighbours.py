@@ -1,0 +1,38 @@
+"""Nearest class mean and nearest sample of the memory, against NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dualcba import Dataset
+from dualcba.experiments import Hardware, Run, Spec
+
+
+@pytest.mark.parametrize("statistics", ["bn", "ibn"])
+@pytest.mark.parametrize("method", ["er-dual-cba", "icarl"])
+def test_accuracies_are_those_by_hand(statistics: str, method: str, images: Dataset) -> None:
+    small: dict[str, Any] = {"dataset": "digits", "network": "mlp", "tasks": 3, "batch_size": 8}
+    spec = Spec(**small, method=method, buffer=20, eval_every=0, record=["neighbours"])
+    run = Run(spec, images, Hardware(device="cpu"))
+    list(run.steps())
+    found = run.result()["recordings"]["neighbours"][statistics]
+    learner, transform = run.learner, run.learner.parts.context.transform
+    with learner.evaluating(statistics):
+        stored, test = (
+            learner.network(transform(x))[1].numpy()
+            for x in (learner.memory.x[: learner.memory.filled], images.test_x)
+        )
+    stored, test = (h / np.linalg.norm(h, axis=1, keepdims=True) for h in (stored, test))
+    labels, y = learner.memory.y[: learner.memory.filled].numpy(), images.test_y.numpy()
+    classes = np.unique(labels)
+    means = np.stack([stored[labels == c].mean(0) for c in classes])
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    for name, points, of in (("class_mean", means, classes), ("sample", stored, labels)):
+        distance = ((test[:, None] - points) ** 2).sum(2)
+        right = of[distance.argmin(1)] == y
+        tasks = [100 * right[np.isin(y, [2 * t, 2 * t + 1])].mean() for t in range(3)]
+        assert found[name]["tasks"] == pytest.approx(tasks)
+        assert found[name]["acc"] == pytest.approx(np.mean(tasks))
