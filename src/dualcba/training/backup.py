@@ -36,9 +36,9 @@ class Backup:
             buffers = [b for b in buffers if b.is_floating_point()]
         theta = [p.detach() for group in optimizer.param_groups for p in group["params"]]
         self.repeats = method.repeats > 1
-        self.can_fail_late = self.repeats or type(method).after_step is not Method.after_step
+        late = self.repeats or type(method).after_step is not Method.after_step
         own = [*(p.detach() for p in method.parameters()), *buffers] if self.repeats else []
-        self.weights = [*theta, *own] if self.can_fail_late else []
+        self.weights = [*theta, *own] if late else []
         self.others: list[Tensor] = []  # that a step changes last; used with repeated updates
         self._groups = [_Group(same) for same in _by_dtype(buffers)]
         self._live = [t for group in self._groups for t in group.live]
