@@ -90,7 +90,8 @@ def test_an_outer_draw_waits_where_forwards_may_meet(
     assert learner.parts.forward_pass.samplewise
     learner.parts.forward_pass.samplewise = known
     teach(learner)
-    assert calls == ["branch", "join"] * (3 * beside)  # of five steps every second
+    # one in each of ten steps for the weights; of five steps every second has an outer batch
+    assert calls == ["branch", "join"] * (10 + 3 * beside)
 
 
 # ---------------------------------------------------------------- on CUDA

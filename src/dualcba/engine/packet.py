@@ -82,7 +82,7 @@ def unpack(packet: Tensor, layout: Layout) -> Any:
     >>> unpack(torch.from_numpy(packet), layout)["noise"].tolist()
     [0.5]
     """
-    return _rebuild(layout, iter(torch.split(packet, _sizes(layout))))
+    return _rebuild(layout, iter(packet.split_with_sizes(_sizes(layout))))
 
 
 @lru_cache

@@ -133,7 +133,7 @@ class _Group:
         foreach_copy_(self.live, self._parts(values))
 
     def _parts(self, values: Tensor) -> list[Tensor]:
-        parts = torch.split(values, self.sizes)
+        parts = values.split_with_sizes(self.sizes)
         return [part.view(t.shape) for part, t in zip(parts, self.live, strict=True)]
 
 

@@ -73,13 +73,14 @@ class ForwardPass:
         raw: list[Raw] = [(x, y, {})]
         raw += [self.context.memory.read(draw.rows) for draw in drawn.memory]
         params = [drawn.new_augment, *(draw.augment for draw in drawn.memory)]
-        inputs = self.augmented([samples for samples, _, _ in raw], params)
+        joined, inputs = self.augmented([samples for samples, _, _ in raw], params)
         first = self.method.labelled
         for name, view in self.views.items():
             raw.append((x[first:], y[first:], {}))
             inputs.append(view(x[first:], drawn.views[name]))
         with self.context.autocast():
-            outputs = self.through(inputs, [labels for _, labels, _ in raw])
+            labels = [labels for _, labels, _ in raw]
+            outputs = self.through(inputs, labels, None if self.views else joined)
         new, *rest = _batches(inputs, raw, outputs)
         mem, views = rest[: len(drawn.memory)], rest[len(drawn.memory) :]
         if views:
@@ -115,14 +116,18 @@ class ForwardPass:
         assert filled is not None
         return Pool(self.context.memory, filled, y, self.context.sets.num_classes)
 
-    def augmented(self, raw: list[Tensor], params: list[Tensor | None]) -> list[Tensor]:
-        """Augment and normalise all raw batches in one call."""
+    def augmented(
+        self, raw: list[Tensor], params: list[Tensor | None]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Augment and normalise all raw batches in one call; return them joined and separate."""
         drawn = [p for p in params if p is not None]
         inputs = self.context.transform(torch.cat(raw), torch.cat(drawn) if drawn else None)
-        return list(torch.split(inputs, [len(part) for part in raw]))
+        return inputs, list(inputs.split_with_sizes([len(part) for part in raw]))
 
-    def through(self, inputs: Sequence[Tensor], labels: Sequence[Tensor]) -> Sequence[Outputs]:
-        """Return logits and features of each batch."""
+    def through(
+        self, inputs: Sequence[Tensor], labels: Sequence[Tensor], joined: Tensor | None = None
+    ) -> Sequence[Outputs]:
+        """Return logits and features of each batch; `joined` is all of them, if it exists."""
         sizes = [len(v) for v in inputs]
         parts, labels = self._with_own_statistics(inputs), self._with_own_statistics(labels)
         tracked = self._tracked(len(inputs), len(parts))
@@ -135,8 +140,9 @@ class ForwardPass:
                 nullcontext() if self.concat else grouped_statistics(self.norm_layers, len(parts))
             )
             with groups:
-                z, h = self.outputs(torch.cat(parts), torch.cat(labels))
-        return list(zip(torch.split(z, sizes), torch.split(h, sizes), strict=True))
+                y = torch.cat(labels) if self.task_aware else labels[0]
+                z, h = self.outputs(torch.cat(parts) if joined is None else joined, y)
+        return list(zip(z.split_with_sizes(sizes), h.split_with_sizes(sizes), strict=True))
 
     def _with_own_statistics(self, batches: Sequence[Tensor]) -> list[Tensor]:
         """Split the new batch where labelled samples lead it: they have their own statistics."""

@@ -70,6 +70,7 @@ class StepGuard:
         self._peak: Tensor | None = None  # the largest absolute value of this batch
         self._clipped = self._growth = False
         self._outlier: Tensor | None = None  # () bool on a GPU: it holds an outlier
+        self._buffers: list[Tensor] = []  # on a GPU, after the forward passes of this step
         self.waits = device.type == "cpu"  # for the verdict
         if not self.waits:
             self.stay_on_device()
@@ -136,7 +137,7 @@ class StepGuard:
         if self._outlier is not None and self.on_outlier != "clip":
             self.good.logical_and_(~self._outlier)
         torch.logical_not(self.good, out=self._found)
-        self.backup.restore_unless(self.good, buffers)
+        self._buffers = buffers
 
     def _update_is_small(self, grads: Sequence[Tensor]) -> bool:
         norm = torch.linalg.vector_norm(torch.stack(foreach_norm(list(grads))))
@@ -157,6 +158,12 @@ class StepGuard:
                 if not bool(t.isfinite().all()):
                     return f"{what} became {t[~t.isfinite()][0].item()}"
         return "the update of the weights became too large"
+
+    def undo_if_refused(self) -> None:
+        """Restore the statistics and φ after `judge` if the step was refused, on a GPU."""
+        if not self.waits:
+            self.backup.restore_unless(self.good, self._buffers)
+            self._buffers = []
 
     def only_if_good(self, value: Tensor, otherwise: float) -> Tensor:
         """Return a value of the step, or on a GPU another one if the step was refused."""

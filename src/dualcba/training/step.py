@@ -10,7 +10,7 @@ of the method and the memory are changed last, without interruption by signals.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -132,15 +132,30 @@ class TrainingStep:
         with torch.no_grad():
             columns = self._columns(new, adapt)
             self.guard.judge(loss, self.outer_loop.phi if update_adaptor else ())
-            columns = {name: self.guard.only_if_good(z, 0.0) for name, z in columns.items()}
-            loss = self.guard.only_if_good(loss.detach(), torch.nan)
             interrupts.defer()
-            self.optimizer.step()
+            with self.engine.branch():  # the update of all weights takes the longest
+                self.optimizer.step()
+            self.guard.undo_if_refused()
+            if type(self.method).after_step is not Method.after_step:
+                self.engine.join_branch()
             self.method.after_step(drawn.noise)
-            self.context.sets.appear(y, all_labelled=not self.method.unlabelled)
-            self.context.memory.write(drawn.slots, x, y, columns)
-            self.loss_monitor.write(drawn.loss_slot, loss)
-            self.guard.accept()
+            self._keep(x, y, drawn, columns, loss.detach())
+            self.engine.join_branch()
+
+    def _keep(
+        self,
+        x: Tensor,
+        y: Tensor,
+        drawn: StepDraws[Tensor],
+        columns: Mapping[str, Tensor],
+        loss: Tensor,
+    ) -> None:
+        """Keep what a step leaves besides the weights: the batch, its labels and the loss."""
+        columns = {name: self.guard.only_if_good(z, 0.0) for name, z in columns.items()}
+        self.context.sets.appear(y, all_labelled=not self.method.unlabelled)
+        self.context.memory.write(drawn.slots, x, y, columns)
+        self.loss_monitor.write(drawn.loss_slot, self.guard.only_if_good(loss, torch.nan))
+        self.guard.accept()
 
     def _batches(
         self, x: Tensor, y: Tensor, drawn: BatchDraws[Tensor]
