@@ -1,8 +1,8 @@
 """Train the class-agnostic part that is shipped with the package, and write it with its origin.
 
-usage: python -m tools.pretrain --commit HASH [--dataset cifar100] [--out FILE]
+usage: python -m tools.pretrain --commit HASH [--kind dual-cba] [--dataset cifar100] [--out FILE]
 
-The run is that of the paper's table of inter-dataset transfer: ER with Dual-CBA and individual
+The run is that of the paper's table of inter-dataset transfer: ER with an adaptor and individual
 class-specific parts on Split CIFAR-100, with a memory of 2000. A JSON file beside the output holds
 the same origin and the scores of the run.
 """
@@ -19,6 +19,7 @@ from typing import Any
 from dualcba import load_dataset
 from dualcba.adaptors.pretrained import SHIPPED
 from dualcba.experiments import Hardware, Run, Spec
+from tools.variants import name_and_value
 
 
 def train(spec: Spec, data_dir: Path | None, device: str) -> Run:
@@ -39,16 +40,20 @@ def provenance(run: Run, commit: str) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commit", required=True)
+    parser.add_argument("--kind", choices=SHIPPED, default="dual-cba", help="of the adaptor")
+    parser.add_argument("--set", type=name_and_value, action="append", default=[])
     parser.add_argument("--dataset", default="cifar100")
     parser.add_argument("--buffer", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, default=SHIPPED)
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args(arguments)
+    args.out = args.out or SHIPPED[args.kind]
+    options = {"specific": "individual", "eval_every": 0} | dict(args.set)
     spec = Spec(
-        method="er-dual-cba", specific="individual", dataset=args.dataset, buffer=args.buffer,
-        seed=args.seed, eval_every=0,
+        method=f"er-{args.kind}", dataset=args.dataset, buffer=args.buffer, seed=args.seed,
+        **options,
     )  # fmt: skip
     run = train(spec, args.data_dir, args.device)
     made = provenance(run, args.commit)

@@ -159,9 +159,9 @@ def test_a_file_of_other_inputs_is_refused(
 def test_pretrained_is_the_shipped_file(
     file: Path, taught: Learner, make_learner: Make, monkeypatch: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("dualcba.adaptors.pretrained.SHIPPED", file)
+    monkeypatch.setattr("dualcba.adaptors.pretrained.SHIPPED", {"dual-cba": file})
     assert same(agnostic(make_learner(agnostic_from="pretrained")), agnostic(taught))
-    monkeypatch.setattr("dualcba.adaptors.pretrained.SHIPPED", tmp_path / "none")
+    monkeypatch.setattr("dualcba.adaptors.pretrained.SHIPPED", {"dual-cba": tmp_path / "none"})
     with pytest.raises(FileNotFoundError, match="is missing, expected the pretrained class-agn"):
         make_learner(agnostic_from="pretrained")
 

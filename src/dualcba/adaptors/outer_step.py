@@ -150,7 +150,7 @@ def make_adaptor(
     given = {name: value for name, value in given.items() if value is not None}
     if options.agnostic_from is None:
         return ADAPTORS[kind](sets, rng, **given)
-    loaded = load_agnostic(options.agnostic_from)
+    loaded = load_agnostic(options.agnostic_from, kind)
     adaptor = ADAPTORS[kind](sets, rng, **{**given, "agnostic": loaded.part})
     loaded.check(adaptor)
     return adaptor

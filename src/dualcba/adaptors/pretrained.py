@@ -17,9 +17,13 @@ from dualcba.adaptors.adaptor import Adaptor, ClassAgnostic
 from dualcba.checkpoint import check_same_layout, read_state_file, write_state_file
 from dualcba.errors import expected
 from dualcba.io import user_path
+from dualcba.options import BALANCED
 
-SHIPPED = Path(__file__).with_name("agnostic.safetensors")
-"""The file that `"pretrained"` stands for, made by `tools/pretrain.py`."""
+SHIPPED = {
+    "dual-cba": Path(__file__).with_name("agnostic.safetensors"),
+    BALANCED: Path(__file__).with_name("agnostic-balanced.safetensors"),
+}
+"""The file that `"pretrained"` stands for with each kind of adaptor, made by `tools/pretrain.py`."""
 
 KIND = "class-agnostic part"
 
@@ -59,11 +63,14 @@ def save_agnostic(adaptor: Adaptor, path: str | Path, provenance: Mapping[str, A
     write_state_file(Path(path), {"tensors": adaptor.agnostic.state_dict(), "meta": meta})
 
 
-def load_agnostic(path: str | Path) -> Loaded:
-    """Read a frozen ν from a file of `save_agnostic`; `"pretrained"` is the shipped file."""
-    if str(path) == "pretrained" and not SHIPPED.is_file():
-        raise FileNotFoundError(f"{SHIPPED} is missing, expected the pretrained {KIND}")
-    file = SHIPPED if str(path) == "pretrained" else user_path(path)
+def load_agnostic(path: str | Path, kind: str = "dual-cba") -> Loaded:
+    """Read a frozen ν from a file of `save_agnostic`, for a kind of adaptor.
+
+    `"pretrained"` is the shipped file of that kind.
+    """
+    file = SHIPPED[kind] if str(path) == "pretrained" else user_path(path)
+    if str(path) == "pretrained" and not file.is_file():
+        raise FileNotFoundError(f"{file} is missing, expected the pretrained {KIND}")
     state = read_state_file(file, KIND)
     meta, tensors = state["meta"], state["tensors"]
     if not isinstance(meta, dict) or meta.get("kind") != KIND:

@@ -85,7 +85,8 @@ class Run:
         self.data = validation_split(self.data, spec.validation)
         self.setting = parse_setting(spec.setting)
         source = spec.agnostic_from  # read now: the file may be gone when the run is complete
-        self.agnostic_provenance = source and load_agnostic(source).provenance
+        kind = parse_method(spec.method)[1] or ""
+        self.agnostic_provenance = source and load_agnostic(source, kind).provenance
         self.stream = make_stream(spec, self.data)
         self.has_label = make_label_mask(spec, self.data)
         self.schedule = make_schedule(spec, self.stream, self.has_label, self.data)
