@@ -23,7 +23,7 @@ SHIPPED = {
     "dual-cba": Path(__file__).with_name("agnostic.safetensors"),
     BALANCED: Path(__file__).with_name("agnostic-balanced.safetensors"),
 }
-"""The file that `"pretrained"` stands for with each kind of adaptor, made by `tools/pretrain.py`."""
+"""The file that `"pretrained"` stands for with each kind of adaptor; by `tools/pretrain.py`."""
 
 KIND = "class-agnostic part"
 
