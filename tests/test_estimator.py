@@ -54,8 +54,8 @@ def test_a_part_of_the_stream_is_observed_in_batches() -> None:
     for x, y in stream():
         classifier.partial_fit(x, y, classes=CLASSES)
     learner = Learner(
-        copy.deepcopy(module), (4,), 4, buffer=20, batch_size=10, seed=classifier.seed_,
-        dtype=torch.float32, boundaries="inferred", seen_only=True,
+        copy.deepcopy(module), (4,), 4, method="er-balanced-cba", buffer=20, batch_size=10,
+        seed=classifier.seed_, dtype=torch.float32, boundaries="inferred", seen_only=True,
     )  # fmt: skip
     for x, y in stream():
         labels = np.array([CLASSES.index(c) for c in y])

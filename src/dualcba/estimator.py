@@ -74,7 +74,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         network: str | nn.Module = "mlp",
         *,
-        method: str | Method = "er-dual-cba",
+        method: str | Method = "er-balanced-cba",
         buffer: int = 200,
         batch_size: int = 10,
         lr: float = 0.03,

@@ -98,14 +98,14 @@ def test_a_toml_file_and_options_on_top(dualcba: Run, tmp_path: Path) -> None:
 def test_without_options_the_demonstration_runs(
     dualcba: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ER, ER-CBA and ER-Dual-CBA on Split-Digits over 5 seeds."""
+    """ER, alone and with each adaptor, on Split-Digits over 5 seeds."""
     import dualcba.cli.run as cli
 
     seen: list[Any] = []
     monkeypatch.setattr(cli, "run_with_progress", lambda specs, *a, **k: seen.extend(specs) or [])
     assert dualcba("run").code == 0
     assert {s.dataset for s in seen} == {"digits"}
-    want = [(m, k) for m in ("er", "er-cba", "er-dual-cba") for k in range(5)]
+    want = [(m, k) for m in ("er", "er-cba", "er-dual-cba", "er-balanced-cba") for k in range(5)]
     assert [(s.method, s.seed) for s in seen] == want
 
 

@@ -19,7 +19,7 @@ from dualcba.errors import expected
 from dualcba.io import user_path
 from dualcba.options import BALANCED
 
-SHIPPED = {
+SHIPPED: dict[str, Path] = {
     "dual-cba": Path(__file__).with_name("agnostic.safetensors"),
     BALANCED: Path(__file__).with_name("agnostic-balanced.safetensors"),
 }

@@ -42,7 +42,11 @@ from dualcba.report.tables.terminal import wide_console
 
 Options = TypeVar("Options", bound=ExecutionOptions)
 
-DEMO = {"dataset": "digits", "method": ["er", "er-cba", "er-dual-cba"], "seeds": 5}
+DEMO = {
+    "dataset": "digits",
+    "method": ["er", "er-cba", "er-dual-cba", "er-balanced-cba"],
+    "seeds": 5,
+}
 """What `dualcba run` does without options."""
 
 

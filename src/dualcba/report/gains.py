@@ -1,4 +1,4 @@
-"""The gain of Dual-CBA over its base method, seed by seed, and the part of it that IBN gives."""
+"""The gain of an adaptor over its base method, seed by seed, and the part of it that IBN gives."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 from dualcba.evaluation import interval
 from dualcba.experiments.paper.catalogue import Entry
 from dualcba.experiments.result import frozen
+from dualcba.options import BALANCED
 from dualcba.report.comparison import Served
-from dualcba.report.names import score_info, split_method
+from dualcba.report.names import KINDS, score_info, split_method
 from dualcba.report.results import SCORING
 
 SAME = (
@@ -19,7 +20,10 @@ SAME = (
     "lr", "norm", "forward", "ibn_augment", "ibn_average", "seen_only", "boundaries",
     "labelled_batches", "method_options",
 )  # fmt: skip
-"""Fields of the spec that a method and its Dual-CBA must share to be compared."""
+"""Fields of the spec that a method must share with and without an adaptor to be compared."""
+
+PAIRED = ("dual-cba", BALANCED)
+"""The kinds of adaptors whose gains are shown."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Gain:
-    """The gain of a Dual-CBA over its base method, and its parts."""
+    """The gain of a method with an adaptor over its base method, and its parts."""
 
     base: str
     dual: str
@@ -52,6 +56,9 @@ class Gain:
     bn: Gap
     """Dual-CBA minus its base, both with BN."""
 
+    kind: str = "dual-cba"
+    """That of the adaptor."""
+
     @property
     def pair(self) -> str:
         """The two methods; BN or IBN in a row's title is dropped, since the columns name both."""
@@ -60,7 +67,7 @@ class Gain:
 
 
 def gains(served: Sequence[Served], score: str = "acc") -> list[Gain]:
-    """Return the gain of every Dual-CBA over its base method in the same column, each pair once.
+    """Return the gain of each adaptor over its base method in the same column, each pair once.
 
     Of two rows with the same runs, the one that is evaluated with IBN gives its name. Of two bases
     that differ only in how they were scored, the one with more seeds in common is taken.
@@ -82,7 +89,7 @@ def known_gains(served: Sequence[Served], score: str = "acc") -> list[Gain]:
 def _bases(dual: Served, served: Sequence[Served]) -> list[Served]:
     """Return the entries of the base method that a Dual-CBA can be compared with."""
     name, kind = split_method(dual.entry.method)
-    if kind != "dual-cba":
+    if kind not in PAIRED:
         return []
     near = [s for s in served if (s.entry.column, s.entry.method) == (dual.entry.column, name)]
     return [s for s in near if alike(s.entry, dual.entry)]
@@ -117,6 +124,7 @@ def _gain(base: Served, dual: Served, score: str) -> Gain:
         ibn=gap(base, base, ("ibn", "bn"), score),
         adaptors=gap(dual, base, ("ibn", "ibn"), score),
         bn=gap(dual, base, ("bn", "bn"), score),
+        kind=split_method(dual.entry.method)[1],
     )
 
 
@@ -167,7 +175,7 @@ def means(found: Iterable[Gain]) -> tuple[int, float, float, float] | None:
 
 
 def in_one_line(found: Sequence[Gain]) -> str:
-    """Return the mean gain of Dual-CBA over all pairs and its two parts, as a sentence.
+    """Return the mean gain of each kind of adaptor over all pairs and its two parts, as sentences.
 
     >>> gap = [Gap(3, x, 1.0, 0.01) for x in (9.0, 4.0, 5.0, 3.0)]
     >>> in_one_line([Gain("ER", "ER-Dual-CBA", "here", "acc", *gap)])
@@ -175,13 +183,18 @@ def in_one_line(found: Sequence[Gain]) -> str:
     >>> in_one_line([])
     ''
     """
+    by_kind = {gain.kind: [g for g in found if g.kind == gain.kind] for gain in found}
+    return " ".join(line for kind, pairs in by_kind.items() if (line := _sentence(kind, pairs)))
+
+
+def _sentence(kind: str, found: Sequence[Gain]) -> str:
     mean = means(found)
     if mean is None:
         return ""
     pairs = mean[0]
     whole, ibn, adaptors = (f"{x:+.1f}".replace("-", "−") for x in mean[1:])
     one = len(found) == 1
-    who, than = (found[0].dual, found[0].base) if one else ("Dual-CBA", "its base")
+    who, than = (found[0].dual, found[0].base) if one else (KINDS[kind][1:], "its base")
     over = "" if one else f", mean of {pairs} pairs"
     title = score_info(found[0].score).title
     return (

@@ -97,7 +97,7 @@ def _difference(cell: Cell) -> str:
 
 
 def short_gain_table(found: Sequence[Gain]) -> Table:
-    """Return a table of each Dual-CBA's gain over its base with p, and the part that IBN gives."""
+    """Return a table of each adaptor's gain over its base with p, and the part that IBN gives."""
     info = score_info(found[0].score)
     columns = (
         *text_columns(f"gain in {info.title}"),

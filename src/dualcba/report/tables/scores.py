@@ -106,10 +106,10 @@ def newest_tables(served: Sequence[Served], where: str) -> list[Table]:
 
 
 def gain_table(found: Sequence[Gain], where: str) -> Table:
-    """Return a table of each Dual-CBA's gains over its base, with intervals and p."""
+    """Return a table of each adaptor's gains over its base, with intervals and p."""
     whole, adaptors = "IBN, over base BN", "IBN, over base IBN"
     columns = (
-        Column("Dual-CBA over base", number=False), Column("seeds"),
+        Column("adaptor over base", number=False), Column("seeds"),
         Column("gain", whole), Column("p", whole), Column("gain", "of it IBN’s"),
         Column("gain", adaptors), Column("p", adaptors),
         Column("gain", "both BN"), Column("p", "both BN"),
