@@ -24,7 +24,10 @@ from dualcba.data import (
     blurry,
     cycled,
     disjoint,
+    gaussian,
+    i_blurry,
     labelled,
+    long_tailed,
     validation_split,
 )
 from dualcba.data.prefetch import fits_on_device, prefetch_batches
@@ -34,7 +37,7 @@ from dualcba.evaluation import ANYTIME, RECORDERS, Evaluator, Scoring
 from dualcba.experiments.merging import merged_rows, with_exemplars
 from dualcba.experiments.provenance import held_out
 from dualcba.experiments.result import SCHEMA
-from dualcba.experiments.settings import learning_rate, parse_setting
+from dualcba.experiments.settings import learning_rate, parse_settings
 from dualcba.experiments.spec import Spec
 from dualcba.learner import Learner
 from dualcba.methods import Method, parse_method
@@ -83,11 +86,11 @@ class Run:
     def __post_init__(self) -> None:
         spec = self.spec
         self.data = validation_split(self.data, spec.validation)
-        self.setting = parse_setting(spec.setting)
+        self.setting = next(iter(parse_settings(spec.setting).values()))  # the arrangement
         source = spec.agnostic_from  # read now: the file may be gone when the run is complete
         self.agnostic_provenance = source and load_agnostic(source).provenance
         self.stream = make_stream(spec, self.data)
-        self.has_label = make_label_mask(spec, self.data)
+        self.has_label = make_label_mask(spec, self.data, self.stream)
         self.schedule = make_schedule(spec, self.stream, self.has_label, self.data)
         device = resolve_device(self.hardware.device)
         counts = self.alone and device.type == "cuda"
@@ -264,24 +267,38 @@ class Run:
 
 
 def make_stream(spec: Spec, data: Dataset) -> list[Task]:
-    """Return the tasks of a spec, blurry if the setting is."""
+    """Return the tasks of a spec, with the training samples as the setting arranges them."""
     order = spec.class_order
     if isinstance(order, str):
         rng = generator(spec.seed, "classes")
         order = rng.permutation(data.num_classes).tolist() if order == "shuffled" else None
     stream = disjoint(data, spec.tasks, order)
-    setting = parse_setting(spec.setting)
-    if setting.kind == "blurry":
-        return blurry(stream, setting.value, generator(spec.seed, "blurry"))
+    settings, labels = parse_settings(spec.setting), data.train_y.numpy()
+    if tail := settings.get("longtail"):
+        stream = long_tailed(stream, labels, tail.value, generator(spec.seed, "longtail"))
+    if one := settings.get("blurry"):
+        return blurry(stream, one.value, generator(spec.seed, "blurry"))
+    if one := settings.get("i-blurry"):
+        rng = generator(spec.seed, "i-blurry")
+        return i_blurry(stream, labels, one.value, one.second, rng)
+    if one := settings.get("gaussian"):
+        return gaussian(stream, labels, one.value, generator(spec.seed, "gaussian"))
     return stream
 
 
-def make_label_mask(spec: Spec, data: Dataset) -> NDArray[np.bool_] | None:
-    """Return the mask of training samples with a label; None if all have one."""
-    setting = parse_setting(spec.setting)
-    if setting.kind != "semi":
+def make_label_mask(
+    spec: Spec, data: Dataset, stream: Sequence[Task] | None = None
+) -> NDArray[np.bool_] | None:
+    """Return the mask of training samples with a label; None if all have one.
+
+    On a long-tailed stream the labels are those of samples that it has.
+    """
+    settings = parse_settings(spec.setting)
+    if "semi" not in settings:
         return None
-    return labelled(data, setting.value, generator(spec.seed, "labels"))
+    tail = stream is not None and "longtail" in settings
+    among = np.concatenate([task.train for task in stream or ()]) if tail else None
+    return labelled(data, settings["semi"].value, generator(spec.seed, "labels"), among)
 
 
 def make_schedule(
@@ -324,7 +341,7 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
         network = convert_normalization(network, spec.norm)
     base, kind = parse_method(spec.method)
     method = base(**spec.method_options)
-    if parse_setting(spec.setting).kind == "semi":
+    if "semi" in parse_settings(spec.setting):
         first = spec.batch_size if spec.labelled_batches == "cycled" else 0
         method = FixMatch(method, labelled=first)
     shared = {name: getattr(spec, name) for name in definitions(TrainingOptions)}

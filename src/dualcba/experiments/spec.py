@@ -12,7 +12,7 @@ from typing import Any
 
 from dualcba.data import DATASETS
 from dualcba.errors import at_least, expected, unknown
-from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_setting
+from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_settings
 from dualcba.io import user_path
 from dualcba.methods import METHODS, check_options, parse_method
 from dualcba.options import (
@@ -60,7 +60,7 @@ class Spec(RunOptions):
 
     def _defaults(self) -> dict[str, Any]:
         """Return the defaults of the dataset, the setting and the adaptor."""
-        offline = parse_setting(self.setting).kind == "offline"
+        offline = "offline" in parse_settings(self.setting)
         base = self.method.removesuffix(f"-{self.adaptor}")
         return {
             **DATASET_DEFAULTS.get(self.dataset, {}),
@@ -108,12 +108,18 @@ def _check_dataset(spec: Spec) -> None:
 
 
 def _check_setting(spec: Spec) -> None:
-    semi = parse_setting(spec.setting).kind == "semi"
+    kinds = parse_settings(spec.setting)
+    semi = "semi" in kinds
     if semi and not parse_method(spec.method)[0].semi_supervised:
         fitting = ", ".join(name for name, method in METHODS.items() if method.semi_supervised)
         raise ValueError(
             f"the setting {spec.setting!r} does not fit the method {spec.method!r}, expected a "
             f"method that FixMatch can wrap: {fitting}"
+        )
+    if "gaussian" in kinds and spec.method_options.get("merge"):
+        raise ValueError(
+            f"the setting {spec.setting!r} does not fit the method {spec.method!r} with merge, "
+            "expected no merge: it shuffles the samples of a task, and this setting orders them"
         )
     if spec.labelled_batches == "cycled" and not semi:
         wanted = "'mixed' unless the setting is semi-supervised"

@@ -86,6 +86,14 @@ def recorders(name: str, value: Any) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def words(name: str, value: Any) -> list[str]:
+    """Accept words, in a list or separated by commas; each is kept once."""
+    given = value.split(",") if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(w, str) for w in given):
+        raise ValueError(expected(name, value, "a name or several"))
+    return list(dict.fromkeys(word.strip() for word in given))
+
+
 def fraction(name: str, value: Any) -> float:
     """Accept a number from 0 to below 1."""
     number = isinstance(value, int | float) and not isinstance(value, bool)

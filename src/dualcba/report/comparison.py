@@ -121,6 +121,13 @@ def measured(served: Iterable[Served], scores: Sequence[str]) -> list[str]:
     return [name for name in scores if name in there]
 
 
+def further(served: Iterable[Served], asked: Sequence[str] = ()) -> list[str]:
+    """Return the scores that were asked for, and balanced accuracy if a stream has a long tail."""
+    entries = list(served)
+    tail = any("longtail" in r.spec.setting for s in entries for r in s.results)
+    return list(dict.fromkeys([*asked, *measured(entries, ["balanced_acc"] * tail)]))
+
+
 def compare(experiment: Experiment, results: Iterable[Result]) -> list[Row]:
     """Return one row per entry of the experiment, also for those that no result serves."""
     return rows(serve(experiment, results), experiment.scores)

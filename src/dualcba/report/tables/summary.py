@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dualcba.experiments.result import Result
-from dualcba.report.comparison import Served, measure, measured
+from dualcba.report.comparison import Served, further, measure, measured
 from dualcba.report.names import STATISTICS, method_title, score_info, seeds
 from dualcba.report.results import collections, validation_note
 from dualcba.report.tables.layouts import portions
@@ -16,13 +16,19 @@ ARRIVED = ("newest", "prequential")
 """Scores of what has just arrived, shown where a run has them."""
 
 
-def summary_layouts(results: Sequence[Result]) -> list[Iterator[list[Table]]]:
-    """Return, per dataset, setting and buffer, the ways to lay out its scores, widest first."""
-    return [_layouts(collection.served) for collection in collections(results)]
+def summary_layouts(
+    results: Sequence[Result], asked: Sequence[str] = ()
+) -> list[Iterator[list[Table]]]:
+    """Return, per dataset, setting and buffer, the ways to lay out its scores, widest first.
+
+    `asked` names scores to show beside the usual ones.
+    """
+    return [_layouts(collection.served, asked) for collection in collections(results)]
 
 
-def _layouts(served: Sequence[Served]) -> Iterator[list[Table]]:
-    scores = [*SCORES, *measured(served, ARRIVED)]
+def _layouts(served: Sequence[Served], asked: Sequence[str]) -> Iterator[list[Table]]:
+    scores = [*SCORES, *measured(served, ARRIVED), *further(served, asked)]
+    scores = list(dict.fromkeys(scores))
     return ([summary_table(served, part) for part in parts] for parts in portions(scores))
 
 
