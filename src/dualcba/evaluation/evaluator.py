@@ -65,14 +65,15 @@ class Evaluator:
         self.points: list[tuple[int, int, str]] = []  # step, task, kind
         self.counts: dict[str, list[Tensor]] = {statistics: [] for statistics in STATISTICS}
 
-    def evaluate(self, kind: str, task: int | None = None) -> None:
+    def evaluate(self, kind: str, task: int | None = None, step: int | None = None) -> None:
         """Evaluate now; `kind` is `"start"`, `"anytime"`, `"end"` (of a task) or `"both"`.
 
-        `task` is the stream's current task, from 0; by default the learner's.
+        `task` is the stream's current task, from 0, and `step` the number of batches that have
+        arrived; by default they are those of the learner.
         """
         learner = self.learner
         task = learner.task if task is None else task
-        self.points.append((learner.step, task, kind))
+        self.points.append((learner.step if step is None else step, task, kind))
         # an any-time point needs the tasks so far only
         tasks = task + 1 if kind == "anytime" else self.tasks
         same = not learner.parts.forward_pass.trained_norm_layers  # IBN has nothing to estimate

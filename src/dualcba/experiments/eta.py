@@ -81,7 +81,7 @@ def _kind(spec: dict[str, Any]) -> tuple[Any, ...]:
 
 def measure(spec: Spec, data: Dataset, hardware: Hardware) -> Pace:
     """Time a few steps of the second task, which include outer steps, and a small evaluation."""
-    spec = dataclasses.replace(spec, eval_every=0)
+    spec = dataclasses.replace(spec, eval_every=0, real_time=False, relative_cost=None)
     if "offline" in parse_settings(spec.setting):
         spec = dataclasses.replace(spec, epochs=1)
     run = Run(spec, data, hardware)

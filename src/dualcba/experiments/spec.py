@@ -54,6 +54,7 @@ class Spec(RunOptions):
         _check_dataset(self)
         _check_setting(self)
         _check_epochs(self, epochs_given)
+        _check_real_time(self)
         check_adaptor_parts(self)
         check_tracking(self.tracking, self.forward)
         check_options(self.method, self.method_options)
@@ -131,6 +132,23 @@ def _check_epochs(spec: Spec, given: bool) -> None:
         field, wanted = ("epochs", "1") if given else ("setting", "another")
         wanted += f": {spec.method} only works in a single pass"
         raise ValueError(expected(field, getattr(spec, field), wanted))
+
+
+def _check_real_time(spec: Spec) -> None:
+    if not spec.real_time:
+        if spec.relative_cost is not None:
+            wanted = "no value unless real_time is on"
+            raise ValueError(expected("relative_cost", spec.relative_cost, wanted))
+        return
+    if spec.epochs != 1:
+        raise ValueError(expected("epochs", spec.epochs, "1 in real time, where no batch waits"))
+    if parse_method(spec.method)[0].rereads_task:
+        raise ValueError(
+            f"real_time does not fit the method {spec.method!r}, expected a method that does not "
+            "read a task's samples again at its end"
+        )
+    if "alignment" in spec.record:
+        raise ValueError(expected("record", spec.record, "no 'alignment' in real time"))
 
 
 # ---------------------------------------------------------------------- several specs at once

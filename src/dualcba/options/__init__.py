@@ -18,6 +18,7 @@ from dualcba.errors import expected
 from dualcba.options.definition import Option, definitions, fill, option, same_as
 from dualcba.options.values import (
     RecorderName,
+    at_least_one,
     class_order,
     fraction,
     mapping,
@@ -254,6 +255,17 @@ class RunOptions(TrainingOptions):
     )
     anytime: AnytimeScores = option(
         "both", "statistics used for evaluations between task ends", EVALUATION
+    )
+    real_time: bool = option(
+        False,
+        "let the stream go on while a method trains: it skips the batches that arrive meanwhile",
+        EVALUATION,
+    )
+    relative_cost: float | None = option(
+        None,
+        "in real time: cost of a step relative to ER, at least 1; by default counted in FLOPs",
+        EVALUATION,
+        accept=at_least_one,
     )
     record: list[str] = option(
         list, f"also record: {', '.join(get_args(RecorderName))}", EVALUATION,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -99,6 +100,14 @@ def fraction(name: str, value: Any) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value < 1:
         raise ValueError(expected(name, value, "a fraction from 0 to below 1"))
+    return float(value)
+
+
+def at_least_one(name: str, value: Any) -> float:
+    """Accept a finite number of at least 1."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 1 <= value < math.inf:
+        raise ValueError(expected(name, value, "a number of at least 1"))
     return float(value)
 
 

@@ -122,10 +122,14 @@ def measured(served: Iterable[Served], scores: Sequence[str]) -> list[str]:
 
 
 def further(served: Iterable[Served], asked: Sequence[str] = ()) -> list[str]:
-    """Return the scores that were asked for, and balanced accuracy if a stream has a long tail."""
+    """Return the scores that were asked for, and those that apply to some streams only.
+
+    That is balanced accuracy for long-tailed streams, and the relative cost in real time.
+    """
     entries = list(served)
     tail = any("longtail" in r.spec.setting for s in entries for r in s.results)
-    return list(dict.fromkeys([*asked, *measured(entries, ["balanced_acc"] * tail)]))
+    applying = measured(entries, [*["balanced_acc"] * tail, "relative_cost"])
+    return list(dict.fromkeys([*asked, *applying]))
 
 
 def compare(experiment: Experiment, results: Iterable[Result]) -> list[Row]:

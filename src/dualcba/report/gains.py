@@ -17,7 +17,7 @@ from dualcba.report.results import SCORING
 SAME = (
     "dataset", "setting", "buffer", "tasks", "class_order", "epochs", "network", "batch_size",
     "lr", "norm", "forward", "ibn_augment", "ibn_average", "seen_only", "boundaries",
-    "labelled_batches", "method_options",
+    "labelled_batches", "method_options", "real_time",
 )  # fmt: skip
 """Fields of the spec that a method and its Dual-CBA must share to be compared."""
 

@@ -153,6 +153,14 @@ SCORES = {
         True,
         "accuracy on arriving batches before they are trained on; recorded by --record prequential",
     ),
+    "relative_cost": ScoreInfo(
+        "relative cost",
+        False,
+        "real-time evaluation: cost of a step relative to ER, so the method trains on one of so "
+        "many batches",
+        True,
+        2,
+    ),
     "parameters": ScoreInfo(
         "parameters, M", False, "millions of parameters, including those of the adaptor", True, 3
     ),
