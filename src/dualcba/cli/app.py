@@ -130,7 +130,7 @@ def report(
     from dualcba.options.values import words
     from dualcba.report import write_report
 
-    path = write_report(out, words("score", ",".join(score or [])) if score else ())
+    path = write_report(out, words("score", ",".join(score)) if score else [])
     typer.echo(json.dumps({"report": str(path)}) if as_json else path)
 
 
