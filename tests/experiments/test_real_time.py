@@ -242,21 +242,23 @@ def linear_flops(batch: int) -> tuple[int, int]:
 
 
 def test_flops_of_a_step_by_hand(digits: Dataset) -> None:
-    """Four new samples and four of the memory; the images need no gradient."""
-    forward, backward = linear_flops(8)
-    assert step_flops(spec(), digits) == forward + backward
-    forward, backward = linear_flops(12)
-    assert step_flops(spec(method="derpp"), digits) == forward + backward
-    trained, more = sum(linear_flops(8)), 2 * linear_flops(4)[0]
-    assert step_flops(spec(method="clser"), digits) == trained + more  # two copies, memory draw
+    """32 new samples and 32 of the memory; the images need no gradient."""
+    forward, backward = linear_flops(64)
+    assert step_flops(spec(), digits, CPU) == forward + backward
+    forward, backward = linear_flops(96)
+    assert step_flops(spec(method="derpp"), digits, CPU) == forward + backward
+    trained, more = sum(linear_flops(64)), 2 * linear_flops(32)[0]
+    assert (
+        step_flops(spec(method="clser"), digits, CPU) == trained + more
+    )  # two copies, memory draw
 
 
 def test_the_relative_cost_is_counted_against_er(digits: Dataset) -> None:
-    assert count_relative_cost(spec(), digits) == 1
-    assert count_relative_cost(spec(method="derpp"), digits) == 1.5
-    assert count_relative_cost(spec(method="rar", method_options={"repeats": 2}), digits) == 3
-    often = count_relative_cost(spec(method="er-dual-cba", outer_every=1), digits)
-    seldom = count_relative_cost(spec(method="er-dual-cba", outer_every=10), digits)
+    assert count_relative_cost(spec(), digits, CPU) == 1
+    assert count_relative_cost(spec(method="derpp"), digits, CPU) == 1.5
+    assert count_relative_cost(spec(method="rar", method_options={"repeats": 2}), digits, CPU) == 3
+    often = count_relative_cost(spec(method="er-dual-cba", outer_every=1), digits, CPU)
+    seldom = count_relative_cost(spec(method="er-dual-cba", outer_every=10), digits, CPU)
     assert 1 < seldom < often < 3
     run, result = finished(spec(method="derpp", eval_every=0), digits)
     assert result["cost"]["relative_cost"] == 1.5

@@ -63,12 +63,13 @@ def events(lengths: Sequence[int], cost: float) -> Iterator[Event]:
     ['begin 0', 'arrive 0', 'tick 0', 'arrive 1', 'train 0', 'end 0', 'tick 1',
      'begin 1', 'arrive 2', 'end 1', 'tick 2']
     """
+    k = exact(cost)
     owner = np.repeat(np.arange(len(lengths)), lengths).tolist()
     steps = trained_batches(len(owner), cost)
     before = np.searchsorted(steps, np.cumsum([0, *lengths[:-1]]))  # steps on earlier tasks
     told, done = -1, 0  # the last announced task, and the number of steps that have ended
     for n, task in enumerate(owner):
-        ended = math.floor((n + 1) / exact(cost))
+        ended = math.floor((n + 1) / k)
         for event in (Event("arrive", n), *(Event("train", batch) for batch in steps[done:ended])):
             for new in range(told + 1, task + 1):
                 if before[new] <= done:

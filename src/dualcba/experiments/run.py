@@ -95,7 +95,7 @@ class Run:
         if spec.real_time and spec.relative_cost is None:
             from dualcba.experiments.relative_cost import count_relative_cost  # it uses this module
 
-            self.relative_cost = count_relative_cost(spec, self.data)
+            self.relative_cost = count_relative_cost(spec, self.data, self.hardware)
         self.clock = None if self.relative_cost is None else Clock()
         self.stream = make_stream(spec, self.data)
         self.has_label = make_label_mask(spec, self.data, self.stream)
