@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -509,12 +509,22 @@ def test_a_corrupt_plan_is_one_line(content: str, word: str, dualcba: Run, tmp_p
 
 
 def test_the_report_of_a_folder(dualcba: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_report(out: Path) -> Path:
-        return out / "report.html"
+    def write_report(out: Path, asked: Sequence[str]) -> Path:
+        return out / "-".join(["report.html", *asked])
 
     monkeypatch.setattr("dualcba.report.write_report", write_report)
     got = dualcba("report", "runs/x")
     assert (got.code, got.out) == (0, "runs/x/report.html\n")
+    got = dualcba("report", "runs/x", "--score", "acc,fm", "--score", "bwt")
+    assert (got.code, got.out) == (0, "runs/x/report.html-acc-fm-bwt\n")
+
+
+def test_a_score_that_is_not_known_is_named_before_anything_runs(dualcba: Run) -> None:
+    for args in (("run", "--out", "x"), ("report", "x"), ("resume", "x")):
+        got = dualcba(*args, "--score", "acc,balanced")
+        assert (got.code, len(got.lines)) == (2, 1), got.err
+        assert "unknown score 'balanced', did you mean 'balanced_acc'?" in got.err
+        assert got.files == []
 
 
 @pytest.mark.parametrize(("tasks", "told"), [("2,3", True), ("2,3,5", False), ("5", False)])

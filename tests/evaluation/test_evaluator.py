@@ -112,6 +112,38 @@ def test_the_lowest_recall_of_the_newest_task(
     assert unequal  # else the lowest one would be that of any class
 
 
+def test_balanced_accuracy_is_the_mean_recall(
+    images: Dataset, make_learner: Make, teach: Teach
+) -> None:
+    """On test tasks of unequal classes, where it is not ACC, and with a class in two tasks."""
+    learner = teach(make_learner("er", lr=0.1), tasks=3, steps=8)
+    first, second, third = disjoint(images, 3)
+    rare = first.test[images.test_y[first.test].numpy() == 0][:1]
+    common = first.test[images.test_y[first.test].numpy() == 1]
+    parts = [np.concatenate([rare, common[:2]]), second.test, third.test, common[2:]]
+    tasks = [replace(first, test=rows) for rows in parts]
+    evaluator = Evaluator(learner, images, tasks, batch_size=7)
+    for kind in ("start", *["end"] * 4):
+        evaluator.evaluate(kind)
+    scores = evaluator.result()["scores"]
+    rows = np.concatenate(parts)
+    for norm in STATISTICS:
+        learner._statistics = norm
+        right = (learner.predict(images.test_x) == images.test_y).numpy()[rows]
+        y = images.test_y.numpy()[rows]
+        want = 100 * np.mean([right[y == c].mean() for c in np.unique(y)])
+        assert scores[norm]["balanced_acc"] == pytest.approx(want)
+    assert scores["bn"]["balanced_acc"] != pytest.approx(scores["bn"]["acc"])
+
+
+def test_on_balanced_tests_of_equal_tasks_it_is_acc(
+    images: Dataset, make_learner: Make, make_batches: Any
+) -> None:
+    evaluator, _ = run(make_learner(lr=0.1), images, make_batches, every_second)
+    for scores in evaluator.result()["scores"].values():
+        assert scores["balanced_acc"] == pytest.approx(scores["acc"])
+
+
 def test_tasks_that_share_a_class_are_counted_apart(
     images: Dataset, make_learner: Make, teach: Teach
 ) -> None:

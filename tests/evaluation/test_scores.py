@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from scipy import stats
+from sklearn import metrics
 
 from dualcba.evaluation.scores import (
     accuracy_area,
     backward_transfer,
+    balanced_accuracy,
     final_accuracy,
     forgetting,
     forgetting_paper,
     forward_transfer,
     interval,
     last_task_area,
+    learning_accuracy,
     min_accuracy,
+    relative_forgetting,
     student_t,
     summarize,
     worst_case_accuracy,
@@ -104,6 +111,62 @@ def test_the_newest_task_is_scored_at_its_own_end() -> None:
     scores = summarize(MATRIX, UNTRAINED, CURVE, TASK)
     assert scores["newest"] == pytest.approx((MATRIX[1, 1] + MATRIX[2, 2]) / 2)
     assert scores["newest_last"] == MATRIX[2, 2]
+
+
+def test_relative_forgetting_divides_by_the_best_of_each_task() -> None:
+    # task 0: best 95, final 40; task 1: best 80, final 60; the last task does not count
+    want = 100 * (55 / 95 + 20 / 80) / 2
+    assert relative_forgetting(MATRIX) == pytest.approx(want)
+    assert summarize(MATRIX, UNTRAINED, CURVE, TASK)["relative_fm"] == pytest.approx(want)
+
+
+def test_a_task_that_was_never_learnt_has_nothing_to_forget() -> None:
+    matrix = np.array([[0.0, 50.0, 0.0], [0.0, 40.0, 0.0], [0.0, 10.0, 90.0]])
+    assert relative_forgetting(matrix) == pytest.approx(75.0)
+    assert relative_forgetting(np.zeros((3, 3))) is None
+    assert relative_forgetting(np.array([[50.0]])) is None
+
+
+def test_accuracy_right_after_learning_is_the_diagonal() -> None:
+    assert learning_accuracy(MATRIX) == pytest.approx((90 + 80 + 70) / 3)
+    assert summarize(MATRIX, UNTRAINED, CURVE, TASK)["learning_acc"] == pytest.approx(80.0)
+    assert learning_accuracy(np.array([[50.0]])) == 50.0
+
+
+matrices = hnp.arrays(
+    float, st.integers(1, 6).map(lambda t: (t, t)), elements=st.floats(0, 100, width=16)
+)
+
+
+@given(matrix=matrices)
+def test_forgetting_of_any_matrix_against_loops(matrix: np.ndarray) -> None:
+    T, shares = len(matrix), []
+    for i in range(T - 1):
+        best = max(matrix[t][i] for t in range(i, T))
+        shares += [100 * (best - matrix[T - 1][i]) / best] if best > 0 else []
+    found = relative_forgetting(matrix)
+    assert found is None if not shares else found == pytest.approx(np.mean(shares))
+    assert found is None or 0 <= found <= 100
+    assert learning_accuracy(matrix) == pytest.approx(sum(matrix[t][t] for t in range(T)) / T)
+
+
+def test_balanced_accuracy_by_hand() -> None:
+    """Classes of 100, 10 and 1 test samples, of which 50, 10 and 0 are recognised."""
+    right, sizes = np.array([50, 10, 0]), np.array([100, 10, 1])
+    assert balanced_accuracy(right, sizes, np.array([0, 1, 2])) == pytest.approx(150 / 3)
+    # the same class in two groups: 60 of 110
+    assert balanced_accuracy(right, sizes, np.array([4, 4, 2])) == pytest.approx(100 * 60 / 110 / 2)
+
+
+@given(
+    y=hnp.arrays(np.int64, 40, elements=st.integers(0, 5)),
+    guess=hnp.arrays(np.int64, 40, elements=st.integers(0, 5)),
+)
+def test_balanced_accuracy_is_that_of_scikit_learn(y: np.ndarray, guess: np.ndarray) -> None:
+    want = metrics.recall_score(y, guess, labels=np.unique(y), average="macro", zero_division=0)
+    classes, sizes = np.unique(y, return_counts=True)
+    right = np.array([((y == c) & (guess == c)).sum() for c in classes])
+    assert balanced_accuracy(right, sizes, classes) == pytest.approx(100 * want)
 
 
 def test_summary_has_every_score_of_the_result() -> None:

@@ -17,13 +17,24 @@ from dualcba import Dataset, load_dataset
 from dualcba.data import batches
 from dualcba.experiments import SETTINGS, Hardware, Run, Spec, make_specs
 from dualcba.experiments.run import make_stream
-from dualcba.experiments.settings import OFFLINE_EPOCHS, Setting, learning_rate, parse_setting
+from dualcba.experiments.settings import (
+    OFFLINE_EPOCHS,
+    Setting,
+    learning_rate,
+    parse_setting,
+    parse_settings,
+)
 from dualcba.randomness import generator
 
 Command = Callable[..., Any]
 CPU = Hardware(device="cpu")
 METHODS = ["er", "er-cba", "er-dual-cba", "derpp-dual-cba"]
-KINDS = ["online", "blurry-10", "blurry-30", "semi-0.2", "semi-0.1", "offline"]
+KINDS = [
+    "online", "blurry-10", "blurry-30", "i-blurry-50-10", "gaussian", "longtail-0.01", "semi-0.2",
+    "semi-0.1", "offline",
+]  # fmt: skip
+FROM_A_FILE = [k for k in KINDS if k not in ("blurry-10", "i-blurry-50-10", "longtail-0.01")]
+COMBINED = ["blurry-30+semi-0.2", "gaussian+longtail-0.1+semi-0.5"]
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +56,18 @@ def digits() -> Dataset:
         ("semi-0.2", Setting("semi", 0.2)),
         ("semi-1", Setting("semi", 1.0)),
         ("semi-1e-2", Setting("semi", 0.01)),
+        ("semi-1e+0", Setting("semi", 1.0)),
+        ("i-blurry-50-10", Setting("i-blurry", 50.0, 10.0)),
+        ("i-blurry-0-0.5", Setting("i-blurry", 0.0, 0.5)),
+        ("gaussian", Setting("gaussian", 0.5)),
+        ("gaussian-2", Setting("gaussian", 2.0)),
+        ("longtail-0.01", Setting("longtail", 0.01)),
+        ("longtail-1", Setting("longtail", 1.0)),
     ],
 )
 def test_names(name: str, want: Setting) -> None:
     assert parse_setting(name) == want
+    assert parse_settings(name) == {want.kind: want}
 
 
 def test_every_listed_setting_has_a_meaning() -> None:
@@ -56,8 +75,19 @@ def test_every_listed_setting_has_a_meaning() -> None:
     assert len({parse_setting(name) for name in SETTINGS}) == len(SETTINGS)
 
 
+def test_combined_names() -> None:
+    found = parse_settings("gaussian-2+longtail-0.1+semi-0.5")
+    want = [Setting("gaussian", 2.0), Setting("longtail", 0.1), Setting("semi", 0.5)]
+    assert list(found.values()) == want
+    assert list(parse_settings("longtail-0.1+semi-1e-1")) == ["longtail", "semi"]
+
+
 BLURRY = "expected blurry-K with K percent between 0 and 100"
 SEMI = "expected semi-R with a label ratio R above 0 and at most 1"
+I_BLURRY = "expected i-blurry-N-M with N percent of disjoint classes, from 0 to below 100, and M"
+GAUSSIAN = "expected gaussian-W with a width W above 0, in tasks"
+TAIL = "expected longtail-R with a ratio R of the rarest to the commonest class, above 0"
+ORDER = "expected at most one of offline, blurry-K, i-blurry-N-M and gaussian-W, then longtail-R"
 
 
 @pytest.mark.parametrize(
@@ -79,10 +109,30 @@ SEMI = "expected semi-R with a label ratio R above 0 and at most 1"
         ("semi-0", f"setting is 'semi-0', {SEMI}"),
         ("semi-1.1", f"setting is 'semi-1.1', {SEMI}"),
         ("semi-half", f"setting is 'semi-half', {SEMI}"),
+        ("i-blurry", "unknown setting 'i-blurry'"),
+        ("i-blurry-50", f"setting is 'i-blurry-50', {I_BLURRY}"),
+        ("i-blurry-150-10", f"setting is 'i-blurry-150-10', {I_BLURRY}"),
+        ("i-blurry-100-10", f"setting is 'i-blurry-100-10', {I_BLURRY}"),
+        ("i-blurry-50-0", f"setting is 'i-blurry-50-0', {I_BLURRY}"),
+        ("i-blurry-50-10-5", f"setting is 'i-blurry-50-10-5', {I_BLURRY}"),
+        ("i-blurry-a-b", f"setting is 'i-blurry-a-b', {I_BLURRY}"),
+        ("i-blurry-nan-10", f"setting is 'i-blurry-nan-10', {I_BLURRY}"),
+        ("gaussian-", "unknown setting 'gaussian-'"),
+        ("gaussian-0", f"setting is 'gaussian-0', {GAUSSIAN}"),
+        ("gaussian-inf", f"setting is 'gaussian-inf', {GAUSSIAN}"),
+        ("gausian", "unknown setting 'gausian', did you mean 'gaussian'?"),
+        ("longtail", "unknown setting 'longtail'"),
+        ("longtail-2", f"setting is 'longtail-2', {TAIL}"),
+        ("longtail-0", f"setting is 'longtail-0', {TAIL}"),
+        ("gaussian+blurry-10", f"setting is 'gaussian+blurry-10', {ORDER}"),
+        ("semi-0.2+longtail-0.1", f"setting is 'semi-0.2+longtail-0.1', {ORDER}"),
+        ("online+semi-0.2", f"setting is 'online+semi-0.2', {ORDER}"),
+        ("semi-0.2+semi-0.2", f"setting is 'semi-0.2+semi-0.2', {ORDER}"),
+        ("gaussian+fuzzy", "unknown setting 'fuzzy'"),
     ],
 )
 def test_bad_names_are_refused_with_what_was_expected(name: str, message: str) -> None:
-    for refuse in (parse_setting, lambda n: Spec(setting=n)):
+    for refuse in (parse_settings, lambda n: Spec(setting=n)):
         with pytest.raises(ValueError, match=re.escape(message)):
             refuse(name)
 
@@ -164,15 +214,16 @@ def finite(result: dict[str, Any]) -> None:
 
 
 def quick(setting: str) -> dict[str, Any]:
+    tail = "longtail" in setting  # a task may have few samples
     return {
         "setting": setting,
-        "epochs": 3 if setting == "offline" else 1,
-        "batch_size": 32,
+        "epochs": 3 if "offline" in setting else 1,
+        "batch_size": 10 if tail else 32,
         "eval_every": 0,
-    }
+    } | ({"tasks": 2} if tail else {})
 
 
-@pytest.mark.parametrize("setting", KINDS)
+@pytest.mark.parametrize("setting", [*KINDS, *COMBINED])
 def test_every_method_in_every_setting(setting: str, digits: Dataset) -> None:
     for spec in make_specs({"method": METHODS, **quick(setting)}):
         run = Run(spec, digits, CPU)
@@ -188,7 +239,7 @@ def toml(path: Path, options: dict[str, Any]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("setting", KINDS)
+@pytest.mark.parametrize("setting", FROM_A_FILE)
 def test_from_a_file_through_the_command_line(
     setting: str, dualcba: Command, tmp_path: Path
 ) -> None:
@@ -249,6 +300,91 @@ def test_a_blurry_run_calls_strays_old(digits: Dataset) -> None:
         assert new == list(run.stream[run.learner.task].classes)
         if run.learner.step == 20:
             assert run.learner.class_sets.old.any()
+
+
+@pytest.mark.parametrize("setting", ["i-blurry-50-30", "gaussian"])
+def test_other_streams_announce_a_tasks_own_classes_as_new(setting: str, digits: Dataset) -> None:
+    run = Run(Spec(method="er-dual-cba", setting=setting, eval_every=0), digits, CPU)
+    strays = 0
+    for _ in run.steps():
+        sets, task = run.learner.class_sets, run.stream[run.learner.task]
+        assert sets.new.nonzero().flatten().tolist() == sorted(task.classes)
+        later = {c for t in run.stream[run.learner.task + 1 :] for c in t.classes}
+        strays += bool(later & set(sets.old.nonzero().flatten().tolist()))
+    assert strays  # of classes whose task has not begun
+
+
+@pytest.mark.parametrize("setting", ["i-blurry-50-10", "gaussian", "longtail-0.1"])
+def test_boundaries_of_other_streams_can_be_inferred(setting: str, digits: Dataset) -> None:
+    spec = Spec(method="er-dual-cba", setting=setting, boundaries="inferred", eval_every=0)
+    run = Run(spec, digits, CPU)
+    assert len(list(run.steps())) == run.total
+    assert run.learner.task >= 1
+
+
+def test_a_gaussian_run_learns_in_the_order_of_time(digits: Dataset) -> None:
+    run = Run(Spec(method="er", setting="gaussian", epochs=2), digits, CPU)
+    for task, epochs in zip(run.stream, run.schedule, strict=True):
+        for one in epochs:
+            assert np.array_equal(one.rows.ravel(), task.train[: one.rows.size])
+    y = digits.train_y.numpy()
+    when = np.concatenate([e[0].rows.ravel() for e in run.schedule])
+    mean = [np.flatnonzero(y[when] == c).mean() for c in range(10)]
+    assert mean == sorted(mean)
+
+
+@pytest.mark.parametrize("setting", ["longtail-0.1", "gaussian", "i-blurry-50-10"])
+def test_streams_are_a_function_of_the_seed(setting: str, digits: Dataset) -> None:
+    streams = [make_stream(Spec(setting=setting, seed=k), digits) for k in (0, 0, 1)]
+    first = [np.concatenate([t.train for t in s]).tolist() for s in streams]
+    assert first[0] == first[1] != first[2]
+
+
+def test_a_long_tail_has_a_label_of_every_class(digits: Dataset) -> None:
+    spec = Spec(method="er", setting="longtail-0.1+semi-0.2", tasks=2)
+    run = Run(spec, digits, CPU)
+    rows = np.concatenate([t.train for t in run.stream])
+    y, mask = digits.train_y.numpy(), run.has_label
+    assert mask is not None
+    assert not np.delete(mask, rows).any()
+    for c in range(10):
+        own = rows[y[rows] == c]
+        assert mask[own].sum() == max(1, round(0.2 * len(own)))
+
+
+def test_a_task_of_a_rare_class_must_fill_a_batch_for_every_seed(dualcba: Command) -> None:
+    got = dualcba("run", "--setting", "longtail-0.01", "--seeds", 5, "--method", "er", "--out", "x")
+    assert (got.code, len(got.lines)) == (2, 1), got.err
+    assert "batch_size is 10, expected at most the" in got.err
+    assert got.files == []
+
+
+def test_a_method_that_shuffles_a_task_does_not_fit_an_ordered_stream(dualcba: Command) -> None:
+    got = dualcba("run", "--method", "icarl", "--option", "merge=true", "--setting", "gaussian")
+    assert (got.code, len(got.lines)) == (2, 1), got.err
+    assert "the setting 'gaussian' does not fit the method 'icarl' with merge" in got.err
+
+
+def test_a_long_tail_can_be_learnt_offline(digits: Dataset) -> None:
+    spec = Spec(method="er", setting="offline+longtail-0.1", tasks=2, batch_size=64, eval_every=0)
+    run = Run(spec, digits, CPU)
+    assert (spec.epochs, run.setting) == (OFFLINE_EPOCHS, Setting("offline"))
+    assert sum(len(t.train) for t in run.stream) < len(digits.train_y) / 2
+
+
+def test_a_combined_setting_resumes(dualcba: Command) -> None:
+    setting = "i-blurry-50-10+longtail-0.5"
+    args = ["--setting", setting, "--method", "er", "--seeds", 2, "--eval-every", 0]
+    got = dualcba("run", *args, "--device", "cpu", "--json", "--out", "x")
+    assert got.code == 0, got.err
+    folders = sorted((got.folder / "x").glob("*/result.json"))
+    assert len(folders) == 2
+    folders[0].unlink()
+    again = dualcba("resume", "x", "--device", "cpu", "--json")
+    assert again.code == 0, again.err
+    one, two = (json.loads(g.out) for g in (got, again))
+    assert [r["scores"] for r in one] == [r["scores"] for r in two]
+    assert {r["setting"] for r in two} == {setting}
 
 
 def test_offline_goes_through_each_task_in_every_epoch(digits: Dataset) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dualcba.experiments import Result
@@ -135,6 +136,16 @@ def test_the_newest_task_has_a_table_unless_the_results_are_older(results: list[
     assert "M = 100: the newest task" not in Page(make_page(older, "old")).text
     both = Page(make_page([older[0], *results[2:]], "both")).text
     assert "M = 100: the newest task" in both
+
+
+def test_scores_that_were_asked_for_have_a_table(results: list[Result]) -> None:
+    assert "further scores" not in Page(make_page(results, "plain")).text
+    text = Page(make_page(results, "more", ["learning_acc", "balanced_acc"])).text
+    assert "Digits, online, M = 100: further scores" in text
+    table = text[text.index("M = 100: further scores") :]
+    assert "ACC after learning ↑" in table
+    value = np.mean([r.scores["bn"]["learning_acc"] for r in results if r.method == "er"])
+    assert f"{value:.1f}" in table
 
 
 def test_the_facts_are_of_the_collections_with_the_most_runs(results: list[Result]) -> None:

@@ -121,12 +121,16 @@ def reproduce(
 @app.command()
 def report(
     out: Annotated[Path, typer.Argument(help="a folder of results")],
+    score: Annotated[
+        list[str] | None, typer.Option(help="further scores, such as learning_acc; repeatable")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write an HTML report on a folder of results."""
+    from dualcba.options.values import words
     from dualcba.report import write_report
 
-    path = write_report(out)
+    path = write_report(out, words("score", ",".join(score)) if score else [])
     typer.echo(json.dumps({"report": str(path)}) if as_json else path)
 
 
@@ -161,7 +165,7 @@ def list_(
         typer.echo(json.dumps([{"name": name, "title": title} for name, title in found.items()]))
         return
     width = max(map(len, found))
-    titled = what is Listing.experiments
+    titled = what in (Listing.settings, Listing.experiments)
     for name, title in found.items():
         typer.echo(f"{name:<{width}}  {title}" if titled else name)
 

@@ -30,7 +30,7 @@ def _datasets() -> dict[str, str]:
 def _settings() -> dict[str, str]:
     from dualcba.experiments.settings import SETTINGS
 
-    return dict.fromkeys(SETTINGS, "")
+    return dict(SETTINGS)
 
 
 def _networks() -> dict[str, str]:

@@ -38,6 +38,7 @@ from dualcba.options import (
     definitions,
 )
 from dualcba.report import summary
+from dualcba.report.names import check_scores
 from dualcba.report.tables.terminal import wide_console
 
 Options = TypeVar("Options", bound=ExecutionOptions)
@@ -59,6 +60,7 @@ def run_command(given: Mapping[str, Any], file: Path | None) -> None:
     wanted = _only(options, RunOptions) | {k: v for k, v in options.items() if k == "seeds"}
     execution = ExecutionOptions(**_only(options, ExecutionOptions))
     output = OutputOptions(**_only(options, OutputOptions))
+    scores = _asked(options.get("score") or [])
     specs = make_specs(wanted or DEMO)
     out = _out_folder(options.get("out"), file, specs[0] if wanted else None)
     check_free(out, specs)
@@ -68,7 +70,7 @@ def run_command(given: Mapping[str, Any], file: Path | None) -> None:
     _note_unused_classes(specs[0].tasks, load(specs[0]).num_classes)
     write_plan(out, specs, load.origins)
     results = run_with_progress(specs, load, execution, out, show=output.verbose)
-    _print(results, out, output)
+    _print(results, out, output, scores)
 
 
 def _only(options: Mapping[str, Any], cls: type) -> dict[str, Any]:
@@ -102,12 +104,21 @@ def _note_unused_classes(tasks: Any, classes: int) -> None:
         note(f"the tasks have {sum(tasks)} of the {classes} classes, the others are left out")
 
 
-def _print(results: Sequence[Result], out: Path, output: OutputOptions) -> None:
+def _asked(given: Any) -> list[str]:
+    """Return the names of further scores in the table; raise if one is unknown."""
+    names: list[str] = definitions(RunCommand)["score"].check(given)
+    check_scores(names)
+    return names
+
+
+def _print(
+    results: Sequence[Result], out: Path, output: OutputOptions, scores: Sequence[str]
+) -> None:
     if output.json:
         typer.echo(json.dumps([result.to_dict() for result in results]))
     elif not output.quiet:
         console = wide_console()
-        for table in summary(results, console):
+        for table in summary(results, console, scores):
             console.print(table)
         typer.echo(f"{len(results)} results in {out}")
 
@@ -115,6 +126,7 @@ def _print(results: Sequence[Result], out: Path, output: OutputOptions) -> None:
 def resume_command(given: Mapping[str, Any], out: Path) -> None:
     """Run the specs of a folder's plan that have no result."""
     options = without_abreast_on_cpu(ResumeCommand(**given))
+    scores = _asked(options.score)
     specs, results = read_plan(out), read_results(out)
     complete = list(results.values())
     missing = [spec for spec in specs if not _results_of([spec], complete)]
@@ -124,7 +136,7 @@ def resume_command(given: Mapping[str, Any], out: Path) -> None:
         typer.echo(f"{len(specs) - len(missing)} of {len(specs)} runs are complete")
     if missing:
         run_with_progress(missing, load, options, out, show=options.verbose)
-    _print(_results_of(specs, list(read_results(out).values())), out, options)
+    _print(_results_of(specs, list(read_results(out).values())), out, options, scores)
 
 
 def _results_of(specs: list[Spec], results: list[Result]) -> list[Result]:

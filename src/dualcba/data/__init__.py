@@ -13,6 +13,7 @@ from dualcba.data.download.published import PUBLISHED_DATASETS
 from dualcba.data.loading import DATASETS, data_dir, load_dataset
 
 if TYPE_CHECKING:
+    from dualcba.data.arrangement import gaussian, i_blurry, long_tailed
     from dualcba.data.dataset import Dataset, check_labels, check_samples, from_arrays
     from dualcba.data.readers.folder import from_folder
     from dualcba.data.readers.npz import from_npz
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
 __all__ = [
     "DATASETS", "PUBLISHED_DATASETS", "Dataset", "Task", "Transform", "batches", "blurry",
     "check_labels", "check_samples", "cycled", "data_dir", "disjoint", "from_arrays",
-    "from_folder", "from_npz", "from_torch", "labelled", "load_dataset",
-    "validation_split",
+    "from_folder", "from_npz", "from_torch", "gaussian", "i_blurry", "labelled", "load_dataset",
+    "long_tailed", "validation_split",
 ]  # fmt: skip
 
 _LAZY_IMPORTS = {
+    "arrangement": ("gaussian", "i_blurry", "long_tailed"),
     "dataset": ("Dataset", "check_labels", "check_samples", "from_arrays"),
     "readers.folder": ("from_folder",),
     "readers.npz": ("from_npz",),

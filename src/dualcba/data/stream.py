@@ -22,6 +22,12 @@ class Task:
     classes: tuple[int, ...]
     train: IntArray
     test: IntArray
+    ordered: bool = False
+    """Whether the training samples arrive in the order of `train`, instead of shuffled."""
+
+    def arrivals(self, rows: IntArray, rng: np.random.Generator) -> IntArray:
+        """Return some training samples of the task in the order in which they arrive."""
+        return rows if self.ordered else rng.permutation(rows)
 
 
 def disjoint(data: Dataset, tasks: TaskDivision, order: Sequence[int] | None = None) -> list[Task]:
@@ -117,8 +123,10 @@ def blurry(stream: Sequence[Task], percent: float, rng: np.random.Generator) -> 
     return [replace(task, train=rows) for task, rows in zip(stream, mixed, strict=True)]
 
 
-def labelled(data: Dataset, ratio: float, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Choose the training samples that keep their label.
+def labelled(
+    data: Dataset, ratio: float, rng: np.random.Generator, among: IntArray | None = None
+) -> NDArray[np.bool_]:
+    """Choose the training samples that keep their label, among all or among some of them.
 
     Returns a mask of shape (len(data.train_y),) that is True for the fraction `ratio` of each
     class, and for at least one sample of each.
@@ -127,14 +135,15 @@ def labelled(data: Dataset, ratio: float, rng: np.random.Generator) -> NDArray[n
         raise ValueError(expected("label ratio", ratio, "above 0 and at most 1"))
     y = data.train_y.numpy()
     mask = np.zeros(len(y), dtype=bool)
-    for c in np.unique(y):
-        rows = np.flatnonzero(y == c)
+    given = np.arange(len(y)) if among is None else np.sort(among)
+    for c in np.unique(y[given]):
+        rows = given[y[given] == c]
         mask[rng.permutation(rows)[: max(1, round(ratio * len(rows)))]] = True
     return mask
 
 
 def batches(task: Task, batch_size: int, rng: np.random.Generator) -> IntArray:
-    """Shuffle the training samples of a task into batches.
+    """Shuffle the training samples of a task into batches; an ordered task keeps its order.
 
     Returns sample indices of shape (steps, batch_size). Each sample occurs at most once; an
     incomplete last batch is dropped.
@@ -143,7 +152,7 @@ def batches(task: Task, batch_size: int, rng: np.random.Generator) -> IntArray:
     if not steps:
         wanted = f"at most the {len(task.train)} samples of the task with classes {task.classes}"
         raise ValueError(expected("batch_size", batch_size, wanted))
-    return rng.permutation(task.train)[: steps * batch_size].reshape(steps, batch_size)
+    return task.arrivals(task.train, rng)[: steps * batch_size].reshape(steps, batch_size)
 
 
 def cycled(
@@ -152,7 +161,7 @@ def cycled(
     """Combine each unlabelled batch of a task with a labelled one, as FixMatch is usually trained.
 
     Each unlabelled sample occurs at most once; an incomplete last batch is dropped. The labelled
-    samples are shuffled once and repeated as often as needed.
+    samples are shuffled once and repeated as often as needed. An ordered task keeps its order.
 
     Parameters
     ----------
@@ -173,8 +182,8 @@ def cycled(
         Mask of the same shape: whether the sample occurs for the first time.
     """
     mask = is_labelled[task.train]
-    with_label = rng.permutation(task.train[mask])
-    without_label = rng.permutation(task.train[~mask])
+    with_label = task.arrivals(task.train[mask], rng)
+    without_label = task.arrivals(task.train[~mask], rng)
     steps = len(without_label) // batch_size
     if not steps or not len(with_label):
         number = len(without_label)

@@ -4,7 +4,7 @@ from dualcba.evaluation.alignment import Alignment
 from dualcba.evaluation.evaluator import ANYTIME, Evaluator
 from dualcba.evaluation.neighbours import Neighbours
 from dualcba.evaluation.prequential import Prequential
-from dualcba.evaluation.recorders import Predictions, Recorder, Scoring, Transitions
+from dualcba.evaluation.recorders import Clock, Predictions, Recorder, Scoring, Transitions
 from dualcba.evaluation.scores import interval, summarize
 from dualcba.prediction import STATISTICS
 
@@ -12,6 +12,7 @@ __all__ = [
     "ANYTIME",
     "RECORDERS",
     "STATISTICS",
+    "Clock",
     "Evaluator",
     "Recorder",
     "Scoring",

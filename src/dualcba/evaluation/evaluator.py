@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualcba.data import Dataset, Task
-from dualcba.evaluation.scores import Ints, Scores, summarize
+from dualcba.evaluation.scores import Ints, Scores, balanced_accuracy, summarize
 from dualcba.learner import Learner
 from dualcba.prediction import STATISTICS
 
@@ -51,7 +51,8 @@ class Evaluator:
         self.together = 2 if cuda else 1  # batches per call, where enough are left
         rows = torch.from_numpy(np.concatenate([t.test for t in stream]))
         self.sizes = np.array([len(t.test) for t in stream])
-        self.pair_task, self.pair_sizes, owner = _pairs(self.sizes, data.test_y[rows])
+        pairs_of, self.pair_sizes, owner = _pairs(self.sizes, data.test_y[rows])
+        self.pair_task, self.pair_class = pairs_of
         pairs = len(self.pair_task)
         short = -len(rows) % self.batch_size  # padding, which counts for no pair
         rows = torch.cat([rows, rows[:1].expand(short)])
@@ -64,14 +65,15 @@ class Evaluator:
         self.points: list[tuple[int, int, str]] = []  # step, task, kind
         self.counts: dict[str, list[Tensor]] = {statistics: [] for statistics in STATISTICS}
 
-    def evaluate(self, kind: str, task: int | None = None) -> None:
+    def evaluate(self, kind: str, task: int | None = None, step: int | None = None) -> None:
         """Evaluate now; `kind` is `"start"`, `"anytime"`, `"end"` (of a task) or `"both"`.
 
-        `task` is the stream's current task, from 0; by default the learner's.
+        `task` is the stream's current task, from 0, and `step` the number of batches that have
+        arrived; by default they are those of the learner.
         """
         learner = self.learner
         task = learner.task if task is None else task
-        self.points.append((learner.step, task, kind))
+        self.points.append((learner.step if step is None else step, task, kind))
         # an any-time point needs the tasks so far only
         tasks = task + 1 if kind == "anytime" else self.tasks
         same = not learner.parts.forward_pass.trained_norm_layers  # IBN has nothing to estimate
@@ -123,7 +125,9 @@ class Evaluator:
             curve = np.where(np.arange(self.tasks) <= task[:, None], table, np.nan)[at]
             matrix, untrained = table[end], table[kind == "start"][0]
             scores: Scores = summarize(matrix, untrained, curve, task[at])
-            scores["newest_recall"] = self._newest_recall(statistics)
+            last = self._last_counts(statistics)
+            scores["newest_recall"] = self._newest_recall(last)
+            scores["balanced_acc"] = balanced_accuracy(last, self.pair_sizes, self.pair_class)
             out["scores"][statistics] = scores
             out["accuracy_matrix"][statistics] = matrix.tolist()
             out["anytime"][statistics] = [
@@ -142,24 +146,29 @@ class Evaluator:
         starts = np.searchsorted(self.pair_task, np.arange(self.tasks))
         return np.add.reduceat(counts, starts, axis=1)
 
-    def _newest_recall(self, statistics: str) -> float:
-        """Return the lowest recall of a class of the newest task at the last point, in percent."""
-        newest = self.pair_task == self.tasks - 1
+    def _last_counts(self, statistics: str) -> Ints:
+        """Return the correct predictions of each pair of a task and a class at the last point."""
         with self.engine.scope():
-            counts = self.counts[statistics][-1][:-1].cpu().numpy()
+            counts: Ints = self.counts[statistics][-1][:-1].cpu().numpy()
+        return counts
+
+    def _newest_recall(self, counts: Ints) -> float:
+        """Return the lowest recall of a class of the newest task, in percent."""
+        newest = self.pair_task == self.tasks - 1
         return float((100 * counts / self.pair_sizes)[newest].min())
 
 
-def _pairs(sizes: Ints, y: Tensor) -> tuple[Ints, Ints, Tensor]:
+def _pairs(sizes: Ints, y: Tensor) -> tuple[tuple[Ints, Ints], Ints, Tensor]:
     """Number the pairs of a task and a class that have test samples, in the order of tasks.
 
-    Returns the task and the number of samples of each pair, and the pair of each sample.
+    Returns the task and the class of each pair, its number of samples, and the pair of each
+    sample.
     """
     task = np.repeat(np.arange(len(sizes)), sizes)
     found, owner, count = np.unique(
         np.stack([task, y.numpy()]), axis=1, return_inverse=True, return_counts=True
     )
-    return found[0], count, torch.from_numpy(owner.reshape(-1))
+    return (found[0], found[1]), count, torch.from_numpy(owner.reshape(-1))
 
 
 def portions(n: int, size: int, together: int) -> list[slice]:

@@ -57,7 +57,7 @@ class Prequential(Recorder):
 
     def before_step(self, x: Tensor, y: Tensor) -> None:
         """Predict the batch, unless it has arrived before."""
-        step = self.learner.step
+        step = self.position
         task = len(self.marks[self.statistics[0]])
         if task < len(self.lengths) and step == self.starts[task]:
             self._mark()
@@ -81,7 +81,7 @@ class Prequential(Recorder):
         if statistics == "bn" or learner.memory.filled < 2:
             with learner.evaluating("bn"):
                 yield
-        elif not self._estimated or learner.step % self.every == 0:
+        elif not self._estimated or self.position % self.every == 0:
             with learner.evaluating("ibn"):
                 self._kept.save()
                 self._estimated = True

@@ -39,6 +39,13 @@ AFTER = 5
 """The step of the new task that counts as shortly after the boundary."""
 
 
+@dataclass
+class Clock:
+    """The number of batches that have arrived, where it is not the learner's number of steps."""
+
+    now: int = 0
+
+
 @dataclass(frozen=True)
 class Scoring:
     """How a run is scored between task ends, and how often it passes over each task."""
@@ -47,6 +54,8 @@ class Scoring:
     every: int = 5
     """The option `eval_every`."""
     epochs: int = 1
+    clock: Clock | None = None
+    """Set in real-time evaluation, where the learner does not train on every batch."""
 
 
 class Recorder:
@@ -76,6 +85,12 @@ class Recorder:
         self.stream = stream
         self.lengths = list(steps)
         self.scoring = scoring or Scoring()
+
+    @property
+    def position(self) -> int:
+        """The number of batches that arrived before the current one."""
+        clock = self.scoring.clock
+        return self.learner.step if clock is None else clock.now
 
     def before_step(self, x: Tensor, y: Tensor) -> None:
         """Called before each step with its new batch, raw and on the device."""
@@ -167,7 +182,7 @@ class Transitions(Recorder):
 
     def before_step(self, x: Tensor, y: Tensor) -> None:
         """Measure if a boundary is near."""
-        for boundary, offset in self.due.pop(self.learner.step, []):
+        for boundary, offset in self.due.pop(self.position, []):
             if not boundary.x:
                 samples = [self.data.test_x[rows] for rows in boundary.groups]
                 boundary.x = [self.engine.receive(x) for x in samples]

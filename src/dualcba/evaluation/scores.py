@@ -67,6 +67,48 @@ def forward_transfer(matrix: Floats, untrained: Floats) -> float | None:
     return float((before - untrained[1:]).mean())
 
 
+def relative_forgetting(matrix: Floats) -> float | None:
+    """Mean over all but the last task of its forgetting, in percent of its best accuracy.
+
+    Forgetting and best accuracy are those of `forgetting`. A task that was never above 0 has
+    nothing to forget and is left out; None if no task is left.
+
+    >>> relative_forgetting(np.array([[90.0, 0.0], [60.0, 80.0]]))
+    33.33...
+    """
+    best, final = _best_after_learning(matrix)[:-1], matrix[-1, :-1]
+    learnt = best > 0
+    if not learnt.any():
+        return None
+    return float((100 * (best - final)[learnt] / best[learnt]).mean())
+
+
+def learning_accuracy(matrix: Floats) -> float:
+    """Mean over all tasks of the accuracy on a task right after it was learnt.
+
+    >>> learning_accuracy(np.array([[90.0, 0.0], [60.0, 80.0]]))
+    85.0
+    """
+    return float(matrix.diagonal().mean())
+
+
+def balanced_accuracy(right: Ints, sizes: Ints, classes: Ints) -> float:
+    """Mean over classes of the recall: the share of its test samples that are recognised.
+
+    Parameters
+    ----------
+    right, sizes
+        Correct predictions and test samples of some groups, each of one class.
+    classes
+        The class of each group; a class may have several.
+
+    >>> balanced_accuracy(np.array([9, 1]), np.array([10, 2]), np.array([0, 1]))
+    70.0
+    """
+    member = np.unique(classes)[:, None] == classes
+    return float((100 * (member @ right) / (member @ sizes)).mean())
+
+
 def newest_accuracy(matrix: Floats) -> float | None:
     """Mean over tasks, from the second on, of the accuracy on a task at its own end.
 
@@ -131,6 +173,8 @@ def summarize(matrix: Floats, untrained: Floats, curve: Floats, curve_task: Ints
         "wc_acc": worst_case_accuracy(matrix, curve, curve_task),
         "bwt": backward_transfer(matrix),
         "fwt": forward_transfer(matrix, untrained),
+        "relative_fm": relative_forgetting(matrix),
+        "learning_acc": learning_accuracy(matrix),
         "newest": newest_accuracy(matrix),
         "newest_last": float(matrix[-1, -1]),
     }

@@ -15,7 +15,7 @@ from dualcba.engine import Engine, resolve_device
 from dualcba.evaluation import Evaluator
 from dualcba.experiments.run import Run, device_name
 from dualcba.experiments.scheduler import Load, few_threads
-from dualcba.experiments.settings import parse_setting
+from dualcba.experiments.settings import parse_settings
 from dualcba.experiments.spec import Spec
 from dualcba.options import Hardware
 
@@ -58,7 +58,7 @@ def estimate(
             total += sum(seconds) / len(seconds)
             finished += 1
             continue
-        family = (spec.dataset, spec.network, spec.method, parse_setting(spec.setting).kind)
+        family = (spec.dataset, spec.network, spec.method, *parse_settings(spec.setting))
         if family not in paces:
             alike = [pace for other, pace in paces.items() if other[:2] == family[:2]]
             spent = time.perf_counter() - begun > BUDGET
@@ -81,8 +81,8 @@ def _kind(spec: dict[str, Any]) -> tuple[Any, ...]:
 
 def measure(spec: Spec, data: Dataset, hardware: Hardware) -> Pace:
     """Time a few steps of the second task, which include outer steps, and a small evaluation."""
-    spec = dataclasses.replace(spec, eval_every=0)
-    if parse_setting(spec.setting).kind == "offline":
+    spec = dataclasses.replace(spec, eval_every=0, real_time=False, relative_cost=None)
+    if "offline" in parse_settings(spec.setting):
         spec = dataclasses.replace(spec, epochs=1)
     run = Run(spec, data, hardware)
     cuda = run.learner.device.type == "cuda"

@@ -71,7 +71,7 @@ def run_specs(
     """
     with few_threads(specs):
         for run, done in run_all(specs, load, hardware, abreast=abreast, failed=failed):
-            step = run.learner.step
+            step = run.position
             if done:
                 result = run.result()
                 write_result(out, run.spec, result, run.files())

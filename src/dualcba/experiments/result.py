@@ -117,8 +117,9 @@ class Result:
     seconds: Mapping[str, float] = field(default_factory=dict)
     """For `train`, `evaluate` and in `total`."""
 
-    cost: Mapping[str, int | None] = field(default_factory=dict)
-    """The number of `parameters`, and the peak `gpu_memory` in bytes."""
+    cost: Mapping[str, float | None] = field(default_factory=dict)
+    """The number of `parameters`, the peak `gpu_memory` in bytes, and the `relative_cost` of a step
+    in real-time evaluation."""
 
     versions: Mapping[str, str] = field(default_factory=dict)
     agnostic_provenance: Fields | None = None
@@ -177,6 +178,9 @@ class Result:
         if score in ("parameters", "gpu_memory"):
             cost = self.cost.get(score)
             return None if cost is None else cost / 1e6
+        if score == "relative_cost":
+            relative = self.cost.get(score)
+            return None if relative is None else float(relative)
         value = self.scores.get(statistics, {}).get(score)
         return None if value is None else float(value)
 

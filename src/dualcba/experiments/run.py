@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -24,17 +25,21 @@ from dualcba.data import (
     blurry,
     cycled,
     disjoint,
+    gaussian,
+    i_blurry,
     labelled,
+    long_tailed,
     validation_split,
 )
 from dualcba.data.prefetch import fits_on_device, prefetch_batches
 from dualcba.engine import resolve_device
 from dualcba.errors import expected
-from dualcba.evaluation import ANYTIME, RECORDERS, Evaluator, Scoring
+from dualcba.evaluation import ANYTIME, RECORDERS, Clock, Evaluator, Scoring
 from dualcba.experiments.merging import merged_rows, with_exemplars
 from dualcba.experiments.provenance import held_out
+from dualcba.experiments.real_time import events, trained_batches
 from dualcba.experiments.result import SCHEMA
-from dualcba.experiments.settings import learning_rate, parse_setting
+from dualcba.experiments.settings import learning_rate, parse_settings
 from dualcba.experiments.spec import Spec
 from dualcba.learner import Learner
 from dualcba.methods import Method, parse_method
@@ -83,12 +88,18 @@ class Run:
     def __post_init__(self) -> None:
         spec = self.spec
         self.data = validation_split(self.data, spec.validation)
-        self.setting = parse_setting(spec.setting)
+        self.setting = next(iter(parse_settings(spec.setting).values()))  # the arrangement
         source = spec.agnostic_from  # read now: the file may be gone when the run is complete
         kind = parse_method(spec.method)[1] or ""
         self.agnostic_provenance = source and load_agnostic(source, kind).provenance
+        self.relative_cost = spec.relative_cost
+        if spec.real_time and spec.relative_cost is None:
+            from dualcba.experiments.relative_cost import count_relative_cost  # it uses this module
+
+            self.relative_cost = count_relative_cost(spec, self.data, self.hardware)
+        self.clock = None if self.relative_cost is None else Clock()
         self.stream = make_stream(spec, self.data)
-        self.has_label = make_label_mask(spec, self.data)
+        self.has_label = make_label_mask(spec, self.data, self.stream)
         self.schedule = make_schedule(spec, self.stream, self.has_label, self.data)
         device = resolve_device(self.hardware.device)
         counts = self.alone and device.type == "cuda"
@@ -101,7 +112,7 @@ class Run:
             self.learner, self.data, self.stream, anytime=ANYTIME[spec.anytime]
         )
         lengths = [sum(map(len, passes)) for passes in self.schedule]
-        scoring = Scoring(ANYTIME[spec.anytime], spec.eval_every, spec.epochs)
+        scoring = Scoring(ANYTIME[spec.anytime], spec.eval_every, spec.epochs, self.clock)
         self.recorders = {
             name: RECORDERS[name](self.learner, self.data, self.stream, lengths, scoring)
             for name in spec.record
@@ -112,8 +123,13 @@ class Run:
         """The number of steps."""
         return sum(len(one) for passes in self.schedule for one in passes)
 
+    @property
+    def position(self) -> int:
+        """The number of steps so far; in real time, of batches that have arrived."""
+        return self.learner.step if self.clock is None else self.clock.now
+
     def steps(self) -> Iterator[int]:
-        """Train and evaluate; yields the number of steps so far after each step."""
+        """Train and evaluate; yields `position` after each step, or in real time each batch."""
         train_y = self._visible_labels()
         arrive = self._arrivals(train_y)
         if self.learner.method.merge:
@@ -121,6 +137,10 @@ class Run:
         labels = None if self.learner.method.merge else train_y.numpy()
         with self._clock("evaluate"):
             self.evaluator.evaluate("start")
+        if self.clock is not None:
+            yield from self._real_time(arrive, train_y.numpy(), self.clock)
+            self.learner.check_finite()
+            return
         for number, (task, passes) in enumerate(zip(self.stream, self.schedule, strict=True)):
             self._begin_task(task)
             for epoch, one in enumerate(passes):
@@ -135,6 +155,36 @@ class Run:
                     self._evaluate(number, last)
                     yield self.learner.step
         self.learner.check_finite()
+
+    def _real_time(
+        self, arrive: Callable[[Indices], Arrivals], labels: Indices, clock: Clock
+    ) -> Iterator[int]:
+        """Train and evaluate while the stream goes on; yields after each batch."""
+        assert self.relative_cost is not None
+        lengths = [len(passes[0]) for passes in self.schedule]
+        whole = joined([passes[0] for passes in self.schedule])
+        trained = arrive(whole.rows[trained_batches(len(whole), self.relative_cost)])
+        arriving = arrive(whole.rows) if self.recorders else None  # else nobody looks at them
+        ends = np.cumsum(lengths).tolist()
+        self._set_learning_rate(0, 1)
+        for event in events(lengths, self.relative_cost):
+            number = event.number
+            if event.kind == "begin":
+                self._begin_task(self.stream[number])
+            elif event.kind == "arrive" and arriving is not None:
+                self._record(*next(arriving))
+            elif event.kind == "train":
+                storable = None if whole.storable is None else whole.storable[number]
+                known = labels[whole.rows[number]]
+                self._train(*next(trained), storable, known, again=False, ends=False)
+            elif event.kind == "end" and self._end_is_known(number):
+                with self._clock("train"):
+                    self.learner.end_task()
+            elif event.kind == "tick":
+                clock.now = number + 1
+                task = bisect_right(ends, number)
+                self._evaluate(task, clock.now == ends[task])
+                yield clock.now
 
     def _visible_labels(self) -> Tensor:
         """Return a copy of the training labels, with −1 for those that the setting hides."""
@@ -205,11 +255,11 @@ class Run:
     def _evaluate(self, task: int, last: bool) -> None:
         """Evaluate if it is due; `last` says that the step was the last one of the task."""
         every = self.spec.eval_every
-        anytime = every > 0 and self.learner.step % every == 0
+        anytime = every > 0 and self.position % every == 0
         if anytime or last:
             with self._clock("evaluate"):
                 kind = "both" if anytime and last else "end" if last else "anytime"
-                self.evaluator.evaluate(kind, task)
+                self.evaluator.evaluate(kind, task, self.position)
 
     def result(self) -> dict[str, Any]:
         """Return the content of `result.json`."""
@@ -234,12 +284,16 @@ class Run:
             "status": "complete",
             **measured,
             "seconds": {**self.seconds, "total": total},
-            "cost": cost(self.learner, self.held),
+            "cost": cost(self.learner, self.held) | self._real_time_cost(),
             "spec": spec.to_dict(),
             "data": asdict(self.data.origin),
             "agnostic_provenance": self.agnostic_provenance,
             "versions": versions(self.learner),
         }
+
+    def _real_time_cost(self) -> dict[str, float]:
+        """Return the relative cost in real-time evaluation, else nothing."""
+        return {} if self.relative_cost is None else {"relative_cost": self.relative_cost}
 
     def files(self) -> dict[str, Callable[[Path], None]]:
         """Return the files beside `result.json`, as functions that write them: ν, if trained."""
@@ -264,25 +318,46 @@ class Run:
         self.seconds[what] += time.perf_counter() - start
 
 
+def joined(passes: Sequence[Pass]) -> Pass:
+    """Return one pass after another as one pass."""
+    masks = [one.storable for one in passes if one.storable is not None]
+    rows = np.concatenate([one.rows for one in passes])
+    return Pass(rows, np.concatenate(masks) if masks else None)
+
+
 def make_stream(spec: Spec, data: Dataset) -> list[Task]:
-    """Return the tasks of a spec, blurry if the setting is."""
+    """Return the tasks of a spec, with the training samples as the setting arranges them."""
     order = spec.class_order
     if isinstance(order, str):
         rng = generator(spec.seed, "classes")
         order = rng.permutation(data.num_classes).tolist() if order == "shuffled" else None
     stream = disjoint(data, spec.tasks, order)
-    setting = parse_setting(spec.setting)
-    if setting.kind == "blurry":
-        return blurry(stream, setting.value, generator(spec.seed, "blurry"))
+    settings, labels = parse_settings(spec.setting), data.train_y.numpy()
+    if tail := settings.get("longtail"):
+        stream = long_tailed(stream, labels, tail.value, generator(spec.seed, "longtail"))
+    if one := settings.get("blurry"):
+        return blurry(stream, one.value, generator(spec.seed, "blurry"))
+    if one := settings.get("i-blurry"):
+        rng = generator(spec.seed, "i-blurry")
+        return i_blurry(stream, labels, one.value, one.second, rng)
+    if one := settings.get("gaussian"):
+        return gaussian(stream, labels, one.value, generator(spec.seed, "gaussian"))
     return stream
 
 
-def make_label_mask(spec: Spec, data: Dataset) -> NDArray[np.bool_] | None:
-    """Return the mask of training samples with a label; None if all have one."""
-    setting = parse_setting(spec.setting)
-    if setting.kind != "semi":
+def make_label_mask(
+    spec: Spec, data: Dataset, stream: Sequence[Task] | None = None
+) -> NDArray[np.bool_] | None:
+    """Return the mask of training samples with a label; None if all have one.
+
+    On a long-tailed stream the labels are those of samples that it has.
+    """
+    settings = parse_settings(spec.setting)
+    if "semi" not in settings:
         return None
-    return labelled(data, setting.value, generator(spec.seed, "labels"))
+    tail = stream is not None and "longtail" in settings
+    among = np.concatenate([task.train for task in stream or ()]) if tail else None
+    return labelled(data, settings["semi"].value, generator(spec.seed, "labels"), among)
 
 
 def make_schedule(
@@ -325,7 +400,7 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
         network = convert_normalization(network, spec.norm)
     base, kind = parse_method(spec.method)
     method = base(**spec.method_options)
-    if parse_setting(spec.setting).kind == "semi":
+    if "semi" in parse_settings(spec.setting):
         first = spec.batch_size if spec.labelled_batches == "cycled" else 0
         method = FixMatch(method, labelled=first)
     shared = {name: getattr(spec, name) for name in definitions(TrainingOptions)}

@@ -20,6 +20,7 @@ from dualcba.experiments.run import (
     make_schedule,
     make_stream,
 )
+from dualcba.experiments.settings import parse_settings
 from dualcba.experiments.spec import Spec
 from dualcba.options import Hardware
 
@@ -84,10 +85,12 @@ def check_all(specs: Sequence[Spec], load: Load, hardware: Hardware) -> None:
     """Raise if a run would fail before its first step; called before any run begins."""
     first: dict[str, Spec] = {}
     for spec in specs:  # one seed of a spec stands for all of them
-        first.setdefault(json.dumps(spec.to_dict() | {"seed": None}, sort_keys=True), spec)
+        same = {} if "longtail" in parse_settings(spec.setting) else {"seed": None}  # task sizes
+        first.setdefault(json.dumps(spec.to_dict() | same, sort_keys=True), spec)
     for spec in first.values():
         data = validation_split(load(spec), spec.validation)
-        make_schedule(spec, make_stream(spec, data), make_label_mask(spec, data), data)
+        stream = make_stream(spec, data)
+        make_schedule(spec, stream, make_label_mask(spec, data, stream), data)
         make_learner(spec, data, hardware)
 
 

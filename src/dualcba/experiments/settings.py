@@ -1,50 +1,142 @@
-"""Settings: how the data arrive. `online`, `blurry-K`, `semi-R` and `offline`."""
+"""Settings: how the data arrive. Names, their numbers, and how settings are combined.
+
+A name is one setting, such as `blurry-10`, or several joined by `+`: at most one arrangement, then
+`longtail-R`, then `semi-R`, as in `gaussian+longtail-0.1+semi-0.2`.
+"""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dualcba.errors import expected, unknown
 
-SETTINGS = ("online", "blurry-10", "blurry-30", "semi-0.2", "semi-0.1", "offline")
-"""The paper's; `blurry-K` takes any percentage, `semi-R` any label ratio."""
+SETTINGS = {
+    "online": "disjoint tasks, one pass",
+    "blurry-10": "10 % of each task arrive in the other tasks",
+    "blurry-30": "30 % of each task arrive in the other tasks",
+    "i-blurry-50-10": "50 % of the classes are disjoint, 10 % of the others' samples move",
+    "gaussian": "each class arrives around a peak of its own in time",
+    "longtail-0.01": "class sizes fall exponentially, the rarest has 1 % of the commonest",
+    "semi-0.2": "20 % of the labels, by FixMatch",
+    "semi-0.1": "10 % of the labels, by FixMatch",
+    "offline": "50 passes over each task",
+}
+"""Usual settings by name. Numbers are free: `blurry-K`, `i-blurry-N-M`, `gaussian-W`,
+`longtail-R`, `semi-R`."""
 
 OFFLINE_EPOCHS = 50
 OFFLINE_DROPS = (0.7, 0.9)
 """The learning rate falls to a tenth after these shares of a task's epochs: at 35 and 45 of 50."""
 
+GAUSSIAN_WIDTH = 0.5
+"""The width of `gaussian`, in tasks."""
+
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting's kind and number.
+    """A setting's kind and its numbers.
 
     >>> parse_setting("blurry-10"), parse_setting("semi-0.2")
-    (Setting(kind='blurry', value=10.0), Setting(kind='semi', value=0.2))
+    (Setting(kind='blurry', value=10.0, second=0.0), Setting(kind='semi', value=0.2, second=0.0))
     """
 
     kind: str
     value: float = 0.0
+    second: float = 0.0
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a kind of setting takes."""
+
+    count: int
+    """How many numbers follow the kind."""
+
+    fits: Callable[..., bool]
+    """Whether these numbers are accepted."""
+
+    wanted: str
+    bare: tuple[float, ...] | None = None
+    """The numbers that the kind alone stands for; None if it needs numbers."""
+
+    place: int = 0
+    """The place in a combination."""
+
+
+FORMS = {
+    "online": Form(0, bool, "online", bare=()),
+    "offline": Form(0, bool, "offline", bare=()),
+    "blurry": Form(1, lambda k: 0 < k < 100, "blurry-K with K percent between 0 and 100"),
+    "i-blurry": Form(
+        2,
+        lambda n, m: 0 <= n < 100 and 0 < m < 100,
+        "i-blurry-N-M with N percent of disjoint classes, from 0 to below 100, and M percent of "
+        "moved samples, between 0 and 100",
+    ),
+    "gaussian": Form(
+        1,
+        lambda w: 0 < w < math.inf,
+        "gaussian-W with a width W above 0, in tasks",
+        bare=(GAUSSIAN_WIDTH,),
+    ),
+    "longtail": Form(
+        1,
+        lambda r: 0 < r <= 1,
+        "longtail-R with a ratio R of the rarest to the commonest class, above 0 and at most 1",
+        place=1,
+    ),
+    "semi": Form(
+        1, lambda r: 0 < r <= 1, "semi-R with a label ratio R above 0 and at most 1", place=2
+    ),
+}
+COMBINED = (
+    "at most one of offline, blurry-K, i-blurry-N-M and gaussian-W, then longtail-R, then semi-R"
+)
+
+
+def parse_settings(name: str) -> dict[str, Setting]:
+    """Read the name of a setting or of several joined by `+`; return them by kind.
+
+    >>> list(parse_settings("gaussian+semi-0.2"))
+    ['gaussian', 'semi']
+    """
+    found = [parse_setting(part) for part in re.split(r"\+(?=[a-z])", str(name))]
+    places = [FORMS[setting.kind].place for setting in found]
+    plain = len(found) > 1 and found[0].kind == "online"  # another name for the rest
+    if plain or places != sorted(set(places)):
+        raise ValueError(expected("setting", name, COMBINED))
+    return {setting.kind: setting for setting in found}
 
 
 def parse_setting(name: str) -> Setting:
-    """Read a setting's name."""
-    kind, _, number = str(name).partition("-")
-    if kind in ("online", "offline") and not number:
-        return Setting(kind)
-    limits = {"blurry": 100.0, "semi": 1.0}
-    if kind not in limits or not number:
+    """Read the name of one setting."""
+    kind, dash, text = _split(str(name))
+    form = FORMS.get(kind)
+    bare = form is not None and not dash and form.bare is not None
+    if form is None or not (bare or (text and form.count)):
         raise ValueError(unknown("setting", name, SETTINGS))
+    numbers = form.bare if bare else _numbers(text, form.count)
+    if numbers is None or (form.count and not form.fits(*numbers)):
+        raise ValueError(expected("setting", name, form.wanted))
+    return Setting(kind, *numbers)
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """Return the kind, a dash if one follows, and the text after it."""
+    kind = next((k for k in FORMS if name == k or name.startswith(f"{k}-")), name)
+    return kind, name[len(kind) : len(kind) + 1], name[len(kind) + 1 :]
+
+
+def _numbers(text: str, count: int) -> tuple[float, ...] | None:
+    """Read so many numbers with dashes between them; None if they are not numbers."""
     try:
-        value = float(number)
+        found = tuple(map(float, text.split("-") if count > 1 else [text]))
     except ValueError:
-        value = -1.0
-    if not 0 < value <= limits[kind] or (kind == "blurry" and value == 100):
-        wanted = {
-            "blurry": "blurry-K with K percent between 0 and 100",
-            "semi": "semi-R with a label ratio R above 0 and at most 1",
-        }
-        raise ValueError(expected("setting", name, wanted[kind]))
-    return Setting(kind, value)
+        return None
+    return found if len(found) == count else None
 
 
 def learning_rate(lr: float, setting: Setting, epoch: int, epochs: int) -> float:

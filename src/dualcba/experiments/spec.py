@@ -12,7 +12,7 @@ from typing import Any
 
 from dualcba.data import DATASETS
 from dualcba.errors import at_least, expected, unknown
-from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_setting
+from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_settings
 from dualcba.io import user_path
 from dualcba.methods import METHODS, check_options, parse_method
 from dualcba.options import (
@@ -54,13 +54,14 @@ class Spec(RunOptions):
         _check_dataset(self)
         _check_setting(self)
         _check_epochs(self, epochs_given)
+        _check_real_time(self)
         check_adaptor_parts(self)
         check_tracking(self.tracking, self.forward)
         check_options(self.method, self.method_options)
 
     def _defaults(self) -> dict[str, Any]:
         """Return the defaults of the dataset, the setting and the adaptor."""
-        offline = parse_setting(self.setting).kind == "offline"
+        offline = "offline" in parse_settings(self.setting)
         base = self.method.removesuffix(f"-{self.adaptor}")
         return {
             **DATASET_DEFAULTS.get(self.dataset, {}),
@@ -108,12 +109,18 @@ def _check_dataset(spec: Spec) -> None:
 
 
 def _check_setting(spec: Spec) -> None:
-    semi = parse_setting(spec.setting).kind == "semi"
+    kinds = parse_settings(spec.setting)
+    semi = "semi" in kinds
     if semi and not parse_method(spec.method)[0].semi_supervised:
         fitting = ", ".join(name for name, method in METHODS.items() if method.semi_supervised)
         raise ValueError(
             f"the setting {spec.setting!r} does not fit the method {spec.method!r}, expected a "
             f"method that FixMatch can wrap: {fitting}"
+        )
+    if "gaussian" in kinds and spec.method_options.get("merge"):
+        raise ValueError(
+            f"the setting {spec.setting!r} does not fit the method {spec.method!r} with merge, "
+            "expected no merge: it shuffles the samples of a task, and this setting orders them"
         )
     if spec.labelled_batches == "cycled" and not semi:
         wanted = "'mixed' unless the setting is semi-supervised"
@@ -125,6 +132,23 @@ def _check_epochs(spec: Spec, given: bool) -> None:
         field, wanted = ("epochs", "1") if given else ("setting", "another")
         wanted += f": {spec.method} only works in a single pass"
         raise ValueError(expected(field, getattr(spec, field), wanted))
+
+
+def _check_real_time(spec: Spec) -> None:
+    if not spec.real_time:
+        if spec.relative_cost is not None:
+            wanted = "no value unless real_time is on"
+            raise ValueError(expected("relative_cost", spec.relative_cost, wanted))
+        return
+    if spec.epochs != 1:
+        raise ValueError(expected("epochs", spec.epochs, "1 in real time, where no batch waits"))
+    if parse_method(spec.method)[0].rereads_task:
+        raise ValueError(
+            f"real_time does not fit the method {spec.method!r}, expected a method that does not "
+            "read a task's samples again at its end"
+        )
+    if "alignment" in spec.record:
+        raise ValueError(expected("record", spec.record, "no 'alignment' in real time"))
 
 
 # ---------------------------------------------------------------------- several specs at once

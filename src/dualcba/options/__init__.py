@@ -18,6 +18,7 @@ from dualcba.errors import expected
 from dualcba.options.definition import Option, definitions, fill, option, same_as
 from dualcba.options.values import (
     RecorderName,
+    at_least_one,
     class_order,
     fraction,
     mapping,
@@ -27,6 +28,7 @@ from dualcba.options.values import (
     path_text,
     recorders,
     task_division,
+    words,
 )
 
 __all__ = ["Option", "definitions", "fill", "option", "same_as"]
@@ -223,7 +225,10 @@ class RunOptions(TrainingOptions):
     )
     dataset: str = option("digits", "a name, a folder of images by class, or an .npz file", DATA)
     setting: str = option(
-        "online", "how the data arrive: online, blurry-K, semi-R or offline", DATA
+        "online",
+        "how the data arrive: online, blurry-K, i-blurry-N-M, gaussian-W, longtail-R, semi-R or "
+        "offline; several are joined by +, see docs/settings.md",
+        DATA,
     )
     tasks: Any = option(
         5, "number of equal tasks, or their sizes: 2,3,5", DATA, parse=numbers, accept=task_division
@@ -250,6 +255,17 @@ class RunOptions(TrainingOptions):
     )
     anytime: AnytimeScores = option(
         "both", "statistics used for evaluations between task ends", EVALUATION
+    )
+    real_time: bool = option(
+        False,
+        "let the stream go on while a method trains: it skips the batches that arrive meanwhile",
+        EVALUATION,
+    )
+    relative_cost: float | None = option(
+        None,
+        "in real time: cost of a step relative to ER, at least 1; by default counted in FLOPs",
+        EVALUATION,
+        accept=at_least_one,
     )
     record: list[str] = option(
         list, f"also record: {', '.join(get_args(RecorderName))}", EVALUATION,
@@ -305,6 +321,10 @@ class RunCommand(RunOptions, ExecutionOptions, OutputOptions):
     """Everything that `dualcba run` takes, on the command line and in a TOML file."""
 
     seeds: int = option(1, "number of seeds, counted from --seed", DATA, low=1)
+    score: list[str] = option(
+        list, "further scores in the table, such as learning_acc, see docs/scores.md", OUTPUT,
+        repeatable=True, accept=words,
+    )  # fmt: skip
     out: Path | None = option(
         None, "folder for the results; by default a new one below ./runs", OUTPUT, accept=path
     )
@@ -313,6 +333,8 @@ class RunCommand(RunOptions, ExecutionOptions, OutputOptions):
 @dataclass(frozen=True, kw_only=True)
 class ResumeCommand(ExecutionOptions, OutputOptions):
     """Everything that `dualcba resume` takes."""
+
+    score: list[str] = same_as(RunCommand, "score")
 
 
 @dataclass(frozen=True, kw_only=True)

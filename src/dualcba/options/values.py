@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -86,11 +87,27 @@ def recorders(name: str, value: Any) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def words(name: str, value: Any) -> list[str]:
+    """Accept words, in a list or separated by commas; each is kept once."""
+    given = value.split(",") if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(w, str) for w in given):
+        raise ValueError(expected(name, value, "a name or several"))
+    return list(dict.fromkeys(word.strip() for word in given))
+
+
 def fraction(name: str, value: Any) -> float:
     """Accept a number from 0 to below 1."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value < 1:
         raise ValueError(expected(name, value, "a fraction from 0 to below 1"))
+    return float(value)
+
+
+def at_least_one(name: str, value: Any) -> float:
+    """Accept a finite number of at least 1."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 1 <= value < math.inf:
+        raise ValueError(expected(name, value, "a number of at least 1"))
     return float(value)
 
 

@@ -121,6 +121,17 @@ def measured(served: Iterable[Served], scores: Sequence[str]) -> list[str]:
     return [name for name in scores if name in there]
 
 
+def further(served: Iterable[Served], asked: Sequence[str] = ()) -> list[str]:
+    """Return the scores that were asked for, and those that apply to some streams only.
+
+    That is balanced accuracy for long-tailed streams, and the relative cost in real time.
+    """
+    entries = list(served)
+    tail = any("longtail" in r.spec.setting for s in entries for r in s.results)
+    applying = measured(entries, [*["balanced_acc"] * tail, "relative_cost"])
+    return list(dict.fromkeys([*asked, *applying]))
+
+
 def compare(experiment: Experiment, results: Iterable[Result]) -> list[Row]:
     """Return one row per entry of the experiment, also for those that no result serves."""
     return rows(serve(experiment, results), experiment.scores)

@@ -18,7 +18,7 @@ from dualcba.report.results import SCORING
 SAME = (
     "dataset", "setting", "buffer", "tasks", "class_order", "epochs", "network", "batch_size",
     "lr", "norm", "forward", "ibn_augment", "ibn_average", "seen_only", "boundaries",
-    "labelled_batches", "method_options",
+    "labelled_batches", "method_options", "real_time",
 )  # fmt: skip
 """Fields of the spec that a method must share with and without an adaptor to be compared."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files as resources
 from pathlib import Path
@@ -12,7 +12,7 @@ from dualcba.experiments.result import Result
 from dualcba.experiments.store import find_results
 from dualcba.io import atomic_write
 from dualcba.report.figures.style import Plot, render
-from dualcba.report.names import count, slug
+from dualcba.report.names import check_scores, count, slug
 from dualcba.report.sections import Fact, Section, report_sections
 from dualcba.report.tables.html import escape, html_table
 from dualcba.report.tables.model import Table
@@ -41,18 +41,22 @@ class Anchors:
         return name
 
 
-def write_report(out: Path) -> Path:
-    """Write the report on all complete runs below a folder and return its path."""
+def write_report(out: Path, asked: Sequence[str] = ()) -> Path:
+    """Write the report on all complete runs below a folder and return its path.
+
+    `asked` names scores to show beside the usual ones.
+    """
+    check_scores(asked)
     results = find_results(out)
-    page = make_page(results, out.resolve().name)
+    page = make_page(results, out.resolve().name, asked)
     with atomic_write(out / REPORT) as draft:
         draft.write_text(page, encoding="utf-8")
     return out / REPORT
 
 
-def make_page(results: list[Result], title: str) -> str:
+def make_page(results: list[Result], title: str, asked: Sequence[str] = ()) -> str:
     """Return the page on results as text."""
-    facts, sections = report_sections(results)
+    facts, sections = report_sections(results, asked)
     anchors = Anchors()
     names = [(anchors.name(s.title), [anchors.name(p.title) for p in s.parts]) for s in sections]
     body = [_head(title, results), _facts(facts), _contents(sections, names)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from dualcba.errors import unknown
 from dualcba.methods import METHODS
 from dualcba.options import CBA
 
@@ -93,6 +96,12 @@ SCORES = {
         "forgetting: mean over all but the last task of the best accuracy at a task's end minus "
         "the final accuracy",
     ),
+    "relative_fm": ScoreInfo(
+        "relative FM",
+        False,
+        "mean over all but the last task of the forgetting of FM, in percent of the task's best "
+        "accuracy",
+    ),
     "fm_paper": ScoreInfo(
         "FM as written",
         False,
@@ -122,6 +131,12 @@ SCORES = {
         "forward transfer: mean accuracy on a task just before it is learnt, minus that of the "
         "untrained network",
     ),
+    "balanced_acc": ScoreInfo(
+        "balanced ACC", True, "mean over classes of the recall at the end of the stream"
+    ),
+    "learning_acc": ScoreInfo(
+        "ACC after learning", True, "mean over all tasks of the accuracy at the task's own end"
+    ),
     "newest": ScoreInfo(
         "newest task",
         True,
@@ -137,6 +152,14 @@ SCORES = {
         "prequential",
         True,
         "accuracy on arriving batches before they are trained on; recorded by --record prequential",
+    ),
+    "relative_cost": ScoreInfo(
+        "relative cost",
+        False,
+        "real-time evaluation: cost of a step relative to ER, so the method trains on one of so "
+        "many batches",
+        True,
+        2,
     ),
     "parameters": ScoreInfo(
         "parameters, M", False, "millions of parameters, including those of the adaptor", True, 3
@@ -162,6 +185,19 @@ def score_info(name: str) -> ScoreInfo:
     if number.isdigit():
         return ScoreInfo(f"task {number}", True, f"accuracy of task {number} at the end")
     return ScoreInfo(name.replace("_", " "), True, name)
+
+
+def check_scores(asked: Iterable[str]) -> None:
+    """Raise unless these are names of scores.
+
+    >>> check_scores(["acc", "task3", "balanced"])
+    Traceback (most recent call last):
+    ...
+    ValueError: unknown score 'balanced', did you mean 'balanced_acc'? (known: acc, fm, ...)
+    """
+    for name in asked:
+        if name not in SCORES and not re.fullmatch("task[0-9]+", name):
+            raise ValueError(unknown("score", name, SCORES))
 
 
 def slug(title: str) -> str:

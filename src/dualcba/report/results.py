@@ -63,7 +63,7 @@ def place_title(result: Result) -> str:
     """Return dataset, setting, buffer and whether it was scored on validation data, in words."""
     spec = result.spec
     dataset = DATASETS.get(spec.dataset, Path(spec.dataset).name or spec.dataset)
-    return f"{dataset}, {spec.setting}, M = {spec.buffer}{validation_note(result)}"
+    return f"{dataset}, {spec.setting}, M = {spec.buffer}{scoring_note(result)}"
 
 
 def validation_note(result: Result) -> str:
@@ -73,6 +73,15 @@ def validation_note(result: Result) -> str:
     ', 10 % validation split'
     """
     return f", {100 * result.validation:g} % validation split" if result.validation else ""
+
+
+def scoring_note(result: Result) -> str:
+    """Return what the title of a table says of results that are not scored as usual.
+
+    >>> scoring_note(Result(Spec(real_time=True), 0, {}))
+    ', real time'
+    """
+    return validation_note(result) + ", real time" * bool(result.fields.get("real_time"))
 
 
 def usual(fields: Fields, chosen: Sequence[str] = NAMED) -> Fields:

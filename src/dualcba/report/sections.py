@@ -30,7 +30,14 @@ from dualcba.report.gains import Gain, in_one_line, known_gains, means
 from dualcba.report.names import SCORES, STATISTICS, slug
 from dualcba.report.results import Collection, collections
 from dualcba.report.tables.model import Column, Table, number, p_value, spread, text_columns
-from dualcba.report.tables.scores import GAIN_NOTE, blocks, gain_table, newest_tables, with_gains
+from dualcba.report.tables.scores import (
+    GAIN_NOTE,
+    blocks,
+    further_tables,
+    gain_table,
+    newest_tables,
+    with_gains,
+)
 
 Item = str | Table | Plot | dict[str, str] | tuple[str, ...]
 """A paragraph, a table, a figure, terms with their meaning, or a fold: a title, then its texts."""
@@ -65,8 +72,10 @@ class Fact:
     detail: str
 
 
-def report_sections(results: list[Result]) -> tuple[list[Fact], list[Section]]:
-    """Return the facts at the top of a report, and its sections."""
+def report_sections(
+    results: list[Result], asked: Sequence[str] = ()
+) -> tuple[list[Fact], list[Section]]:
+    """Return the facts at the top of a report, and its sections; `asked` names further scores."""
     served = [(e, serve(e, results)) for e in experiments().values()]
     served = [(e, s) for e, s in served if any(x.results for x in s)]
     small = small_experiments(results)
@@ -84,9 +93,9 @@ def report_sections(results: list[Result]) -> tuple[list[Fact], list[Section]]:
         ("Comparison with the paper", _tolerance(), served),
         ("The paper’s experiments at small scale", SMALL_NOTE, small),
     ):
-        parts = [_experiment(e, s) for e, s in found]
+        parts = [_experiment(e, s, asked) for e, s in found]
         sections += [Section(title, [text], parts)] if parts else []
-    sections += [_collection(group) for group in rest]
+    sections += [_collection(group, asked) for group in rest]
     return facts[:FACTS], [*sections, _provenance(groups, results)]
 
 
@@ -179,7 +188,7 @@ def _rank(gain: Gain) -> tuple[bool, bool]:
     return gain.adaptors.half is None, "," in gain.dual + gain.base
 
 
-def _experiment(experiment: Experiment, served: list[Served]) -> Section:
+def _experiment(experiment: Experiment, served: list[Served], asked: Sequence[str]) -> Section:
     done = [s.entry.column for s in served if s.results]
     served = [s for s in served if s.entry.column in done]
     items: list[Item] = [experiment.note] if experiment.note else []
@@ -187,6 +196,9 @@ def _experiment(experiment: Experiment, served: list[Served]) -> Section:
     if experiment.scores:
         tables, found = with_gains(served, experiment.scores)
         section.items += tables
+        for column in dict.fromkeys(done):
+            part = [s for s in served if s.entry.column == column]
+            section.items += further_tables(part, column, asked)
         section.items += [in_one_line(found)] if found else []
         share = within_tolerance(rows(served, experiment.scores))
         if share.cells:
@@ -214,10 +226,10 @@ def _bars(served: Sequence[Served], name: str, title: str) -> Plot:
     return score_bars(rows(served, ["acc"]), [s.entry.method for s in served], name, title)
 
 
-def _collection(group: Collection) -> Section:
+def _collection(group: Collection, asked: Sequence[str]) -> Section:
     stem = slug(group.title)
     served = group.served
-    section = Section(group.title, parts=[_scores(group, f"{stem}-acc")])
+    section = Section(group.title, parts=[_scores(group, f"{stem}-acc", asked)])
     names = {
         "anytime": "Any-time accuracy", "stability": "Stability gap",
         "predictions": "Confusion and predictions", "posterior": "Posterior at a transition",
@@ -234,7 +246,7 @@ def _collection(group: Collection) -> Section:
     return section
 
 
-def _scores(group: Collection, name: str) -> Section:
+def _scores(group: Collection, name: str, asked: Sequence[str]) -> Section:
     found = rows(group.served, SHOWN)
     section = Section("Scores")
     halves = {"at the end and at any time": slice(3), "stability and transfer": slice(3, None)}
@@ -244,6 +256,7 @@ def _scores(group: Collection, name: str) -> Section:
             continue
         section.items += [Table(f"{group.title}: {title}", t.columns, t.rows) for t in blocks(cut)]
     section.items += newest_tables(group.served, group.title)
+    section.items += further_tables(group.served, group.title, asked)
     section.items.append(_bars(group.served, name, group.title))
     pairs = known_gains(group.served)
     if pairs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
 
@@ -28,10 +29,10 @@ def cell(group: list[Result], statistics: str, score: str) -> str:
     return short_spread(measure(group, statistics, score))
 
 
-def text(results: list[Result], width: int = 120) -> str:
+def text(results: list[Result], width: int = 120, asked: Sequence[str] = ()) -> str:
     out = StringIO()
     console = Console(file=out, width=width)
-    for table in summary(results, console):
+    for table in summary(results, console, asked):
         console.print(table)
     return out.getvalue()
 
@@ -98,3 +99,28 @@ def test_what_was_not_measured_is_a_dash(values: list[float | None]) -> None:
     group = [result("er", s, 40.0, auc) for s, auc in enumerate(values)]
     assert cell(group, "bn", "acc_auc") == "–"
     assert "–" in text(group)
+
+
+def with_scores(one: Result, setting: str = "online", **added: float) -> Result:
+    spec = make_spec({**one.fields, "setting": setting})
+    return replace(one, spec=spec, scores={s: {**v, **added} for s, v in one.scores.items()})
+
+
+def test_a_score_that_was_asked_for_has_a_column() -> None:
+    old = result("er", 0, 40.0)
+    new = with_scores(result("er-cba", 0, 60.0), learning_acc=77.0, relative_fm=12.5)
+    assert "after learning" not in text([old, new])
+    shown = text([old, new], 200, ["relative_fm", "learning_acc", "acc"])
+    assert shown.index("relative FM ↓") < shown.index("ACC after learning ↑")
+    lines = [line.split() for line in shown.splitlines() if line.strip().startswith("er")]
+    assert [line[-4:] for line in lines] == [["–"] * 4, ["12.5", "12.5", "77.0", "77.0"]]
+
+
+def test_balanced_accuracy_is_shown_for_long_tails_alone() -> None:
+    plain = with_scores(result("er", 0, 40.0), balanced_acc=33.0)
+    assert "balanced" not in text([plain])
+    tail = with_scores(result("er", 0, 40.0), "gaussian+longtail-0.1", balanced_acc=33.0)
+    assert "balanced ACC ↑" in text([tail])
+    assert "33.0" in text([tail])
+    older = with_scores(result("er", 0, 40.0), "longtail-0.1")
+    assert "balanced" not in text([older])

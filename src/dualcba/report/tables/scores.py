@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from dualcba.report.comparison import NEWEST, Cell, Row, Served, known, measured, rows
+from dualcba.report.comparison import NEWEST, Cell, Row, Served, further, known, measured, rows
 from dualcba.report.gains import Gain, Gap, known_gains
 from dualcba.report.names import MISSING, STATISTICS, score_info
 from dualcba.report.tables.model import Column, Strong, Table, number, p_value, spread, text_columns
@@ -98,6 +98,14 @@ def newest_tables(served: Sequence[Served], where: str) -> list[Table]:
     """Return a table of the scores of the newest task, unless no result has one."""
     scores = measured(served, NEWEST)
     title = f"{where}: the newest task"
+    found = [dataclasses.replace(row, column=title) for row in rows(served, scores)]
+    return blocks(found) if scores else []
+
+
+def further_tables(served: Sequence[Served], where: str, asked: Sequence[str] = ()) -> list[Table]:
+    """Return a table of scores that were asked for or that only some streams need, if any."""
+    scores = further(served, asked)
+    title = f"{where}: further scores"
     found = [dataclasses.replace(row, column=title) for row in rows(served, scores)]
     return blocks(found) if scores else []
 

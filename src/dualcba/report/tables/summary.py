@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dualcba.experiments.result import Result
-from dualcba.report.comparison import Served, measure, measured
+from dualcba.report.comparison import Served, further, measure, measured
 from dualcba.report.names import STATISTICS, method_title, score_info, seeds
-from dualcba.report.results import collections, validation_note
+from dualcba.report.results import collections, scoring_note
 from dualcba.report.tables.layouts import portions
 from dualcba.report.tables.model import Column, Table, short_spread, text_columns
 
@@ -16,21 +16,27 @@ ARRIVED = ("newest", "prequential")
 """Scores of what has just arrived, shown where a run has them."""
 
 
-def summary_layouts(results: Sequence[Result]) -> list[Iterator[list[Table]]]:
-    """Return, per dataset, setting and buffer, the ways to lay out its scores, widest first."""
-    return [_layouts(collection.served) for collection in collections(results)]
+def summary_layouts(
+    results: Sequence[Result], asked: Sequence[str] = ()
+) -> list[Iterator[list[Table]]]:
+    """Return, per dataset, setting and buffer, the ways to lay out its scores, widest first.
+
+    `asked` names scores to show beside the usual ones.
+    """
+    return [_layouts(collection.served, asked) for collection in collections(results)]
 
 
-def _layouts(served: Sequence[Served]) -> Iterator[list[Table]]:
-    scores = [*SCORES, *measured(served, ARRIVED)]
+def _layouts(served: Sequence[Served], asked: Sequence[str]) -> Iterator[list[Table]]:
+    scores = [*SCORES, *measured(served, ARRIVED), *further(served, asked)]
+    scores = list(dict.fromkeys(scores))
     return ([summary_table(served, part) for part in parts] for parts in portions(scores))
 
 
 def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
     """Return a table with one row per group of runs; each score in percent."""
-    first, note = served[0].results[0].spec, validation_note(served[0].results[0])
-    heads = [Column(s, score_info(name).arrowed) for name in scores for s in STATISTICS.values()]
-    pairs = [(statistics, name) for name in scores for statistics in STATISTICS]
+    first, note = served[0].results[0].spec, scoring_note(served[0].results[0])
+    pairs = [(s, name) for name in scores for s in STATISTICS if s == "bn" or not _is_cost(name)]
+    heads = [Column(_head(*pair), score_info(pair[1]).arrowed) for pair in pairs]
     lines = [(_name(s), *(short_spread(measure(s.results, *p)) for p in pairs)) for s in served]
     over = seeds(*(len(s.results) for s in served))
     return Table(
@@ -39,6 +45,15 @@ def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
         tuple(lines),
         f"percent; mean ± 95 % interval over {over}",
     )
+
+
+def _is_cost(score: str) -> bool:
+    """Return whether a score does not depend on the statistics."""
+    return score_info(score).cost
+
+
+def _head(statistics: str, score: str) -> str:
+    return "" if _is_cost(score) else STATISTICS[statistics]
 
 
 def _name(served: Served) -> str:

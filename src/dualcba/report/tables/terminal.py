@@ -72,9 +72,11 @@ def fitting(
     return found
 
 
-def summary(results: Sequence[Result], console: Console) -> list[RichTable]:
+def summary(
+    results: Sequence[Result], console: Console, asked: Sequence[str] = ()
+) -> list[RichTable]:
     """Return a table per dataset, setting and buffer, in parts where the console is narrow."""
-    return [t for layouts in summary_layouts(results) for t in fitting(layouts, console)]
+    return [t for layouts in summary_layouts(results, asked) for t in fitting(layouts, console)]
 
 
 def show(
