@@ -19,10 +19,12 @@ from dualcba.options import (
     DATASET_DEFAULTS,
     RunOptions,
     check_adaptor_parts,
+    check_optimizer,
     check_tracking,
     definitions,
     fill,
     kind_defaults,
+    optimizer_defaults,
 )
 from dualcba.parsing import parse_toml
 
@@ -55,6 +57,7 @@ class Spec(RunOptions):
         _check_setting(self)
         _check_epochs(self, epochs_given)
         check_adaptor_parts(self)
+        check_optimizer(self)
         check_tracking(self.tracking, self.forward)
         check_options(self.method, self.method_options)
 
@@ -65,6 +68,7 @@ class Spec(RunOptions):
         return {
             **DATASET_DEFAULTS.get(self.dataset, {}),
             **(OFFLINE_DEFAULTS.get((self.dataset, base), {}) if offline else {}),
+            **optimizer_defaults(self),
             **kind_defaults(self.adaptor, self),
             "epochs": OFFLINE_EPOCHS if offline else 1,
         }

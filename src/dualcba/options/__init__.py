@@ -22,6 +22,7 @@ from dualcba.options.values import (
     fraction,
     mapping,
     name_and_value,
+    not_negative,
     numbers,
     path,
     path_text,
@@ -34,6 +35,8 @@ __all__ = ["Option", "definitions", "fill", "option", "same_as"]
 AdaptorKind = Literal["cba", "dual-cba", "balanced-cba"]
 OuterDraw = Literal["memory", "balanced"]
 Targets = Literal["adapted", "raw"]
+OptimizerName = Literal["sgd", "adam", "adamw"]
+VirtualStepName = Literal["optimizer", "sgd"]
 OuterLoss = Literal["method", "ce", "adjusted"]
 Levels = Literal["bi", "joint", "buffer"]
 SpecificPart = Literal["single", "individual", "none"]
@@ -84,6 +87,12 @@ KIND_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Defaults that a kind of adaptor sets; they go before those of the dataset."""
 
+OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
+    "adam": {"lr": 0.0005},
+    "adamw": {"lr": 0.0005},
+}
+"""Defaults that an optimiser of the network sets."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
@@ -106,7 +115,25 @@ class TrainingOptions:
     )
     seed: int = option(0, "seed of all random numbers", DATA, low=0)
     batch_size: int = option(32, "samples per step and per memory draw", NETWORK, low=1)
-    lr: float = option(0.03, "learning rate of the network (SGD)", NETWORK)
+    optimizer: OptimizerName = option("sgd", "optimiser of the network", NETWORK)
+    lr: float = option(
+        0.03, "learning rate of the network; 0.0005 by default with adam and adamw", NETWORK
+    )
+    momentum: float = option(0.0, "momentum of sgd, below 1", NETWORK, accept=fraction)
+    nesterov: bool = option(False, "whether the momentum of sgd is Nesterov's", NETWORK)
+    weight_decay: float = option(
+        0.0,
+        "weight decay of the network: added to the gradient (sgd, adam), or separate from it "
+        "(adamw)",
+        NETWORK,
+        accept=not_negative,
+    )
+    beta1: float = option(
+        0.9, "decay of the mean of gradients in adam and adamw", NETWORK, accept=fraction
+    )
+    beta2: float = option(
+        0.999, "decay of the mean of squared gradients in adam and adamw", NETWORK, accept=fraction
+    )
     adaptor_lr: float = option(0.01, "learning rate of the adaptor (Adam)", ADAPTOR, adaptors=CBA)
     outer_every: int = option(
         5, "steps between two updates of the adaptor, from the second task on", ADAPTOR,
@@ -144,6 +171,17 @@ class TrainingOptions:
         ADAPTOR,
         adaptors=CBA,
     )
+    virtual: VirtualStepName = option(
+        "optimizer",
+        "virtual step of the last layer in the outer loss: optimizer (the step that the optimiser "
+        "of the network would make, with its moments), or sgd (plain)",
+        ADAPTOR,
+        adaptors=CBA,
+    )
+    virtual_lr: float | None = option(
+        None, "learning rate of the virtual step sgd; by default that of the network", ADAPTOR,
+        adaptors=CBA,
+    )  # fmt: skip
     space: Space = option(
         "logit",
         "what the adaptor corrects: logit, or probability (the paper's literal reading)",
@@ -369,6 +407,34 @@ def check_tracking(tracking: str, forward: str) -> None:
     """Raise if batches that are normalised together are to be tracked separately."""
     if tracking != "all" and forward == "concat":
         raise ValueError(expected("tracking", tracking, "'all' if forward is 'concat'"))
+
+
+def check_optimizer(options: TrainingOptions) -> None:
+    """Raise unless the options of the optimiser and of the virtual step fit each other."""
+    name, known = options.optimizer, definitions(TrainingOptions)
+    for other in ("momentum", "nesterov") if name != "sgd" else ("beta1", "beta2"):
+        value = getattr(options, other)
+        if value != known[other].default:
+            wanted = "no value: it is an option of " + ("sgd" if name != "sgd" else "adam")
+            raise ValueError(expected(other, value, f"{wanted}, and optimizer is {name!r}"))
+    if options.nesterov and not options.momentum:
+        raise ValueError(expected("nesterov", True, "False if momentum is 0"))
+    if options.beta1**2 >= options.beta2:
+        raise ValueError(expected("beta2", options.beta2, f"above beta1² = {options.beta1**2:g}"))
+    if options.lr * options.weight_decay >= 1:
+        wanted = f"less than 1 / lr = {1 / options.lr:g}"
+        raise ValueError(expected("weight_decay", options.weight_decay, wanted))
+    if options.virtual == "sgd" and options.levels != "bi":
+        wanted = f"'optimizer' if levels is {options.levels!r}: there is no virtual step"
+        raise ValueError(expected("virtual", options.virtual, wanted))
+    if options.virtual_lr is not None and options.virtual != "sgd":
+        raise ValueError(expected("virtual_lr", options.virtual_lr, "None unless virtual is 'sgd'"))
+
+
+def optimizer_defaults(options: TrainingOptions) -> dict[str, Any]:
+    """Return the defaults that the optimiser of the network sets."""
+    name = options.optimizer
+    return OPTIMIZER_DEFAULTS.get(name, {}) if isinstance(name, str) else {}
 
 
 def kind_defaults(kind: str | None, options: TrainingOptions) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -91,6 +92,14 @@ def fraction(name: str, value: Any) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value < 1:
         raise ValueError(expected(name, value, "a fraction from 0 to below 1"))
+    return float(value)
+
+
+def not_negative(name: str, value: Any) -> float:
+    """Accept a number of at least 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < math.inf:
+        raise ValueError(expected(name, value, "a number of at least 0"))
     return float(value)
 
 

@@ -29,10 +29,12 @@ from dualcba.options import (
     RunOptions,
     TrainingOptions,
     check_adaptor_parts,
+    check_optimizer,
     check_tracking,
     definitions,
     fill,
     kind_defaults,
+    optimizer_defaults,
     option,
     same_as,
 )
@@ -103,8 +105,9 @@ class LearnerArguments(TrainingOptions):
         options = definitions(LearnerArguments)
         given = "er-dual-cba" if self.method is None else options["method"].check(self.method)
         base, kind = resolve(given, self.method_options or {}, self.adaptor)
-        fill(self, kind_defaults(kind, self), kind)
+        fill(self, {**optimizer_defaults(self), **kind_defaults(kind, self)}, kind)
         check_adaptor_parts(self)
+        check_optimizer(self)
         check_tracking(self.tracking, self.forward)
         resolved = {"input_shape": shape, "base": base, "kind": kind}
         resolved["ibn"] = kind in DUAL if self.ibn is None else self.ibn

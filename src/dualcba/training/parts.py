@@ -10,8 +10,9 @@ from torch import nn
 from dualcba.adaptors.adaptor import Adaptor
 from dualcba.adaptors.hypergradient import trainable
 from dualcba.adaptors.outer_step import OuterLoop
+from dualcba.adaptors.virtual_step import make_virtual_step
 from dualcba.engine import Engine
-from dualcba.engine.optimizers import SGD
+from dualcba.engine.optimizers import make_optimizer
 from dualcba.memory import Memory
 from dualcba.methods import Context, Method
 from dualcba.nets import Network
@@ -99,12 +100,13 @@ def make_parts(
     forward_pass = ForwardPass(
         context, method, views, concat=given.forward == "concat", tracking=given.tracking
     )
-    outer_loop = OuterLoop(adaptor, rng, method, context, given)
+    optimizer = make_optimizer(trainable(network) + trainable(method), lr, given)
+    virtual = make_virtual_step(optimizer, lr, given)
+    outer_loop = OuterLoop(adaptor, rng, method, context, given, virtual)
     balanced = given.outer_draw == "balanced"
     sampler = StepSampler(
         given.seed, context, method, views, balanced=balanced, pooled=uses_pool(given)
     )
-    optimizer = SGD(trainable(network) + trainable(method), lr=lr, fused=True)
     monitor = LossMonitor(engine)
     backup = Backup(context, method, outer_loop, optimizer)
     statistics = running_averages(forward_pass.trained_norm_layers)
