@@ -68,9 +68,10 @@ def hypergradient(
     """Return ∇φ of the outer loss, one entry per trainable parameter of the adaptor.
 
     Features and logits of the batches are constants. `outer_batch.z` is not used: the outer logits
-    are those after the virtual `step`, given for plain SGD by its learning rate. `outer_terms` are the terms of the outer loss, by default
-    those of the method. `closed_form` chooses between the closed form and autograd; by default the
-    closed form is used where it exists.
+    are those after the virtual `step`, of which plain SGD is given by its learning rate.
+    `outer_terms` are the terms of the outer loss, by default those of the method. `closed_form`
+    chooses between the closed form and autograd; by default the closed form is used where it
+    exists.
     """
     if closed_form is None:
         closed_form = method.closed_form and adaptor.space == "logit"

@@ -39,7 +39,7 @@ class Momentum:
         self.optimizer, self.lr = optimizer, lr
         group = optimizer.param_groups[0]
         self.momentum, self.decay = group["momentum"], group["weight_decay"]
-        self.gain = 1 + self.momentum if group["nesterov"] else 1.0
+        self.gain: float = 1 + self.momentum if group["nesterov"] else 1.0
         self.carry = self.momentum**2 if group["nesterov"] else self.momentum
 
     @property
