@@ -166,9 +166,10 @@ def first_state(optimizer: torch.optim.Optimizer, p: Tensor) -> dict[str, Tensor
 def largest_update(optimizer: torch.optim.Optimizer, lr: Tensor, norm: Tensor) -> Tensor:
     """Return an upper bound of what a step adds to a number, given the norm of the gradient.
 
-    All gradients so far have had an accepted bound. SGD with momentum μ sums them up to
-    α ‖g‖ / (1 − μ). Adam keeps g², which is finite while ‖g‖ is below 1e19, and moves each of n
-    weights by at most α c, c = 1 / √((1 − β₂)(1 − β₁² / β₂)).
+    All gradients so far have had an accepted bound. Plain SGD adds α ‖g‖ at most. With momentum μ
+    its buffer grows up to ‖g‖ / (1 − μ), and the weights change by α times that. Adam keeps g²,
+    which is finite while ‖g‖ is below 1e19, and moves each of n weights by at most α c,
+    c = 1 / √((1 − β₂)(1 − β₁² / β₂)).
     """
     group = optimizer.param_groups[0]
     if "betas" in group:
@@ -176,4 +177,6 @@ def largest_update(optimizer: torch.optim.Optimizer, lr: Tensor, norm: Tensor) -
         c = 1 / math.sqrt((1 - beta2) * (1 - beta1**2 / beta2))
         n = sum(p.numel() for p in group["params"])
         return norm + lr * (c * math.sqrt(n))
-    return norm * lr if not group["momentum"] else norm * (lr / (1 - group["momentum"]))
+    if not group["momentum"]:
+        return norm * lr
+    return norm * (lr.clamp(min=1) / (1 - group["momentum"]))
