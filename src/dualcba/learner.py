@@ -330,8 +330,13 @@ class Learner:
 
     @property
     def batch_size(self) -> int:
-        """The number of samples in each memory draw."""
+        """The usual number of samples per step."""
         return self._parts.context.batch_size
+
+    @property
+    def memory_batch(self) -> int:
+        """The number of samples in each memory draw."""
+        return self._parts.context.draw_size
 
     @property
     def device(self) -> torch.device:

@@ -6,7 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -328,12 +328,13 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
         first = spec.batch_size if spec.labelled_batches == "cycled" else 0
         method = FixMatch(method, labelled=first)
     shared = {name: getattr(spec, name) for name in definitions(TrainingOptions)}
+    raw = data if spec.pixels == "normalised" else replace(data, mean=[0.0], std=[1.0])
     return Learner(
         network,
         data.input_shape,
         data.num_classes,
         **shared | {"method_options": None, "method": method, "adaptor": kind},
-        transform=data.transform(),
+        transform=raw.transform(),
         dtype=data.train_x.dtype,
         device=hardware.device,
         engine=hardware.engine,

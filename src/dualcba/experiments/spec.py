@@ -21,10 +21,11 @@ from dualcba.options import (
     check_adaptor_parts,
     check_optimizer,
     check_tracking,
+    check_while_empty,
     definitions,
     fill,
     kind_defaults,
-    optimizer_defaults,
+    protocol_defaults,
 )
 from dualcba.parsing import parse_toml
 
@@ -59,16 +60,17 @@ class Spec(RunOptions):
         check_adaptor_parts(self)
         check_optimizer(self)
         check_tracking(self.tracking, self.forward)
+        check_while_empty(self.while_empty, parse_method(self.method)[0].rereads_task)
         check_options(self.method, self.method_options)
 
     def _defaults(self) -> dict[str, Any]:
-        """Return the defaults of the dataset, the setting and the adaptor."""
+        """Return the defaults of the dataset, the setting, the protocol and the adaptor."""
         offline = parse_setting(self.setting).kind == "offline"
         base = self.method.removesuffix(f"-{self.adaptor}")
         return {
             **DATASET_DEFAULTS.get(self.dataset, {}),
             **(OFFLINE_DEFAULTS.get((self.dataset, base), {}) if offline else {}),
-            **optimizer_defaults(self),
+            **protocol_defaults(self),
             **kind_defaults(self.adaptor, self),
             "epochs": OFFLINE_EPOCHS if offline else 1,
         }

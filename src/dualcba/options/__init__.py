@@ -5,11 +5,13 @@ dataclasses in this module. To add an option, add a field to one of them and use
 imported here, so that `dualcba --help` answers at once.
 
 A field that is None was not given. `fill` puts the default in its place: that of the kind of
-adaptor (`KIND_DEFAULTS`), else the dataset's (`DATASET_DEFAULTS`), else that of the definition.
+adaptor (`KIND_DEFAULTS`), else that of the protocol (`PROTOCOLS`), else the dataset's
+(`DATASET_DEFAULTS`), else that of the definition.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -48,6 +50,10 @@ Tracking = Literal["all", "labelled", "memory"]
 IBNAverage = Literal["cumulative", "ema"]
 BoundaryMode = Literal["given", "inferred"]
 OnOutlier = Literal["raise", "skip", "clip"]
+LossMean = Literal["batches", "samples"]
+WhileEmpty = Literal["train", "store"]
+Pixels = Literal["normalised", "unit"]
+ProtocolName = Literal["paper", "p10"]
 LabelledBatches = Literal["mixed", "cycled"]
 AnytimeScores = Literal["both", "bn", "ibn"]
 NetworkName = Literal["resnet18", "resnet18-slim", "mlp"]
@@ -87,6 +93,25 @@ KIND_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Defaults that a kind of adaptor sets; they go before those of the dataset."""
 
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "p10": {
+        "batch_size": 10,
+        "memory_batch": 64,
+        "forward": "concat",
+        "loss_mean": "samples",
+        "while_empty": "store",
+        "pixels": "unit",
+        "augmentation": "full",
+        "optimizer": "adam",
+    },
+}
+"""Defaults that a protocol sets; they go before those of the dataset.
+
+`paper` is the protocol of Dual-CBA's paper, which the other defaults follow. `p10` is the one that
+many methods of the literature are published with; its learning rate is that of `adam`.
+"""
+
 OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
     "adam": {"lr": 0.0005},
     "adamw": {"lr": 0.0005},
@@ -107,14 +132,29 @@ class TrainingOptions:
         "split: the new batch and each memory draw are normalised separately; concat: together",
         METHOD,
     )
+    loss_mean: LossMean = option(
+        "batches",
+        "loss of ER: batches (mean of the new batch plus mean of the memory draw), or samples (one "
+        "mean over all of them)",
+        METHOD,
+    )
     tracking: Tracking = option(
         "all",
         "batches that update the running statistics: all, labelled (not the unlabelled part of a "
         "cycled batch, nor strong views), or memory (memory draws alone, once there are any)",
         NETWORK,
     )
+    while_empty: WhileEmpty = option(
+        "train",
+        "batches that arrive while the memory is empty: train on them, or only store them",
+        METHOD,
+    )
     seed: int = option(0, "seed of all random numbers", DATA, low=0)
-    batch_size: int = option(32, "samples per step and per memory draw", NETWORK, low=1)
+    batch_size: int = option(32, "samples per step", NETWORK, low=1)
+    memory_batch: int | None = option(
+        None, "samples per memory draw, also in the outer step; by default batch_size", NETWORK,
+        low=1,
+    )  # fmt: skip
     optimizer: OptimizerName = option("sgd", "optimiser of the network", NETWORK)
     lr: float = option(
         0.03, "learning rate of the network; 0.0005 by default with adam and adamw", NETWORK
@@ -260,6 +300,12 @@ class RunOptions(TrainingOptions):
         "er-dual-cba", "rehearsal method, see `dualcba list methods`", METHOD, repeatable=True
     )
     dataset: str = option("digits", "a name, a folder of images by class, or an .npz file", DATA)
+    protocol: ProtocolName = option(
+        "paper",
+        "set of defaults: paper, or p10 (batches of 10 with 64 from the memory, normalised "
+        "together, Adam, pixels in [0, 1]); other options override it",
+        METHOD,
+    )
     setting: str = option(
         "online", "how the data arrive: online, blurry-K, semi-R or offline", DATA
     )
@@ -274,6 +320,12 @@ class RunOptions(TrainingOptions):
         0.0, "fraction of the training data held out and used in the place of the test data", DATA,
         accept=fraction,
     )  # fmt: skip
+    pixels: Pixels = option(
+        "normalised",
+        "inputs of the network: normalised (by mean and standard deviation of the dataset), or "
+        "unit (pixels in [0, 1], other numbers as they are)",
+        DATA,
+    )
     epochs: int = option(None, "passes over each task (1, offline 50)", DATA, low=1)
     labelled_batches: LabelledBatches = option(
         "mixed",
@@ -431,10 +483,34 @@ def check_optimizer(options: TrainingOptions) -> None:
         raise ValueError(expected("virtual_lr", options.virtual_lr, "None unless virtual is 'sgd'"))
 
 
-def optimizer_defaults(options: TrainingOptions) -> dict[str, Any]:
+def check_while_empty(while_empty: str, rereads_task: bool) -> None:
+    """Raise if steps wait for a memory that is only filled when a task ends."""
+    if while_empty != "train" and rereads_task:
+        wanted = "'train': the method fills its memory when a task ends"
+        raise ValueError(expected("while_empty", while_empty, wanted))
+
+
+def optimizer_defaults(name: object) -> dict[str, Any]:
     """Return the defaults that the optimiser of the network sets."""
-    name = options.optimizer
     return OPTIMIZER_DEFAULTS.get(name, {}) if isinstance(name, str) else {}
+
+
+def protocol_defaults(options: RunOptions) -> dict[str, Any]:
+    """Return the defaults that the protocol sets, and those of its optimiser or the given one."""
+    name = options.protocol
+    preset = PROTOCOLS.get(name, {}) if isinstance(name, str) else {}
+    optimizer = options.optimizer if options.optimizer is not None else preset.get("optimizer")
+    return {**preset, **optimizer_defaults(optimizer)}
+
+
+def overridden(fields: Mapping[str, Any]) -> list[str]:
+    """Return the names of fields that a protocol sets and that have another value.
+
+    >>> overridden({"protocol": "p10", "batch_size": 10, "memory_batch": 32})
+    ['memory_batch']
+    """
+    preset = PROTOCOLS.get(str(fields.get("protocol")), {})
+    return [name for name, value in preset.items() if fields.get(name, value) != value]
 
 
 def kind_defaults(kind: str | None, options: TrainingOptions) -> dict[str, Any]:

@@ -93,7 +93,8 @@ def make_parts(
     context = Context(
         network, sets, memory, transform, lr, given.batch_size, precision.autocast,
         good=torch.tensor(True, device=engine.device), run=engine.run,
-        raw_targets=given.targets == "raw",
+        raw_targets=given.targets == "raw", sample_mean=given.loss_mean == "samples",
+        memory_batch=given.memory_batch,
     )  # fmt: skip
     method.bind(context)
     method.to(engine.device)
@@ -114,7 +115,7 @@ def make_parts(
     backup.others = [monitor.values, guard.largest, guard.outliers, *sets.buffers()]
     step = TrainingStep(
         context, method, sampler, forward_pass, outer_loop, optimizer, monitor, backup, guard,
-        precision, engine,
+        precision, engine, stores_first=given.while_empty == "store",
     )  # fmt: skip
     inferred = given.boundaries == "inferred"
     tasks = TaskLifecycle(context, method, outer_loop, engine, inferred=inferred)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dualcba.experiments.result import Result
 from dualcba.report.comparison import Served, measure, measured
 from dualcba.report.names import STATISTICS, method_title, score_info, seeds
-from dualcba.report.results import collections, validation_note
+from dualcba.report.results import collections, notes
 from dualcba.report.tables.layouts import portions
 from dualcba.report.tables.model import Column, Table, short_spread, text_columns
 
@@ -28,7 +28,7 @@ def _layouts(served: Sequence[Served]) -> Iterator[list[Table]]:
 
 def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
     """Return a table with one row per group of runs; each score in percent."""
-    first, note = served[0].results[0].spec, validation_note(served[0].results[0])
+    first, note = served[0].results[0].spec, notes(served[0].results[0])
     heads = [Column(s, score_info(name).arrowed) for name in scores for s in STATISTICS.values()]
     pairs = [(statistics, name) for name in scores for statistics in STATISTICS]
     lines = [(_name(s), *(short_spread(measure(s.results, *p)) for p in pairs)) for s in served]
