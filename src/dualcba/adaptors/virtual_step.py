@@ -38,7 +38,8 @@ class Momentum:
     def __init__(self, optimizer: torch.optim.Optimizer, lr: Tensor) -> None:
         self.optimizer, self.lr = optimizer, lr
         group = optimizer.param_groups[0]
-        self.momentum, self.decay = group["momentum"], group["weight_decay"]
+        self.momentum: float = group["momentum"]
+        self.decay: float = group["weight_decay"]
         self.gain: float = 1 + self.momentum if group["nesterov"] else 1.0
         self.carry = self.momentum**2 if group["nesterov"] else self.momentum
 

@@ -177,6 +177,5 @@ def largest_update(optimizer: torch.optim.Optimizer, lr: Tensor, norm: Tensor) -
         c = 1 / math.sqrt((1 - beta2) * (1 - beta1**2 / beta2))
         n = sum(p.numel() for p in group["params"])
         return norm + lr * (c * math.sqrt(n))
-    if not group["momentum"]:
-        return norm * lr
-    return norm * (lr.clamp(min=1) / (1 - group["momentum"]))
+    momentum: float = group["momentum"]
+    return norm * (lr.clamp(min=1) / (1 - momentum)) if momentum else norm * lr

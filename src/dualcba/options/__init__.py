@@ -510,6 +510,7 @@ def overridden(fields: Mapping[str, Any]) -> list[str]:
     ['memory_batch']
     """
     preset = PROTOCOLS.get(str(fields.get("protocol")), {})
+    preset = {**preset, **optimizer_defaults(preset.get("optimizer"))}
     return [name for name, value in preset.items() if fields.get(name, value) != value]
 
 

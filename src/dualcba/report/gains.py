@@ -16,9 +16,9 @@ from dualcba.report.results import SCORING
 
 SAME = (
     "protocol", "dataset", "setting", "buffer", "tasks", "class_order", "epochs", "network",
-    "batch_size", "memory_batch", "loss_mean", "while_empty", "pixels", "augmentation", "optimizer", "lr",
-    "momentum", "nesterov", "weight_decay", "beta1", "beta2", "norm", "forward", "ibn_augment",
-    "ibn_average", "seen_only", "boundaries", "labelled_batches", "method_options",
+    "batch_size", "memory_batch", "loss_mean", "while_empty", "pixels", "augmentation",
+    "optimizer", "lr", "momentum", "nesterov", "weight_decay", "beta1", "beta2", "norm", "forward",
+    "ibn_augment", "ibn_average", "seen_only", "boundaries", "labelled_batches", "method_options",
 )  # fmt: skip
 """Fields of the spec that a method and its Dual-CBA must share to be compared."""
 
