@@ -32,7 +32,7 @@ from dualcba.engine import resolve_device
 from dualcba.errors import expected
 from dualcba.evaluation import ANYTIME, RECORDERS, Evaluator, Scoring
 from dualcba.experiments.merging import merged_rows, with_exemplars
-from dualcba.experiments.provenance import held_out
+from dualcba.experiments.provenance import by_protocol, held_out
 from dualcba.experiments.result import SCHEMA
 from dualcba.experiments.settings import learning_rate, parse_setting
 from dualcba.experiments.spec import Spec
@@ -253,7 +253,7 @@ class Run:
         shown = ("dataset", "setting", "method", "specific", "buffer", "seed", "tasks")
         made_by = versions(self.learner)["dualcba"]
         found = {name: getattr(self.spec, name) for name in shown}
-        return found | held_out(self.spec) | {"dualcba": made_by}
+        return found | held_out(self.spec) | by_protocol(self.spec) | {"dualcba": made_by}
 
     @contextmanager
     def _clock(self, what: str) -> Iterator[None]:

@@ -60,7 +60,7 @@ class Spec(RunOptions):
         check_adaptor_parts(self)
         check_optimizer(self)
         check_tracking(self.tracking, self.forward)
-        check_while_empty(self.while_empty, parse_method(self.method)[0].rereads_task)
+        check_while_empty(self.while_empty, parse_method(self.method)[0].stores_in_steps)
         check_options(self.method, self.method_options)
 
     def _defaults(self) -> dict[str, Any]:

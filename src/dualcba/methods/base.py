@@ -87,6 +87,9 @@ class Method(nn.Module):
     rereads_task: bool = False
     """Whether `end_task` needs the samples of the task."""
 
+    stores_in_steps: bool = True
+    """Whether samples enter the memory in steps; if not, when a task ends."""
+
     merge: bool = False
     """Whether a run mixes the samples of the memory into the data of each task."""
 

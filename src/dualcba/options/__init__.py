@@ -483,9 +483,9 @@ def check_optimizer(options: TrainingOptions) -> None:
         raise ValueError(expected("virtual_lr", options.virtual_lr, "None unless virtual is 'sgd'"))
 
 
-def check_while_empty(while_empty: str, rereads_task: bool) -> None:
+def check_while_empty(while_empty: str, stores_in_steps: bool) -> None:
     """Raise if steps wait for a memory that is only filled when a task ends."""
-    if while_empty != "train" and rereads_task:
+    if while_empty != "train" and not stores_in_steps:
         wanted = "'train': the method fills its memory when a task ends"
         raise ValueError(expected("while_empty", while_empty, wanted))
 

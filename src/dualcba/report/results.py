@@ -134,7 +134,8 @@ class Grouping:
         found = own_origin(result)
         if found is None or result.spec.agnostic_from in self._shared:
             return None
-        return {name: found[name] for name in (*PROVENANCE, "validation") if name in found}
+        names = (*PROVENANCE, "validation", "protocol")
+        return {name: found[name] for name in names if name in found}
 
     def key(self, result: Result) -> Hashable:
         """Return a value that is equal for results that differ only by seed."""

@@ -110,7 +110,7 @@ class LearnerArguments(TrainingOptions):
         check_adaptor_parts(self)
         check_optimizer(self)
         check_tracking(self.tracking, self.forward)
-        check_while_empty(self.while_empty, base.rereads_task)
+        check_while_empty(self.while_empty, base.stores_in_steps)
         resolved = {"input_shape": shape, "base": base, "kind": kind}
         resolved["ibn"] = kind in DUAL if self.ibn is None else self.ibn
         for name, value in resolved.items():
