@@ -130,6 +130,8 @@ class TrainingStep:
         """Put the samples into the memory, without training on them."""
         packet, layout = pack(self.sampler.draw(step, len(x), storable))
         run = partial(self.store, layout=layout)
+        if x.is_cuda:  # as in `_take`
+            interrupts.defer()
         self.engine.run(("store", layout), run, x, y, packet)
 
     @torch.no_grad()
