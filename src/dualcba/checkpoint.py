@@ -48,12 +48,18 @@ def load_tensors(
     for part, module in modules.items():
         module.load_state_dict(entries_of(tensors, part))
     for name, optimizer in optimizers.items():
+        params = [p for group in optimizer.param_groups for p in group["params"]]
         entries: dict[int, Tensors] = {}
         for key, value in entries_of(tensors, name).items():
             i, _, field = key.partition(".")
-            entries.setdefault(int(i), {})[field] = value.clone()
+            entries.setdefault(int(i), {})[field] = _laid_out_as(params[int(i)], value)
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": entries, "param_groups": groups})
+
+
+def _laid_out_as(p: Tensor, value: Tensor) -> Tensor:
+    """Return a copy in the memory format of the parameter, which fused kernels rely on."""
+    return torch.empty_like(p).copy_(value) if value.shape == p.shape else value.clone()
 
 
 def entries_of(tensors: Mapping[str, Tensor], part: str) -> Tensors:

@@ -289,6 +289,16 @@ class Learner:
         return self._parts.method
 
     @property
+    def optimizer(self) -> str:
+        """The name of the network's optimiser."""
+        return type(self._parts.optimizer).__name__.lower()
+
+    @optimizer.setter
+    def optimizer(self, value: object) -> None:
+        wanted = "the option optimizer of Learner: 'sgd', 'adam' or 'adamw'"
+        raise AttributeError(f"optimizer of a learner cannot be assigned, expected {wanted}")
+
+    @property
     def adaptor(self) -> Adaptor | None:
         """The bias adaptor, if any."""
         return self._parts.outer_loop.adaptor
@@ -320,8 +330,13 @@ class Learner:
 
     @property
     def batch_size(self) -> int:
-        """The number of samples in each memory draw."""
+        """The usual number of samples per step."""
         return self._parts.context.batch_size
+
+    @property
+    def memory_batch(self) -> int:
+        """The number of samples in each memory draw."""
+        return self._parts.context.draw_size
 
     @property
     def device(self) -> torch.device:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from dualcba.engine import optimizers
+from dualcba.engine.optimizers import largest_update, make_optimizer
+from dualcba.options import TrainingOptions, fill
 
 LEARN = """
 import sys, torch
@@ -27,7 +30,7 @@ print("torch._dynamo" in sys.modules)
 """
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
 def test_they_equal_torchs(name: str) -> None:
     ends: list[list[Tensor]] = []
     for library in (torch.optim, optimizers):
@@ -47,6 +50,90 @@ def test_they_equal_torchs(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
+CHOICES: dict[str, tuple[dict[str, Any], type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": ({}, torch.optim.SGD, {}),
+    "decay": ({"weight_decay": 0.1}, torch.optim.SGD, {"weight_decay": 0.1}),
+    "momentum": (
+        {"momentum": 0.9, "weight_decay": 0.1},
+        torch.optim.SGD,
+        {"momentum": 0.9, "weight_decay": 0.1},
+    ),
+    "nesterov": (
+        {"momentum": 0.8, "nesterov": True},
+        torch.optim.SGD,
+        {"momentum": 0.8, "nesterov": True},
+    ),
+    "adam": (
+        {"optimizer": "adam", "weight_decay": 0.1, "beta1": 0.5, "beta2": 0.9},
+        torch.optim.Adam,
+        {"weight_decay": 0.1, "betas": (0.5, 0.9)},
+    ),
+    "adamw": (
+        {"optimizer": "adamw", "weight_decay": 0.1},
+        torch.optim.AdamW,
+        {"weight_decay": 0.1},
+    ),
+}
+"""Options, and torch's optimiser with its arguments."""
+
+
+def chosen(given: dict[str, Any], p: Tensor, lr: float = 0.1) -> torch.optim.Optimizer:
+    options = TrainingOptions(**given)
+    fill(options, {}, None)
+    return make_optimizer([p], torch.tensor(lr), options)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_optimizer_that_options_name_is_torchs(name: str) -> None:
+    given, kind, arguments = CHOICES[name]
+    torch.manual_seed(0)
+    start = torch.randn(3, 4)
+    ends: list[list[Tensor]] = []
+    for make in (
+        lambda p: chosen(given, p),
+        lambda p: kind([p], lr=torch.tensor(0.1), fused=True, **arguments),  # type: ignore[call-arg]
+    ):
+        p = start.clone().requires_grad_()
+        optimizer = make(p)  # type: ignore[no-untyped-call]
+        for _ in range(4):
+            p.grad = p.detach() ** 2
+            optimizer.step()
+        ends.append([p.detach(), *(v for v in optimizer.state[p].values() if v is not None)])
+    assert len(ends[0]) == len(ends[1])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_step_with_found_inf_changes_nothing(name: str) -> None:
+    p = torch.randn(5, requires_grad=True)
+    optimizer = chosen(CHOICES[name][0], p)
+    optimizer.found_inf = found = torch.zeros(())  # type: ignore[attr-defined]
+    p.grad = torch.ones(5)
+    optimizer.step()
+    before = [t.detach().clone() for t in (p, *optimizer.state[p].values())]
+    found.fill_(1.0)
+    p.grad = torch.full((5,), torch.nan)
+    optimizer.step()
+    after = [p.detach(), *optimizer.state[p].values()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize("lr", [1e-3, 0.5])
+def test_no_update_is_larger_than_its_bound(name: str, lr: float) -> None:
+    given = {**CHOICES[name][0], "weight_decay": 0.0}
+    p = torch.zeros(6, requires_grad=True)
+    optimizer, rng = chosen(given, p, lr), torch.Generator().manual_seed(0)
+    largest = torch.zeros(())
+    for k in range(300):
+        p.grad = torch.randn(6, generator=rng) * 10.0 ** (k % 5)
+        largest = torch.maximum(largest, p.grad.norm())
+        before = p.detach().clone()
+        optimizer.step()
+        bound = largest_update(optimizer, torch.tensor(lr), largest)
+        assert (p.detach() - before).norm() <= bound * 1.001
+
+
 @pytest.mark.parametrize("when", ["pre", "post"])
 def test_a_hook_of_one_kind_is_called(when: str) -> None:
     p = torch.ones(2, requires_grad=True)
@@ -56,7 +143,7 @@ def test_a_hook_of_one_kind_is_called(when: str) -> None:
     assert calls == [when]
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
 def test_hooks_on_steps_are_called(name: str) -> None:
     p = torch.ones(2, requires_grad=True)
     optimizer, calls = getattr(optimizers, name)([p], lr=0.1), []

@@ -16,7 +16,11 @@ from torch.optim.optimizer import Optimizer
 from dualcba.engine import optimizers
 from dualcba.engine import torch_private as private
 
-OPTIMIZERS = [(private.sgd_step, torch.optim.SGD), (private.adam_step, torch.optim.Adam)]
+OPTIMIZERS = [
+    (private.sgd_step, torch.optim.SGD),
+    (private.adam_step, torch.optim.Adam),
+    (private.adamw_step, torch.optim.AdamW),
+]
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
@@ -190,7 +194,7 @@ def test_step_hooks_are_found_and_called() -> None:
 
 
 def test_a_marked_step_is_not_wrapped() -> None:
-    for kind in (optimizers.SGD, optimizers.Adam):
+    for kind in (optimizers.SGD, optimizers.Adam, optimizers.AdamW):
         step = kind.step
         kind([torch.zeros(1, requires_grad=True)], lr=0.1)
         assert kind.step is step

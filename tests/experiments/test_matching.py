@@ -31,7 +31,8 @@ def test_a_result_serves_its_spec_whatever_the_seed() -> None:
 @pytest.mark.parametrize(
     "changed",
     [{"method": "er-cba"}, {"buffer": 51}, {"lr": 0.1}, {"tasks": 2}, {"network": "resnet18-slim"},
-     {"setting": "offline"}, {"class_order": [1, 0, *range(2, 10)]}, {"validation": 0.1}],
+     {"setting": "offline"}, {"class_order": [1, 0, *range(2, 10)]}, {"validation": 0.1},
+     {"protocol": "p10"}, {"optimizer": "adam"}, {"momentum": 0.9}, {"memory_batch": 20}],
 )  # fmt: skip
 def test_a_changed_spec_is_another(changed: dict[str, Any]) -> None:
     given: dict[str, Any] = {"method": "er", "buffer": 50}
@@ -97,6 +98,7 @@ def test_the_file_itself_says_where_a_part_came_from() -> None:
     assert not matches(loading(**ORIGIN, seed=0), wanted, SOURCE)  # the run of another seed
     assert not matches(loading(**ORIGIN | {"buffer": 5}, seed=1), wanted, SOURCE)
     assert not matches(loading(**ORIGIN, validation=0.1, seed=1), wanted, SOURCE)
+    assert not matches(loading(**ORIGIN, protocol="p10", seed=1), wanted, SOURCE)
     assert not matches(loading(), wanted, SOURCE)
     assert not matches(loading(**ORIGIN, seed=1), wanted)
     assert not matches(result(1, method="er-dual-cba", specific="none"), wanted, SOURCE)

@@ -40,6 +40,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "ss-il": {},  # balanced memory, teacher
     "bic": {},  # herding, counts
     "clser-cba": {},
+    "adam": {"method": "er-dual-cba", "optimizer": "adam"},
     "er-balanced-cba": {"strength": True, "prior": True, "counts": True},
 }
 

@@ -14,6 +14,12 @@ ordinary backward through the adaptor from ∂⟨G, S⟩/∂r = (∂²L_trn/∂z
 closed form. For losses that are not a sum of such terms, and in probability space, autograd
 computes the same expression.
 
+That is the virtual step of plain SGD. For the step of another optimiser (`virtual_step`), W' and b'
+are what it makes of the gradients, and its factors D = −∂W'/∂(Gᵀ H) and d = −∂b'/∂(Gᵀ 1) take the
+place of α, entry by entry:
+
+    S = −(H (D ⊙ Eᵀ H')ᵀ + 1 (d ⊙ Eᵀ 1)ᵀ)
+
 The single-level ablations unroll nothing. They use the gradient of L_trn itself, or that of L_buf
 at the adapted logits of the outer batch: its raw logits do not depend on φ.
 """
@@ -30,6 +36,7 @@ from torch import Tensor, nn
 
 from dualcba.adaptors.adaptor import Adaptor
 from dualcba.adaptors.outer_loss import OuterTerms
+from dualcba.adaptors.virtual_step import Momentum, VirtualStep
 from dualcba.losses import Batch, Term, inner_batches, merge_terms, stack_rows, total
 from dualcba.methods import Method
 
@@ -43,7 +50,7 @@ class Outer:
     batch: Batch
     terms: OuterTerms
     head: nn.Module
-    lr: Tensor | float
+    step: VirtualStep | Tensor | float
 
 
 def hypergradient(
@@ -53,7 +60,7 @@ def hypergradient(
     mem: Sequence[Batch],
     outer_batch: Batch,
     head: nn.Module,
-    lr: Tensor | float,
+    step: VirtualStep | Tensor | float,
     *,
     outer_terms: OuterTerms | None = None,
     closed_form: bool | None = None,
@@ -61,15 +68,16 @@ def hypergradient(
     """Return ∇φ of the outer loss, one entry per trainable parameter of the adaptor.
 
     Features and logits of the batches are constants. `outer_batch.z` is not used: the outer logits
-    are those after the virtual step. `outer_terms` are the terms of the outer loss, by default
-    those of the method. `closed_form` chooses between the closed form and autograd; by default the
-    closed form is used where it exists.
+    are those after the virtual `step`, of which plain SGD is given by its learning rate.
+    `outer_terms` are the terms of the outer loss, by default those of the method. `closed_form`
+    chooses between the closed form and autograd; by default the closed form is used where it
+    exists.
     """
     if closed_form is None:
         closed_form = method.closed_form and adaptor.space == "logit"
-    step = _closed_form if closed_form else _by_autograd
-    outer = Outer(outer_batch, outer_terms or method.outer_terms, head, lr)
-    return step(adaptor, method, new, mem, outer)
+    derive = _closed_form if closed_form else _by_autograd
+    outer = Outer(outer_batch, outer_terms or method.outer_terms, head, step)
+    return derive(adaptor, method, new, mem, outer)
 
 
 def _closed_form(
@@ -166,17 +174,43 @@ def _spread(Z: Tensor, parts: Sequence[tuple[slice, Tensor]]) -> Tensor:
 
 
 def _sensitivity(H: Tensor, G: Tensor, outer: Outer) -> Tensor:
-    """Return S = −α (H H'ᵀ + 1) E, the gradient of the outer loss with respect to G."""
-    weight, bias, lr, outer_batch = outer.head.weight, outer.head.bias, outer.lr, outer.batch
+    """Return S, the gradient of the outer loss with respect to G."""
+    weight, bias, step = outer.head.weight, outer.head.bias, outer.step
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
     with torch.no_grad():
-        K = H @ outer_batch.h.T  # (n, n')
-        rate = lr if isinstance(lr, Tensor) else K.new_tensor(lr)
-        K = rate * K if bias is None else torch.addcmul(rate, K, rate)  # α (H H'ᵀ + 1)
-        virtual = F.linear(outer_batch.h, weight, bias).addmm_(K.T, G, alpha=-1)  # H' W'ᵀ + b'
-        E = _error(outer.terms(outer_batch.with_logits(virtual)), virtual)
-        return torch.addmm(G, K, E, beta=0, alpha=-1)  # beta=0: only the shape of G matters
+        if isinstance(step, Momentum):
+            start = step.start(weight), None if bias is None else step.start(bias)
+            return _by_rate(H, G, outer.batch, outer.terms, *start, step.rate)
+        if isinstance(step, Tensor | float | int):
+            return _by_rate(H, G, outer.batch, outer.terms, weight, bias, step)
+        return _by_entry(H, G, outer.batch, outer.terms, weight, bias, step)
+
+
+def _by_rate(
+    H: Tensor, G: Tensor, outer_batch: Batch, outer_terms: OuterTerms,
+    weight: Tensor, bias: Tensor | None, lr: Tensor | float,
+) -> Tensor:  # fmt: skip
+    """Return S = −α (H H'ᵀ + 1) E, for a step of W' = W − α Gᵀ H and b' = b − α Gᵀ 1."""
+    K = H @ outer_batch.h.T  # (n, n')
+    rate = lr if isinstance(lr, Tensor) else K.new_tensor(lr)
+    K = rate * K if bias is None else torch.addcmul(rate, K, rate)  # α (H H'ᵀ + 1)
+    virtual = F.linear(outer_batch.h, weight, bias).addmm_(K.T, G, alpha=-1)  # H' W'ᵀ + b'
+    E = _error(outer_terms(outer_batch.with_logits(virtual)), virtual)
+    return torch.addmm(G, K, E, beta=0, alpha=-1)  # beta=0: only the shape of G matters
+
+
+def _by_entry(
+    H: Tensor, G: Tensor, outer_batch: Batch, outer_terms: OuterTerms,
+    weight: Tensor, bias: Tensor | None, step: VirtualStep,
+) -> Tensor:  # fmt: skip
+    """Return S for a step whose factors differ from entry to entry."""
+    moved, D = step.moved(weight, G.T @ H)
+    moved_bias, d = (None, None) if bias is None else step.moved(bias, G.sum(0))
+    virtual = F.linear(outer_batch.h, moved, moved_bias)
+    E = _error(outer_terms(outer_batch.with_logits(virtual)), virtual)
+    S = H @ (D * (E.T @ outer_batch.h)).T  # (n, C)
+    return -(S if d is None else S + d * E.sum(0))
 
 
 def _error(terms: list[Term], virtual: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from dualcba.adaptors.hypergradient import (
 )
 from dualcba.adaptors.outer_loss import make_outer_terms
 from dualcba.adaptors.pretrained import load_agnostic
+from dualcba.adaptors.virtual_step import VirtualStep
 from dualcba.engine.optimizers import Adam
 from dualcba.losses import Adapt, Batch, identity, inner_batches, stack_rows
 from dualcba.memory import Pool
@@ -31,7 +32,7 @@ class OuterLoop:
     `adaptor` may be None; then nothing is updated and logits stay raw. `rng` draws the adaptor's
     weights when they are reset. `levels`, `every`, `warmup` and `freeze_after` are the learner's
     `levels`, `outer_every`, `outer_warmup` and `freeze_after`; `outer_terms` are the terms of its
-    `outer_loss`.
+    `outer_loss`. `virtual` is the virtual step, by default that of plain SGD.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class OuterLoop:
         method: Method,
         context: Context,
         options: TrainingOptions,
+        virtual: VirtualStep | Tensor | None = None,
     ) -> None:
         self.adaptor = adaptor
         self.rng = rng
         self.method = method
         self.context = context
         self.levels = options.levels
+        self.virtual = context.lr if virtual is None else virtual
         self.outer_terms = make_outer_terms(options.outer_loss, method, context.sets)
         self.every = options.outer_every
         self.warmup = options.outer_warmup
@@ -118,10 +121,11 @@ class OuterLoop:
             return inner_gradient(self.adaptor, self.method, new, mem)
         if self.levels == "buffer":
             return buffer_gradient(self.adaptor, self.method, outer_batch, self.outer_terms)
-        head, lr = self.context.network.head, self.context.lr
+        head = self.context.network.head
         return hypergradient(
-            self.adaptor, self.method, new, mem, outer_batch, head, lr, outer_terms=self.outer_terms
-        )
+            self.adaptor, self.method, new, mem, outer_batch, head, self.virtual,
+            outer_terms=self.outer_terms,
+        )  # fmt: skip
 
     def adapt(self, new: Batch, mem: Sequence[Batch]) -> Adapt:
         """Return the function from a batch to its adapted logits.

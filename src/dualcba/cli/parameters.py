@@ -9,7 +9,15 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from dualcba.options import DATASET_DEFAULTS, GROUPS, KIND_DEFAULTS, OUTPUT, Option, definitions
+from dualcba.options import (
+    DATASET_DEFAULTS,
+    GROUPS,
+    KIND_DEFAULTS,
+    OUTPUT,
+    PROTOCOLS,
+    Option,
+    definitions,
+)
 
 Command = Callable[..., None]
 
@@ -130,7 +138,8 @@ def help_text(option: Option) -> str:
         shown = "yes" if default else "no"
     depends = any(option.name in values for values in DATASET_DEFAULTS.values())
     by_kind = any(option.name in values for values in KIND_DEFAULTS.values())
-    others = ["the dataset"] * depends + ["the adaptor"] * by_kind
+    preset = any(option.name in values for values in PROTOCOLS.values())
+    others = ["the dataset"] * depends + ["the protocol"] * preset + ["the adaptor"] * by_kind
     return f"{text} (default: {', or that of '.join([str(shown), *others])})"
 
 

@@ -90,6 +90,15 @@ fused_sgd_: Any = torch._fused_sgd_
 adam_step: Any = unwrap(torch.optim.Adam.step)
 """`Adam.step`, as `sgd_step`."""
 
+adamw_step: Any = unwrap(torch.optim.AdamW.step)
+"""`AdamW.step`, as `sgd_step`."""
+
+fused_adam_: Any = torch._fused_adam_
+"""The kernel of `Adam(fused=True)`: keyword arguments as in `dualcba.engine.optimizers`."""
+
+fused_adamw_: Any = torch._fused_adamw_
+"""The kernel of `AdamW(fused=True)`, as `fused_adam_`."""
+
 add_param_group = unwrap(Optimizer.add_param_group)
 """`Optimizer.add_param_group` without `torch._disable_dynamo`, which imports the compiler."""
 

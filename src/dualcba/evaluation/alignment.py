@@ -152,7 +152,7 @@ class Alignment(Recorder):
         """Draw for n new samples with a generator of this step's own."""
         learner, method = self.learner, self.learner.method
         rng = generator(learner.seed, "alignment", learner.step)
-        transform, size = self.forward_pass.context.transform, learner.batch_size
+        transform, size = self.forward_pass.context.transform, learner.memory_batch
 
         def augment(count: int) -> Array | None:
             return transform.draw(rng, count) if transform.random else None

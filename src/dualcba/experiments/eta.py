@@ -75,7 +75,10 @@ def _mean(paces: Sequence[Pace]) -> Pace:
 
 
 def _kind(spec: dict[str, Any]) -> tuple[Any, ...]:
-    names = ("dataset", "network", "method", "setting", "epochs", "batch_size", "eval_every")
+    names = (
+        "dataset", "network", "method", "setting", "epochs", "batch_size", "memory_batch",
+        "optimizer", "eval_every",
+    )  # fmt: skip
     return tuple(spec.get(name) for name in names)
 
 

@@ -40,6 +40,8 @@ def came_from(result: Result, source: Spec) -> bool:
     origin = own_origin(result)
     if origin is None or origin.get("validation", 0.0) != source.validation:
         return False
+    if origin.get("protocol", "paper") != source.protocol:
+        return False
     return all(origin[name] == getattr(source, name) for name in PROVENANCE if name in origin)
 
 

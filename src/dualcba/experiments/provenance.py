@@ -17,7 +17,7 @@ def provenance(spec: Spec, seed: int | None) -> dict[str, Any]:
     {'dataset': 'cifar10', ..., 'buffer': 200, 'tasks': 5, 'seed': 2}
     """
     found = {name: getattr(spec, name) for name in PROVENANCE}
-    return found | held_out(spec) | {"seed": seed}
+    return found | held_out(spec) | by_protocol(spec) | {"seed": seed}
 
 
 def held_out(spec: Spec) -> dict[str, float]:
@@ -27,3 +27,12 @@ def held_out(spec: Spec) -> dict[str, float]:
     ({'validation': 0.1}, {})
     """
     return {"validation": spec.validation} if spec.validation else {}
+
+
+def by_protocol(spec: Spec) -> dict[str, str]:
+    """Return the protocol of the run, if it is not that of the paper.
+
+    >>> by_protocol(Spec(protocol="p10")), by_protocol(Spec())
+    ({'protocol': 'p10'}, {})
+    """
+    return {} if spec.protocol == "paper" else {"protocol": spec.protocol}

@@ -7,7 +7,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from dualcba.engine import resolve_device
 from dualcba.errors import expected
 from dualcba.evaluation import ANYTIME, RECORDERS, Clock, Evaluator, Scoring
 from dualcba.experiments.merging import merged_rows, with_exemplars
-from dualcba.experiments.provenance import held_out
+from dualcba.experiments.provenance import by_protocol, held_out
 from dualcba.experiments.real_time import events, trained_batches
 from dualcba.experiments.result import SCHEMA
 from dualcba.experiments.settings import learning_rate, parse_settings
@@ -308,7 +308,7 @@ class Run:
         shown = ("dataset", "setting", "method", "specific", "buffer", "seed", "tasks")
         made_by = versions(self.learner)["dualcba"]
         found = {name: getattr(self.spec, name) for name in shown}
-        return found | held_out(self.spec) | {"dualcba": made_by}
+        return found | held_out(self.spec) | by_protocol(self.spec) | {"dualcba": made_by}
 
     @contextmanager
     def _clock(self, what: str) -> Iterator[None]:
@@ -404,12 +404,13 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
         first = spec.batch_size if spec.labelled_batches == "cycled" else 0
         method = FixMatch(method, labelled=first)
     shared = {name: getattr(spec, name) for name in definitions(TrainingOptions)}
+    raw = data if spec.pixels == "normalised" else replace(data, mean=[0.0], std=[1.0])
     return Learner(
         network,
         data.input_shape,
         data.num_classes,
         **shared | {"method_options": None, "method": method, "adaptor": kind},
-        transform=data.transform(),
+        transform=raw.transform(),
         dtype=data.train_x.dtype,
         device=hardware.device,
         engine=hardware.engine,

@@ -19,10 +19,13 @@ from dualcba.options import (
     DATASET_DEFAULTS,
     RunOptions,
     check_adaptor_parts,
+    check_optimizer,
     check_tracking,
+    check_while_empty,
     definitions,
     fill,
     kind_defaults,
+    protocol_defaults,
 )
 from dualcba.parsing import parse_toml
 
@@ -56,16 +59,19 @@ class Spec(RunOptions):
         _check_epochs(self, epochs_given)
         _check_real_time(self)
         check_adaptor_parts(self)
+        check_optimizer(self)
         check_tracking(self.tracking, self.forward)
+        check_while_empty(self.while_empty, parse_method(self.method)[0].stores_in_steps)
         check_options(self.method, self.method_options)
 
     def _defaults(self) -> dict[str, Any]:
-        """Return the defaults of the dataset, the setting and the adaptor."""
+        """Return the defaults of the dataset, the setting, the protocol and the adaptor."""
         offline = "offline" in parse_settings(self.setting)
         base = self.method.removesuffix(f"-{self.adaptor}")
         return {
             **DATASET_DEFAULTS.get(self.dataset, {}),
             **(OFFLINE_DEFAULTS.get((self.dataset, base), {}) if offline else {}),
+            **protocol_defaults(self),
             **kind_defaults(self.adaptor, self),
             "epochs": OFFLINE_EPOCHS if offline else 1,
         }

@@ -52,6 +52,17 @@ class Context:
     raw_targets: bool = False
     """Whether stored raw logits are the targets of raw logits, or adapted ones of adapted ones."""
 
+    sample_mean: bool = False
+    """Whether the loss is one mean over all samples, where a method can have it so."""
+
+    memory_batch: int | None = None
+    """The learner's option of that name."""
+
+    @property
+    def draw_size(self) -> int:
+        """The number of samples in each memory draw."""
+        return self.batch_size if self.memory_batch is None else self.memory_batch
+
 
 class Method(nn.Module):
     """The base class of rehearsal methods.
@@ -75,6 +86,9 @@ class Method(nn.Module):
 
     rereads_task: bool = False
     """Whether `end_task` needs the samples of the task."""
+
+    stores_in_steps: bool = True
+    """Whether samples enter the memory in steps; if not, when a task ends."""
 
     merge: bool = False
     """Whether a run mixes the samples of the memory into the data of each task."""
@@ -103,12 +117,16 @@ class Method(nn.Module):
     raw_targets: bool = False
     """Whether to rehearse stored raw logits at raw logits; `bind` sets it."""
 
+    sample_mean: bool = False
+    """Whether the loss is one mean over new and memory samples; `bind` sets it."""
+
     context: Context
 
     def bind(self, context: Context) -> None:
         """Called once before the first step, to create copies of the network or buffers."""
         self.context = context
         self.raw_targets = context.raw_targets
+        self.sample_mean = context.sample_mean
 
     def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Memory:
         """Return the memory for samples of this shape and dtype and C classes: a reservoir."""

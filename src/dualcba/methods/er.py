@@ -13,6 +13,8 @@ class ER(Method):
 
     L = CE(new) + CE(mem)
 
+    With the option `loss_mean` `"samples"`, L is one mean over the samples of both.
+
     References
     ----------
     Chaudhry et al., On tiny episodic memories in continual learning, 2019.
@@ -22,5 +24,9 @@ class ER(Method):
     semi_supervised = True
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
-        """Return CE(new) + CE(mem)."""
-        return [CrossEntropy(batch) for batch in (new, *mem)]
+        """Return CE(new) + CE(mem), or both weighted by their numbers of samples."""
+        batches = (new, *mem)
+        if not self.sample_mean:
+            return [CrossEntropy(batch) for batch in batches]
+        n = sum(len(batch.y) for batch in batches)
+        return [CrossEntropy(batch, len(batch.y) / n) for batch in batches]

@@ -42,6 +42,7 @@ class ExemplarMethod(DistillationMethod):
 
     adaptable = False
     rereads_task = True
+    stores_in_steps = False
     held_out = 0  # every `held_out`-th exemplar is for validation; 0: none
 
     def __init__(self, *, rehearse: bool = True, merge: bool = False) -> None:

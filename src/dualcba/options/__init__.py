@@ -5,11 +5,13 @@ dataclasses in this module. To add an option, add a field to one of them and use
 imported here, so that `dualcba --help` answers at once.
 
 A field that is None was not given. `fill` puts the default in its place: that of the kind of
-adaptor (`KIND_DEFAULTS`), else the dataset's (`DATASET_DEFAULTS`), else that of the definition.
+adaptor (`KIND_DEFAULTS`), else that of the protocol (`PROTOCOLS`), else the dataset's
+(`DATASET_DEFAULTS`), else that of the definition.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,6 +25,7 @@ from dualcba.options.values import (
     fraction,
     mapping,
     name_and_value,
+    not_negative,
     numbers,
     path,
     path_text,
@@ -36,6 +39,8 @@ __all__ = ["Option", "definitions", "fill", "option", "same_as"]
 AdaptorKind = Literal["cba", "dual-cba", "balanced-cba"]
 OuterDraw = Literal["memory", "balanced"]
 Targets = Literal["adapted", "raw"]
+OptimizerName = Literal["sgd", "adam", "adamw"]
+VirtualStepName = Literal["optimizer", "sgd"]
 OuterLoss = Literal["method", "ce", "adjusted"]
 Levels = Literal["bi", "joint", "buffer"]
 SpecificPart = Literal["single", "individual", "none"]
@@ -47,6 +52,10 @@ Tracking = Literal["all", "labelled", "memory"]
 IBNAverage = Literal["cumulative", "ema"]
 BoundaryMode = Literal["given", "inferred"]
 OnOutlier = Literal["raise", "skip", "clip"]
+LossMean = Literal["batches", "samples"]
+WhileEmpty = Literal["train", "store"]
+Pixels = Literal["normalised", "unit"]
+ProtocolName = Literal["paper", "p10"]
 LabelledBatches = Literal["mixed", "cycled"]
 AnytimeScores = Literal["both", "bn", "ibn"]
 NetworkName = Literal["resnet18", "resnet18-slim", "mlp"]
@@ -86,6 +95,31 @@ KIND_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """Defaults that a kind of adaptor sets; they go before those of the dataset."""
 
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "p10": {
+        "batch_size": 10,
+        "memory_batch": 64,
+        "forward": "concat",
+        "loss_mean": "samples",
+        "while_empty": "store",
+        "pixels": "unit",
+        "augmentation": "full",
+        "optimizer": "adam",
+    },
+}
+"""Defaults that a protocol sets; they go before those of the dataset.
+
+`paper` is the protocol of Dual-CBA's paper, which the other defaults follow. `p10` is the one that
+many methods of the literature are published with; its learning rate is that of `adam`.
+"""
+
+OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
+    "adam": {"lr": 0.0005},
+    "adamw": {"lr": 0.0005},
+}
+"""Defaults that an optimiser of the network sets."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
@@ -100,15 +134,48 @@ class TrainingOptions:
         "split: the new batch and each memory draw are normalised separately; concat: together",
         METHOD,
     )
+    loss_mean: LossMean = option(
+        "batches",
+        "loss of ER: batches (mean of the new batch plus mean of the memory draw), or samples (one "
+        "mean over all of them)",
+        METHOD,
+    )
     tracking: Tracking = option(
         "all",
         "batches that update the running statistics: all, labelled (not the unlabelled part of a "
         "cycled batch, nor strong views), or memory (memory draws alone, once there are any)",
         NETWORK,
     )
+    while_empty: WhileEmpty = option(
+        "train",
+        "batches that arrive while the memory is empty: train on them, or only store them",
+        METHOD,
+    )
     seed: int = option(0, "seed of all random numbers", DATA, low=0)
-    batch_size: int = option(32, "samples per step and per memory draw", NETWORK, low=1)
-    lr: float = option(0.03, "learning rate of the network (SGD)", NETWORK)
+    batch_size: int = option(32, "samples per step", NETWORK, low=1)
+    memory_batch: int | None = option(
+        None, "samples per memory draw, also in the outer step; by default batch_size", NETWORK,
+        low=1,
+    )  # fmt: skip
+    optimizer: OptimizerName = option("sgd", "optimiser of the network", NETWORK)
+    lr: float = option(
+        0.03, "learning rate of the network; 0.0005 by default with adam and adamw", NETWORK
+    )
+    momentum: float = option(0.0, "momentum of sgd, below 1", NETWORK, accept=fraction)
+    nesterov: bool = option(False, "whether the momentum of sgd is Nesterov's", NETWORK)
+    weight_decay: float = option(
+        0.0,
+        "weight decay of the network: added to the gradient (sgd, adam), or separate from it "
+        "(adamw)",
+        NETWORK,
+        accept=not_negative,
+    )
+    beta1: float = option(
+        0.9, "decay of the mean of gradients in adam and adamw", NETWORK, accept=fraction
+    )
+    beta2: float = option(
+        0.999, "decay of the mean of squared gradients in adam and adamw", NETWORK, accept=fraction
+    )
     adaptor_lr: float = option(0.01, "learning rate of the adaptor (Adam)", ADAPTOR, adaptors=CBA)
     outer_every: int = option(
         5, "steps between two updates of the adaptor, from the second task on", ADAPTOR,
@@ -146,6 +213,17 @@ class TrainingOptions:
         ADAPTOR,
         adaptors=CBA,
     )
+    virtual: VirtualStepName = option(
+        "optimizer",
+        "virtual step of the last layer in the outer loss: optimizer (the step that the optimiser "
+        "of the network would make, with its moments), or sgd (plain)",
+        ADAPTOR,
+        adaptors=CBA,
+    )
+    virtual_lr: float | None = option(
+        None, "learning rate of the virtual step sgd; by default that of the network", ADAPTOR,
+        adaptors=CBA,
+    )  # fmt: skip
     space: Space = option(
         "logit",
         "what the adaptor corrects: logit, or probability (the paper's literal reading)",
@@ -224,6 +302,12 @@ class RunOptions(TrainingOptions):
         "er-dual-cba", "rehearsal method, see `dualcba list methods`", METHOD, repeatable=True
     )
     dataset: str = option("digits", "a name, a folder of images by class, or an .npz file", DATA)
+    protocol: ProtocolName = option(
+        "paper",
+        "set of defaults: paper, or p10 (batches of 10 with 64 from the memory, normalised "
+        "together, Adam, pixels in [0, 1]); other options override it",
+        METHOD,
+    )
     setting: str = option(
         "online",
         "how the data arrive: online, blurry-K, i-blurry-N-M, gaussian-W, longtail-R, semi-R or "
@@ -241,6 +325,12 @@ class RunOptions(TrainingOptions):
         0.0, "fraction of the training data held out and used in the place of the test data", DATA,
         accept=fraction,
     )  # fmt: skip
+    pixels: Pixels = option(
+        "normalised",
+        "inputs of the network: normalised (by mean and standard deviation of the dataset), or "
+        "unit (pixels in [0, 1], other numbers as they are)",
+        DATA,
+    )
     epochs: int = option(None, "passes over each task (1, offline 50)", DATA, low=1)
     labelled_batches: LabelledBatches = option(
         "mixed",
@@ -391,6 +481,59 @@ def check_tracking(tracking: str, forward: str) -> None:
     """Raise if batches that are normalised together are to be tracked separately."""
     if tracking != "all" and forward == "concat":
         raise ValueError(expected("tracking", tracking, "'all' if forward is 'concat'"))
+
+
+def check_optimizer(options: TrainingOptions) -> None:
+    """Raise unless the options of the optimiser and of the virtual step fit each other."""
+    name, known = options.optimizer, definitions(TrainingOptions)
+    for other in ("momentum", "nesterov") if name != "sgd" else ("beta1", "beta2"):
+        value = getattr(options, other)
+        if value != known[other].default:
+            wanted = "no value: it is an option of " + ("sgd" if name != "sgd" else "adam")
+            raise ValueError(expected(other, value, f"{wanted}, and optimizer is {name!r}"))
+    if options.nesterov and not options.momentum:
+        raise ValueError(expected("nesterov", True, "False if momentum is 0"))
+    if options.beta1**2 >= options.beta2:
+        raise ValueError(expected("beta2", options.beta2, f"above beta1² = {options.beta1**2:g}"))
+    if options.lr * options.weight_decay >= 1:
+        wanted = f"less than 1 / lr = {1 / options.lr:g}"
+        raise ValueError(expected("weight_decay", options.weight_decay, wanted))
+    if options.virtual == "sgd" and options.levels != "bi":
+        wanted = f"'optimizer' if levels is {options.levels!r}: there is no virtual step"
+        raise ValueError(expected("virtual", options.virtual, wanted))
+    if options.virtual_lr is not None and options.virtual != "sgd":
+        raise ValueError(expected("virtual_lr", options.virtual_lr, "None unless virtual is 'sgd'"))
+
+
+def check_while_empty(while_empty: str, stores_in_steps: bool) -> None:
+    """Raise if steps wait for a memory that is only filled when a task ends."""
+    if while_empty != "train" and not stores_in_steps:
+        wanted = "'train': the method fills its memory when a task ends"
+        raise ValueError(expected("while_empty", while_empty, wanted))
+
+
+def optimizer_defaults(name: object) -> dict[str, Any]:
+    """Return the defaults that the optimiser of the network sets."""
+    return OPTIMIZER_DEFAULTS.get(name, {}) if isinstance(name, str) else {}
+
+
+def protocol_defaults(options: RunOptions) -> dict[str, Any]:
+    """Return the defaults that the protocol sets, and those of its optimiser or the given one."""
+    name = options.protocol
+    preset = PROTOCOLS.get(name, {}) if isinstance(name, str) else {}
+    optimizer = options.optimizer if options.optimizer is not None else preset.get("optimizer")
+    return {**preset, **optimizer_defaults(optimizer)}
+
+
+def overridden(fields: Mapping[str, Any]) -> list[str]:
+    """Return the names of fields that a protocol sets and that have another value.
+
+    >>> overridden({"protocol": "p10", "batch_size": 10, "memory_batch": 32})
+    ['memory_batch']
+    """
+    preset = PROTOCOLS.get(str(fields.get("protocol")), {})
+    preset = {**preset, **optimizer_defaults(preset.get("optimizer"))}
+    return [name for name, value in preset.items() if fields.get(name, value) != value]
 
 
 def kind_defaults(kind: str | None, options: TrainingOptions) -> dict[str, Any]:

@@ -111,6 +111,14 @@ def at_least_one(name: str, value: Any) -> float:
     return float(value)
 
 
+def not_negative(name: str, value: Any) -> float:
+    """Accept a number of at least 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < math.inf:
+        raise ValueError(expected(name, value, "a number of at least 0"))
+    return float(value)
+
+
 def path(name: str, value: Any) -> Path:
     """Accept a path."""
     if not isinstance(value, str | Path):

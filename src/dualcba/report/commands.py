@@ -30,13 +30,16 @@ def command(fields: Fields, seeds: Sequence[int]) -> str:
 
     >>> command({"method": "er", "dataset": "digits", "lr": 0.1, "method_options": {}}, [0, 1, 2])
     'dualcba run --method er --dataset digits --lr 0.1 --seeds 3'
+    >>> from dualcba.experiments import Spec
+    >>> command(Spec(method="er", setting="blurry-10", protocol="p10").to_dict(), [0])
+    'dualcba run --method er --dataset digits --setting blurry-10 --protocol p10'
     """
-    plain = usual(fields, ("method", "dataset", "setting"))
-    first = ("method", "dataset")
+    first = ("method", "dataset", "setting", "protocol")  # others depend on them
+    plain = {**usual(fields, first), "setting": "online", "protocol": "paper"}
     words = ["dualcba", "run"]
     for name in (*first, *(k for k in fields if k not in (*first, "seed"))):
         value = fields.get(name)
-        if name in first or (value is not None and value != plain.get(name)):
+        if name in first[:2] or (value is not None and value != plain.get(name)):
             words += _option(name, value)
     runs = list(seeds)
     if runs != list(range(len(runs))):

@@ -16,9 +16,11 @@ from dualcba.report.names import KINDS, score_info, split_method
 from dualcba.report.results import SCORING
 
 SAME = (
-    "dataset", "setting", "buffer", "tasks", "class_order", "epochs", "network", "batch_size",
-    "lr", "norm", "forward", "ibn_augment", "ibn_average", "seen_only", "boundaries",
-    "labelled_batches", "method_options", "real_time",
+    "protocol", "dataset", "setting", "buffer", "tasks", "class_order", "epochs", "network",
+    "batch_size", "memory_batch", "loss_mean", "while_empty", "pixels", "augmentation",
+    "optimizer", "lr", "momentum", "nesterov", "weight_decay", "beta1", "beta2", "norm", "forward",
+    "ibn_augment", "ibn_average", "seen_only", "boundaries", "labelled_batches", "method_options",
+    "real_time",
 )  # fmt: skip
 """Fields of the spec that a method must share with and without an adaptor to be compared."""
 

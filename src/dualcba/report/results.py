@@ -15,6 +15,7 @@ from dualcba.experiments.provenance import PROVENANCE
 from dualcba.experiments.result import NAMED, Fields, Result, frozen
 from dualcba.experiments.spec import Spec
 from dualcba.methods import METHODS
+from dualcba.options import overridden
 from dualcba.randomness import generator
 from dualcba.report.comparison import Served
 from dualcba.report.names import KINDS, method_title, split_method
@@ -30,14 +31,14 @@ SCORING = ("eval_every", "anytime", "record")
 
 @dataclass(frozen=True)
 class Collection:
-    """Runs on one dataset, in one setting, with one buffer, scored on the same data."""
+    """Runs on one dataset, in one setting, with one buffer, by one protocol, on the same data."""
 
     title: str
     served: tuple[Served, ...]
 
 
 def collections(results: Iterable[Result]) -> list[Collection]:
-    """Return the results by dataset, setting, buffer and the data that score them.
+    """Return the results by dataset, setting, buffer, protocol and the data that score them.
 
     In each collection there is one entry per group of seeds.
     """
@@ -53,17 +54,41 @@ def collections(results: Iterable[Result]) -> list[Collection]:
     ]
 
 
-def _order(result: Result) -> tuple[str, bool, str, int, float]:
-    """Sort by dataset, `online` before other settings, smaller buffers first, test data first."""
-    spec = result.spec
-    return spec.dataset, spec.setting != "online", spec.setting, spec.buffer, result.validation
+def _order(result: Result) -> tuple[str, bool, str, int, bool, float]:
+    """Sort by dataset, `online` before other settings, smaller buffers first, test data first.
+
+    The protocol of the paper is before others.
+    """
+    spec, other = result.spec, protocol_note(result) != ""
+    place = spec.dataset, spec.setting != "online", spec.setting, spec.buffer
+    return *place, other, result.validation
 
 
 def place_title(result: Result) -> str:
-    """Return dataset, setting, buffer and whether it was scored on validation data, in words."""
+    """Return dataset, setting, buffer and what `notes` adds, in words."""
     spec = result.spec
     dataset = DATASETS.get(spec.dataset, Path(spec.dataset).name or spec.dataset)
-    return f"{dataset}, {spec.setting}, M = {spec.buffer}{scoring_note(result)}"
+    return f"{dataset}, {spec.setting}, M = {spec.buffer}{notes(result)}"
+
+
+def notes(result: Result) -> str:
+    """Return what a title adds about the protocol and about results not scored as usual.
+
+    >>> notes(Result(Spec(real_time=True), 0, {}))
+    ', real time'
+    """
+    real_time = ", real time" * bool(result.fields.get("real_time"))
+    return protocol_note(result) + validation_note(result) + real_time
+
+
+def protocol_note(result: Result) -> str:
+    """Return what the title of a table says if the protocol is not that of the paper.
+
+    >>> protocol_note(Result(Spec(method="er", protocol="p10"), 0, {}))
+    ', protocol p10'
+    """
+    protocol = result.fields.get("protocol") or "paper"
+    return "" if protocol == "paper" else f", protocol {protocol}"
 
 
 def validation_note(result: Result) -> str:
@@ -75,16 +100,7 @@ def validation_note(result: Result) -> str:
     return f", {100 * result.validation:g} % validation split" if result.validation else ""
 
 
-def scoring_note(result: Result) -> str:
-    """Return what the title of a table says of results that are not scored as usual.
-
-    >>> scoring_note(Result(Spec(real_time=True), 0, {}))
-    ', real time'
-    """
-    return validation_note(result) + ", real time" * bool(result.fields.get("real_time"))
-
-
-def usual(fields: Fields, chosen: Sequence[str] = NAMED) -> Fields:
+def usual(fields: Fields, chosen: Sequence[str] = (*NAMED, "protocol")) -> Fields:
     """Return the fields that a spec has if only the chosen ones are given.
 
     Empty if that cannot be said: the method may come from a package that is not installed, and the
@@ -123,7 +139,8 @@ class Grouping:
         found = own_origin(result)
         if found is None or result.spec.agnostic_from in self._shared:
             return None
-        return {name: found[name] for name in (*PROVENANCE, "validation") if name in found}
+        names = (*PROVENANCE, "validation", "protocol")
+        return {name: found[name] for name in names if name in found}
 
     def key(self, result: Result) -> Hashable:
         """Return a value that is equal for results that differ only by seed."""
@@ -180,12 +197,15 @@ def _place(method: str) -> tuple[int, str, int]:
 
 
 def _label(spec: Fields, specs: Sequence[Fields], without: Sequence[str] = ()) -> str:
-    """Return the method, its options, and the unusual fields in which runs of it differ."""
+    """Return the method, its options, and the unusual fields in which runs of it differ.
+
+    Fields in which a run departs from its protocol are named in any case.
+    """
     method, plain = str(spec["method"]), usual(spec)
     rivals = [other for other in specs if other["method"] == method]
     varying = [k for k in spec if any(r.get(k, plain.get(k)) != spec[k] for r in rivals)]
-    if spec.get("method_options") and "method_options" not in varying:
-        varying.append("method_options")
+    always = overridden(spec) + (["method_options"] if spec.get("method_options") else [])
+    varying += [k for k in always if k not in varying]
     varying = [k for k in varying if k not in without and not (k in plain and spec[k] == plain[k])]
     named = {k: "" if k == "method_options" else k.replace("_", " ") + " " for k in varying}
     parts = [name + _short(spec[k]) for k, name in named.items()]

@@ -17,8 +17,9 @@ class Backup:
     """Copies of the buffers of all modules and, in an outer step, of φ and its moments.
 
     The forward passes of a step change the running statistics, and φ is updated before θ. The
-    weights are changed last. So they need a copy only if something can still fail after their
-    update: another update with the same batch (`Method.repeats`), or the method's `after_step`.
+    weights and the moments of their optimiser are changed last. So they need a copy only if
+    something can still fail after their update: another update with the same batch
+    (`Method.repeats`), or the method's `after_step`.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class Backup:
         optimizer: torch.optim.Optimizer,
     ) -> None:
         self.outer_loop = outer_loop
+        self.optimizer = optimizer
         modules = (context.network, method, outer_loop.adaptor)
         buffers = [b for module in modules if module is not None for b in module.buffers()]
         cumulative = any(layer.momentum is None for layer in batch_norms(context.network))
@@ -60,7 +62,7 @@ class Backup:
 
     def save_weights(self) -> None:
         """Copy the weights, if a failure after their update is possible."""
-        live = list(self.weights)
+        live = [*self.weights, *(_moments(self.optimizer) if self.weights else ())]
         if self.repeats:
             live += [*self._phi(), *self._moments_of_phi(), *self.others]
         self._weights = live, [t.clone() for t in live]
@@ -102,14 +104,18 @@ class Backup:
 
     def _moments_of_phi(self) -> list[Tensor]:
         optimizer = self.outer_loop.optimizer
-        states = [] if optimizer is None else optimizer.state.values()
-        return [t for state in states for t in state.values()]
+        return [] if optimizer is None else _moments(optimizer)
 
     def _new_moments(self) -> Iterator[Tensor]:
         """The optimiser state of φ that did not exist at `save`: it began at zero."""
         if self._moments is not None:
             known = {id(t) for t in self._moments}
             yield from (t for t in self._moments_of_phi() if id(t) not in known)
+
+
+def _moments(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the state of an optimiser; a loaded state has other tensors."""
+    return [t for state in optimizer.state.values() for t in state.values()]
 
 
 class _Group:

@@ -155,12 +155,12 @@ class StepSampler:
     def _outer_draw(self) -> MemoryDraw[Array] | BalancedDraw[Array]:
         if not self.balanced:
             return self._memory_draw()
-        n = self.context.batch_size
+        n = self.context.draw_size
         u = (np.arange(n) + self.rng["memory"].random(n)) / n
         return BalancedDraw(u, self._augment(n))
 
     def _memory_draw(self) -> MemoryDraw[Array]:
-        rows = self.context.memory.draw(self.context.batch_size, self.rng["memory"])
+        rows = self.context.memory.draw(self.context.draw_size, self.rng["memory"])
         return MemoryDraw(rows, self._augment(len(rows)))
 
     def _augment(self, n: int) -> Array | None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dualcba.checkpoint import Tensors
+from dualcba.engine.optimizers import largest_update
 from dualcba.engine.torch_private import foreach_norm, mark_non_finite_
 from dualcba.methods import Context
 from dualcba.options import OnOutlier
@@ -29,7 +30,9 @@ FACTOR = 1000.0
 """How many times larger than all values before a value must be to be an outlier."""
 
 LARGEST_UPDATE = 1e19
-"""The largest norm of an update of the weights; squares of larger numbers overflow in float32."""
+"""The largest norm of an update of the weights; squares of larger numbers overflow in float32.
+
+Adam squares the gradient itself, so its norm has the same limit (`largest_update`)."""
 
 
 class RefusedError(FloatingPointError):
@@ -66,7 +69,7 @@ class StepGuard:
         )
         self._found = torch.zeros((), device=device)  # 1 if something was not finite
         self._one = torch.ones((), device=device)
-        self._rate = -1, False  # version of the learning rate, and whether it is above 1
+        self._rate = -1, False  # version of the learning rate, and whether it is large
         self._peak: Tensor | None = None  # the largest absolute value of this batch
         self._clipped = self._growth = False
         self._outlier: Tensor | None = None  # () bool on a GPU: it holds an outlier
@@ -132,7 +135,7 @@ class StepGuard:
         # the values of all buffers together are fewer tensors, unless one is infinite on purpose
         statistics = self.statistics if self.infinite_buffers else _floats(buffers)
         norms = torch.stack(foreach_norm([*grads, *statistics]))
-        size = torch.linalg.vector_norm(norms) * self.context.lr
+        size = largest_update(self.optimizer, self.context.lr, torch.linalg.vector_norm(norms))
         torch.lt(size, LARGEST_UPDATE, out=self.good)
         if self._outlier is not None and self.on_outlier != "clip":
             self.good.logical_and_(~self._outlier)
@@ -141,13 +144,14 @@ class StepGuard:
 
     def _update_is_small(self, grads: Sequence[Tensor]) -> bool:
         norm = torch.linalg.vector_norm(torch.stack(foreach_norm(list(grads))))
-        return float(norm * self.context.lr) < LARGEST_UPDATE
+        return float(largest_update(self.optimizer, self.context.lr, norm)) < LARGEST_UPDATE
 
     def _rate_is_large(self) -> bool:
         """Whether a finite gradient could make an infinite update."""
         lr = self.context.lr
         if self._rate[0] != lr._version:
-            self._rate = lr._version, lr.item() > 1
+            one = torch.ones_like(lr)
+            self._rate = lr._version, largest_update(self.optimizer, lr, one).item() > 1
         return self._rate[1]
 
     def _reason(self, loss: Tensor, grads: Sequence[Tensor]) -> str:

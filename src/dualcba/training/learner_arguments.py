@@ -29,10 +29,13 @@ from dualcba.options import (
     RunOptions,
     TrainingOptions,
     check_adaptor_parts,
+    check_optimizer,
     check_tracking,
+    check_while_empty,
     definitions,
     fill,
     kind_defaults,
+    optimizer_defaults,
     option,
     same_as,
 )
@@ -103,9 +106,11 @@ class LearnerArguments(TrainingOptions):
         options = definitions(LearnerArguments)
         given = "er-dual-cba" if self.method is None else options["method"].check(self.method)
         base, kind = resolve(given, self.method_options or {}, self.adaptor)
-        fill(self, kind_defaults(kind, self), kind)
+        fill(self, {**optimizer_defaults(self.optimizer), **kind_defaults(kind, self)}, kind)
         check_adaptor_parts(self)
+        check_optimizer(self)
         check_tracking(self.tracking, self.forward)
+        check_while_empty(self.while_empty, base.stores_in_steps)
         resolved = {"input_shape": shape, "base": base, "kind": kind}
         resolved["ibn"] = kind in DUAL if self.ibn is None else self.ibn
         for name, value in resolved.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dualcba.checkpoint import (
@@ -16,6 +15,7 @@ from dualcba.checkpoint import (
     entries_of,
     load_tensors,
 )
+from dualcba.engine.optimizers import ADAM_FIELDS, first_state
 from dualcba.randomness import restore_generator, restore_torch_generator
 from dualcba.training.parts import Parts
 from dualcba.training.state_rules import Given, check_boundaries, check_meta, check_values
@@ -53,36 +53,49 @@ def check_state(parts: Parts, state: Mapping[str, Any]) -> None:
     given = Given(parts, own["tensors"], state["tensors"], state["meta"])
     check_meta(given, own["meta"])
     check_dense(given.tensors)
+    _check_optimizer(given)
     check_same_layout(_layout(given), given.tensors)
     check_values(given)
     check_boundaries(given)
 
 
+OPTIMIZERS = {
+    (): "sgd without momentum",
+    ("momentum_buffer",): "sgd with momentum",
+    tuple(sorted(ADAM_FIELDS)): "adam or adamw",
+}
+"""Optimisers of the network, by what they keep of each parameter."""
+
+
+def _check_optimizer(given: Given) -> None:
+    """Raise if the state is that of a learner with another optimiser of the network."""
+    wanted, found = (
+        OPTIMIZERS.get(tuple(sorted({k.rpartition(".")[2] for k in entries_of(t, "optimizer")})))
+        for t in (given.own, given.tensors)
+    )
+    if found is not None and found != wanted:
+        raise ValueError(f"the state's optimizer is {found}, expected {wanted}, as the learner's")
+
+
 def _layout(given: Given) -> Tensors:
     """Return an example of each entry that the state must have: its shape and type.
 
-    An optimiser has all fields of a parameter or none. The samples of a task can be of any number.
-    The guard has both entries or none: states of earlier versions have none.
+    The adaptor's optimiser has all fields of a parameter or none. The samples of a task can be of
+    any number. The guard has both entries or none: states of earlier versions have none.
     """
-    optional = ("task_data.", "guard.", *(f"{name}." for name in given.parts.optimizers()))
+    optional = ("task_data.", "guard.", "adaptor_optimizer.")
     layout = {k: v for k, v in given.own.items() if not k.startswith(optional)}
     if entries_of(given.tensors, "guard"):
         guard = given.parts.guard
         layout |= {"guard.largest": guard.largest, "guard.outliers": guard.outliers}
-    for name, optimizer in given.parts.optimizers().items():
+    if (optimizer := given.parts.outer_loop.optimizer) is not None:
         for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-            if entries_of(given.tensors, f"{name}.{i}"):
-                layout |= {f"{name}.{i}.{k}": v for k, v in _fields(optimizer, p).items()}
+            name = f"adaptor_optimizer.{i}"
+            if entries_of(given.tensors, name):
+                layout |= {f"{name}.{k}": v for k, v in first_state(optimizer, p).items()}
     if given.parts.method.rereads_task and given.meta["task_open"]:
         layout |= _task_data(given, layout["memory.x"], layout["memory.y"])
     return layout
-
-
-def _fields(optimizer: torch.optim.Optimizer, p: Tensor) -> Tensors:
-    """Return examples of what an optimiser keeps of a parameter: Adam three fields, SGD none."""
-    if not isinstance(optimizer, torch.optim.Adam):
-        return {}
-    return {"step": torch.zeros(()), "exp_avg": p, "exp_avg_sq": p}
 
 
 def _task_data(given: Given, x: Tensor, y: Tensor) -> Tensors:

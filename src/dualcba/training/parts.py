@@ -10,8 +10,9 @@ from torch import nn
 from dualcba.adaptors.adaptor import Adaptor
 from dualcba.adaptors.hypergradient import trainable
 from dualcba.adaptors.outer_step import OuterLoop
+from dualcba.adaptors.virtual_step import make_virtual_step
 from dualcba.engine import Engine
-from dualcba.engine.optimizers import SGD
+from dualcba.engine.optimizers import make_optimizer
 from dualcba.memory import Memory
 from dualcba.methods import Context, Method
 from dualcba.nets import Network
@@ -92,19 +93,21 @@ def make_parts(
     context = Context(
         network, sets, memory, transform, lr, given.batch_size, precision.autocast,
         good=torch.tensor(True, device=engine.device), run=engine.run,
-        raw_targets=given.targets == "raw",
+        raw_targets=given.targets == "raw", sample_mean=given.loss_mean == "samples",
+        memory_batch=given.memory_batch,
     )  # fmt: skip
     method.bind(context)
     method.to(engine.device)
     forward_pass = ForwardPass(
         context, method, views, concat=given.forward == "concat", tracking=given.tracking
     )
-    outer_loop = OuterLoop(adaptor, rng, method, context, given)
+    optimizer = make_optimizer(trainable(network) + trainable(method), lr, given)
+    virtual = make_virtual_step(optimizer, lr, given)
+    outer_loop = OuterLoop(adaptor, rng, method, context, given, virtual)
     balanced = given.outer_draw == "balanced"
     sampler = StepSampler(
         given.seed, context, method, views, balanced=balanced, pooled=uses_pool(given)
     )
-    optimizer = SGD(trainable(network) + trainable(method), lr=lr, fused=True)
     monitor = LossMonitor(engine)
     backup = Backup(context, method, outer_loop, optimizer)
     statistics = running_averages(forward_pass.trained_norm_layers)
@@ -112,7 +115,7 @@ def make_parts(
     backup.others = [monitor.values, guard.largest, guard.outliers, *sets.buffers()]
     step = TrainingStep(
         context, method, sampler, forward_pass, outer_loop, optimizer, monitor, backup, guard,
-        precision, engine,
+        precision, engine, stores_first=given.while_empty == "store",
     )  # fmt: skip
     inferred = given.boundaries == "inferred"
     tasks = TaskLifecycle(context, method, outer_loop, engine, inferred=inferred)

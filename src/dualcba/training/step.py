@@ -26,6 +26,7 @@ from dualcba.engine.packet import Layout, pack, unpack
 from dualcba.losses import Adapt, Batch
 from dualcba.methods import Context, Method
 from dualcba.normalization.layers import collect_penalties
+from dualcba.normalization.statistics import without_tracking
 from dualcba.training.backup import Backup
 from dualcba.training.draws import BatchDraws, StepDraws, StepSampler
 from dualcba.training.forward import ForwardPass
@@ -50,6 +51,8 @@ class TrainingStep:
     guard: StepGuard
     precision: Precision
     engine: Engine
+    stores_first: bool = False
+    """Whether batches are only stored while the memory is empty."""
 
     def stay_on_device(self) -> None:
         """From now on, do not wait for the verdict on a step, as on a GPU."""
@@ -75,6 +78,9 @@ class TrainingStep:
         seen = self.context.memory.seen
         self.backup.discard()
         try:
+            if self.stores_first and not self.context.memory.filled:
+                self._store(x, y, np.full(len(x), True) if storable is None else storable, step)
+                return
             for k in range(self.method.repeats):
                 last = k == self.method.repeats - 1
                 stored = np.full(len(x), last) if storable is None else storable & last
@@ -120,6 +126,37 @@ class TrainingStep:
         with self.precision.cast_weights():
             self._run(x, y, unpack(packet, layout), update_adaptor)
 
+    def _store(self, x: Tensor, y: Tensor, storable: NDArray[np.bool_], step: int) -> None:
+        """Put the samples into the memory, without training on them."""
+        packet, layout = pack(self.sampler.draw(step, len(x), storable))
+        run = partial(self.store, layout=layout)
+        if x.is_cuda:  # as in `_take`
+            interrupts.defer()
+        self.engine.run(("store", layout), run, x, y, packet)
+
+    @torch.no_grad()
+    def store(self, x: Tensor, y: Tensor, packet: Tensor, *, layout: Layout) -> None:
+        """Store raw samples and labels, with the logits that the memory keeps of them."""
+        drawn: StepDraws[Tensor] = unpack(packet, layout)
+        x, columns = self.guard.inputs(x), {}
+        if self.context.memory.columns:
+            layers = self.forward_pass.norm_layers
+            with self.precision.cast_weights(), without_tracking(layers):
+                new, mem = self.forward_pass.inner_batches(x, y, drawn.batches)
+                columns = self._columns(new, self.outer_loop.adapt(new, mem))
+            collect_penalties(self.forward_pass.task_aware)
+        interrupts.defer()
+        self.context.good.fill_(True)
+        self._remember(drawn, x, y, columns)
+
+    def _remember(
+        self, drawn: StepDraws[Tensor], x: Tensor, y: Tensor, columns: dict[str, Tensor]
+    ) -> None:
+        """Note the classes of the samples, and store them."""
+        self.context.sets.appear(y, all_labelled=not self.method.unlabelled)
+        self.context.memory.write(drawn.slots, x, y, columns)
+        self.guard.accept()
+
     def _run(self, x: Tensor, y: Tensor, drawn: StepDraws[Tensor], update_adaptor: bool) -> None:
         collect_penalties(self.forward_pass.task_aware)  # discard what a failed step may have left
         x = self.guard.inputs(x)
@@ -152,10 +189,8 @@ class TrainingStep:
     ) -> None:
         """Keep what a step leaves besides the weights: the batch, its labels and the loss."""
         columns = {name: self.guard.only_if_good(z, 0.0) for name, z in columns.items()}
-        self.context.sets.appear(y, all_labelled=not self.method.unlabelled)
-        self.context.memory.write(drawn.slots, x, y, columns)
+        self._remember(drawn, x, y, columns)
         self.loss_monitor.write(drawn.loss_slot, self.guard.only_if_good(loss, torch.nan))
-        self.guard.accept()
 
     def _batches(
         self, x: Tensor, y: Tensor, drawn: BatchDraws[Tensor]

@@ -14,7 +14,7 @@ import json
 import math
 import tomllib
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from importlib.resources import files
 from typing import Any
@@ -144,6 +144,8 @@ def _read(name: str, text: str) -> Experiment:
             for (column, part), numbers in zip(columns.items(), values, strict=True)
             if numbers
         ]
+    if len({entry.given.get("protocol", "paper") for entry in entries}) > 1:
+        entries = [_with_protocol(entry) for entry in entries]
     figure = content.get("figure")
     kind = "figure" if figure else "table"
     note = " ".join(content["note"].split())
@@ -156,6 +158,11 @@ def _entry(row: str, column: str, given: dict[str, Any], paper: dict[str, float 
     usual = "ibn" if fields["method"].endswith("-dual-cba") else "bn"
     statistics = given.get("statistics", usual)
     return Entry(row, column, fields, statistics, paper, given.get("donor"))
+
+
+def _with_protocol(entry: Entry) -> Entry:
+    """Name the protocol in the row, for a table in which protocols differ."""
+    return replace(entry, row=f"{entry.row}, {entry.given.get('protocol', 'paper')}")
 
 
 def _values(scores: tuple[str, ...], values: list[float]) -> dict[str, float | None]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dualcba.experiments.result import Result
 from dualcba.report.comparison import Served, further, measure, measured
 from dualcba.report.names import STATISTICS, method_title, score_info, seeds
-from dualcba.report.results import collections, scoring_note
+from dualcba.report.results import collections, notes
 from dualcba.report.tables.layouts import portions
 from dualcba.report.tables.model import Column, Table, short_spread, text_columns
 
@@ -34,7 +34,7 @@ def _layouts(served: Sequence[Served], asked: Sequence[str]) -> Iterator[list[Ta
 
 def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
     """Return a table with one row per group of runs; each score in percent."""
-    first, note = served[0].results[0].spec, scoring_note(served[0].results[0])
+    first, note = served[0].results[0].spec, notes(served[0].results[0])
     pairs = [(s, name) for name in scores for s in STATISTICS if s == "bn" or not _is_cost(name)]
     heads = [Column(_head(*pair), score_info(pair[1]).arrowed) for pair in pairs]
     lines = [(_name(s), *(short_spread(measure(s.results, *p)) for p in pairs)) for s in served]
