@@ -91,6 +91,9 @@ class Method(nn.Module):
     0 means that any sample may be labelled.
     """
 
+    memory_views: bool = False
+    """Whether the memory draws have the views of `make_views` too, not only the new batch."""
+
     one_per_class: bool = False
     """Whether the memory must hold at least one sample of every class."""
 
@@ -119,7 +122,11 @@ class Method(nn.Module):
         return transform
 
     def make_views(self, transform: Transform) -> dict[str, Transform]:
-        """Return the transforms of further views of the new samples, by name."""
+        """Return the transforms of further views of the samples, by name.
+
+        See `dualcba.data.augmentation`: the raw samples (`plain`), another draw of the training
+        augmentation (`transform` itself), `crop_and_flip` and `randaugment`.
+        """
         return {}
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:

@@ -43,6 +43,7 @@ Statistics = Literal["bn", "ibn"]
 ForwardMode = Literal["split", "concat"]
 Tracking = Literal["all", "labelled", "memory"]
 IBNAverage = Literal["cumulative", "ema"]
+Augmentation = Literal["none", "partial", "full"]
 BoundaryMode = Literal["given", "inferred"]
 OnOutlier = Literal["raise", "skip", "clip"]
 LabelledBatches = Literal["mixed", "cycled"]
@@ -96,6 +97,12 @@ class TrainingOptions:
     forward: ForwardMode = option(
         "split",
         "split: the new batch and each memory draw are normalised separately; concat: together",
+        METHOD,
+    )
+    augmentation: Augmentation = option(
+        "partial",
+        "random changes of training images: none, partial (the crop and flip of the dataset), or "
+        "full (random resized crop, flip, colour jitter and greyscale; colour images only)",
         METHOD,
     )
     tracking: Tracking = option(

@@ -13,6 +13,7 @@ from torch import nn
 
 from dualcba.adaptors.outer_step import OuterLoop
 from dualcba.data import Transform
+from dualcba.data.augmentation import choose_augmentation
 from dualcba.errors import at_least, expected, unknown
 from dualcba.methods import Method, check_options, parse_method
 from dualcba.nets import Network
@@ -111,6 +112,8 @@ class LearnerArguments(TrainingOptions):
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
         _check_transform(self.transform, shape)
+        transform = choose_augmentation(self.transform, self.augmentation, shape, self.dtype)
+        object.__setattr__(self, "transform", transform)
         check_network(self.network)
         _check_method(base, self.buffer, self.num_classes)
 
