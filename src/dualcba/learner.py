@@ -94,7 +94,9 @@ class Learner:
         if not given.network.training:
             given.network.train()  # as a whole; layers that the caller froze one by one stay frozen
         shape = tuple(given.input_shape)
-        network = Network(given.network, shape, given.num_classes, head=given.head)
+        network = Network(given.network, shape, given.num_classes, head=given.last_layer)
+        if given.head_scale is not None:
+            network.use_cosine_head(given.head_scale, learnt=bool(given.learn_scale))
         with default_modes(device), engine.scope():
             self._parts = make_parts(engine, network, sets, adaptor, rng, given)
             check_head(network, self._parts.outer_loop)

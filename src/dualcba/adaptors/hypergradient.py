@@ -9,9 +9,11 @@ and E = ∂L_buf/∂Z' the outer error at the virtual logits Z' = H' W'ᵀ + b',
 
     ∇φ L_buf = ∇φ ⟨G(Z; φ), S⟩        S = −α (H H'ᵀ + 1) E
 
-where φ acts through G alone. In logit space φ enters G only through z̃ = z + r, so this is one
-ordinary backward through the adaptor from ∂⟨G, S⟩/∂r = (∂²L_trn/∂z̃²) S, which each term gives in
-closed form. For losses that are not a sum of such terms, and in probability space, autograd
+where φ acts through G alone. A cosine head has other derivatives of z in its weights, at W and at
+W' (`nets.heads`), and the same chain of them.
+
+In logit space φ enters G only through z̃ = z + r, so this is one ordinary backward through the
+adaptor from ∂⟨G, S⟩/∂r = (∂²L_trn/∂z̃²) S, which each term gives in closed form. For losses that are not a sum of such terms, and in probability space, autograd
 computes the same expression.
 
 The single-level ablations unroll nothing. They use the gradient of L_trn itself, or that of L_buf
@@ -32,6 +34,7 @@ from dualcba.adaptors.adaptor import Adaptor
 from dualcba.adaptors.outer_loss import OuterTerms
 from dualcba.losses import Batch, Term, inner_batches, merge_terms, stack_rows, total
 from dualcba.methods import Method
+from dualcba.nets.heads import CosineHead, cosine_change, cosine_gradients
 
 Grads = tuple[Tensor | None, ...]
 
@@ -171,6 +174,8 @@ def _spread(Z: Tensor, parts: Sequence[tuple[slice, Tensor]]) -> Tensor:
 
 def _sensitivity(H: Tensor, G: Tensor, outer: Outer) -> Tensor:
     """Return S = −α (H H'ᵀ + 1) E, the gradient of the outer loss with respect to G."""
+    if isinstance(outer.head, CosineHead):
+        return _cosine_sensitivity(H, G, outer, outer.head)
     weight, bias, lr, outer_batch = outer.head.weight, outer.head.bias, outer.lr, outer.batch
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
@@ -181,6 +186,20 @@ def _sensitivity(H: Tensor, G: Tensor, outer: Outer) -> Tensor:
         virtual = F.linear(outer_batch.h, weight, bias).addmm_(K.T, G, alpha=-1)  # H' W'ᵀ + b'
         E = _error(outer.terms(outer_batch.with_logits(virtual)), virtual)
         return torch.addmm(G, K, E, beta=0, alpha=-1)  # beta=0: only the shape of G matters
+
+
+@torch.no_grad()
+def _cosine_sensitivity(H: Tensor, G: Tensor, outer: Outer, head: CosineHead) -> Tensor:
+    """Return S for a cosine head: the change of Z along −α · ∂L_buf/∂(W', s')."""
+    weight, scale, lr, h = head.weight, head.scale, outer.lr, outer.batch.h
+    g_weight, g_scale = cosine_gradients(H, weight, scale, G)
+    new_weight, new_scale = weight - lr * g_weight, scale  # the virtual step
+    if head.learnt:
+        new_scale = scale - lr * g_scale
+    virtual = new_scale * F.linear(F.normalize(h), F.normalize(new_weight))
+    E = _error(outer.terms(outer.batch.with_logits(virtual)), virtual)
+    e_weight, e_scale = cosine_gradients(h, new_weight, new_scale, E)
+    return cosine_change(H, weight, scale, -lr * e_weight, -lr * e_scale if head.learnt else None)
 
 
 def _error(terms: list[Term], virtual: Tensor) -> Tensor:

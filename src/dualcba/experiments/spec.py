@@ -19,9 +19,11 @@ from dualcba.options import (
     DATASET_DEFAULTS,
     RunOptions,
     check_adaptor_parts,
+    check_head_options,
     check_tracking,
     definitions,
     fill,
+    head_defaults,
     kind_defaults,
 )
 from dualcba.parsing import parse_toml
@@ -55,6 +57,7 @@ class Spec(RunOptions):
         _check_setting(self)
         _check_epochs(self, epochs_given)
         check_adaptor_parts(self)
+        check_head_options(self, self.method, parse_method(self.method)[0].own_head)
         check_tracking(self.tracking, self.forward)
         check_options(self.method, self.method_options)
 
@@ -66,6 +69,7 @@ class Spec(RunOptions):
             **DATASET_DEFAULTS.get(self.dataset, {}),
             **(OFFLINE_DEFAULTS.get((self.dataset, base), {}) if offline else {}),
             **kind_defaults(self.adaptor, self),
+            **head_defaults(self),
             "epochs": OFFLINE_EPOCHS if offline else 1,
         }
 

@@ -94,6 +94,9 @@ class Method(nn.Module):
     memory_views: bool = False
     """Whether the memory draws have the views of `make_views` too, not only the new batch."""
 
+    own_head: bool = False
+    """Whether it replaces the last layer of the network by one of its own."""
+
     one_per_class: bool = False
     """Whether the memory must hold at least one sample of every class."""
 

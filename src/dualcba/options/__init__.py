@@ -41,6 +41,7 @@ Space = Literal["logit", "probability"]
 Norm = Literal["bn", "cn", "adab2n"]
 Statistics = Literal["bn", "ibn"]
 ForwardMode = Literal["split", "concat"]
+Head = Literal["linear", "cosine"]
 Tracking = Literal["all", "labelled", "memory"]
 IBNAverage = Literal["cumulative", "ema"]
 Augmentation = Literal["none", "partial", "full"]
@@ -74,6 +75,9 @@ DATASET_DEFAULTS: dict[str, dict[str, Any]] = {
     "fashion-mnist": {"tasks": 5, "network": "mlp"},
 }
 """Defaults that a dataset sets; any other dataset takes those of the definitions."""
+
+COSINE_DEFAULTS = {"head_scale": 10.0, "learn_scale": False}
+"""Defaults of the options that only a cosine head has."""
 
 KIND_DEFAULTS: dict[str, dict[str, Any]] = {
     BALANCED: {
@@ -110,6 +114,16 @@ class TrainingOptions:
         "batches that update the running statistics: all, labelled (not the unlabelled part of a "
         "cycled batch, nor strong views), or memory (memory draws alone, once there are any)",
         NETWORK,
+    )
+    head: Head = option(
+        "linear",
+        "last layer of the network: linear, or cosine (a scale times the cosine of features and "
+        "class weights)",
+        NETWORK,
+    )
+    head_scale: float | None = option(None, "scale of the cosine head (10)", NETWORK)
+    learn_scale: bool | None = option(
+        None, "whether the scale of the cosine head is learnt, from head_scale on (no)", NETWORK
     )
     seed: int = option(0, "seed of all random numbers", DATA, low=0)
     batch_size: int = option(32, "samples per step and per memory draw", NETWORK, low=1)
@@ -382,6 +396,20 @@ def kind_defaults(kind: str | None, options: TrainingOptions) -> dict[str, Any]:
     """Return the defaults that a kind of adaptor sets; with a loaded ν there is no ω by default."""
     loaded = {} if options.agnostic_from is None else {"specific": "none"}
     return {**KIND_DEFAULTS.get(kind or "", {}), **loaded}
+
+
+def head_defaults(options: TrainingOptions) -> dict[str, Any]:
+    """Return the defaults of the options of a cosine head, if there is one."""
+    return COSINE_DEFAULTS if options.head == "cosine" else {}
+
+
+def check_head_options(options: TrainingOptions, method: str, own_head: bool) -> None:
+    """Raise unless the options of the head fit it; `own_head` is that of the method."""
+    if options.head == "cosine" and own_head:
+        raise ValueError(expected("head", options.head, f"'linear': {method} has its own head"))
+    for name in COSINE_DEFAULTS if options.head != "cosine" else ():
+        if (value := getattr(options, name)) is not None:
+            raise ValueError(expected(name, value, f"no value: the head is {options.head}"))
 
 
 def check_adaptor_parts(options: TrainingOptions) -> None:

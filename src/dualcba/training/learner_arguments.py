@@ -30,9 +30,11 @@ from dualcba.options import (
     RunOptions,
     TrainingOptions,
     check_adaptor_parts,
+    check_head_options,
     check_tracking,
     definitions,
     fill,
+    head_defaults,
     kind_defaults,
     option,
     same_as,
@@ -89,7 +91,7 @@ class LearnerArguments(TrainingOptions):
     dtype: torch.dtype = option(
         torch.uint8, "type of the raw samples: torch.uint8 or torch.float32", DATA, accept=_dtype
     )
-    head: str | None = option(
+    last_layer: str | None = option(
         None, "name of the network's last linear layer; found automatically", NETWORK
     )
     ibn: bool | None = option(
@@ -104,8 +106,9 @@ class LearnerArguments(TrainingOptions):
         options = definitions(LearnerArguments)
         given = "er-dual-cba" if self.method is None else options["method"].check(self.method)
         base, kind = resolve(given, self.method_options or {}, self.adaptor)
-        fill(self, kind_defaults(kind, self), kind)
+        fill(self, {**kind_defaults(kind, self), **head_defaults(self)}, kind)
         check_adaptor_parts(self)
+        check_head_options(self, type(base).__name__, base.own_head)
         check_tracking(self.tracking, self.forward)
         resolved = {"input_shape": shape, "base": base, "kind": kind}
         resolved["ibn"] = kind in DUAL if self.ibn is None else self.ibn
