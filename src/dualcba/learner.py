@@ -103,7 +103,7 @@ class Learner:
             claim(self, network)
             self._predictor = Predictor(
                 self._parts, seed=given.seed, average=given.ibn_average,
-                augment=given.ibn_augment, seen_only=given.seen_only,
+                augment=given.ibn_augment, seen_only=given.seen_only, readout=given.readout,
             )  # fmt: skip
 
     # ------------------------------------------------------------------ training

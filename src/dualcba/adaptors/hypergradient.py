@@ -13,8 +13,8 @@ where φ acts through G alone. A cosine head has other derivatives of z in its w
 W' (`nets.heads`), and the same chain of them.
 
 In logit space φ enters G only through z̃ = z + r, so this is one ordinary backward through the
-adaptor from ∂⟨G, S⟩/∂r = (∂²L_trn/∂z̃²) S, which each term gives in closed form. For losses that are not a sum of such terms, and in probability space, autograd
-computes the same expression.
+adaptor from ∂⟨G, S⟩/∂r = (∂²L_trn/∂z̃²) S, which each term gives in closed form. For losses that
+are not a sum of such terms, and in probability space, autograd computes the same expression.
 
 The single-level ablations unroll nothing. They use the gradient of L_trn itself, or that of L_buf
 at the adapted logits of the outer batch: its raw logits do not depend on φ.

@@ -165,8 +165,15 @@ class Method(nn.Module):
 
     def scores(self, x: Tensor) -> Tensor:
         """Return scores (n, C) of normalised inputs; the argmax is the prediction."""
-        z, _ = self.context.network(x)
-        return z  # type: ignore[no-any-return]
+        return self.outputs(x)[0]
+
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits (n, C) and features (n, d) of normalised inputs, for predictions.
+
+        They are those of the trained network. A method that predicts with other weights, such as
+        an average, returns the outputs of those; the read-out `ncm` uses the features.
+        """
+        return self.context.network(x)  # type: ignore[no-any-return]
 
     @property
     def closed_form(self) -> bool:

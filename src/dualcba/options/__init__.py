@@ -47,6 +47,7 @@ IBNAverage = Literal["cumulative", "ema"]
 Augmentation = Literal["none", "partial", "full"]
 BoundaryMode = Literal["given", "inferred"]
 OnOutlier = Literal["raise", "skip", "clip"]
+Readout = Literal["head", "ncm"]
 LabelledBatches = Literal["mixed", "cycled"]
 AnytimeScores = Literal["both", "bn", "ibn"]
 NetworkName = Literal["resnet18", "resnet18-slim", "mlp"]
@@ -227,6 +228,12 @@ class TrainingOptions:
     ibn_augment: bool = option(True, "augment the memory when IBN estimates statistics", EVALUATION)
     ibn_average: IBNAverage = option(
         "cumulative", "how IBN averages over batches of the memory", EVALUATION
+    )
+    readout: Readout = option(
+        "head",
+        "how the network's outputs are classified: head (as the method does), or ncm (the nearest "
+        "class mean of the memory's features)",
+        EVALUATION,
     )
     seen_only: bool = option(False, "predict only classes that have been seen", EVALUATION)
     method_options: dict[str, Any] = option(
