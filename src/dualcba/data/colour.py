@@ -102,8 +102,9 @@ def _blend(x: Tensor, factor: Tensor, mean: Tensor, grey: Tensor) -> Tensor:
 
 def to_grey(x: Tensor) -> Tensor:
     """Return the grey image (n, 1, H, W) of colour images."""
-    red, green, blue = x.split(1, 1)
-    return (LUMA[0] * red).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
+    red, green, blue = x.unbind(1)
+    grey = (LUMA[0] * red).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
+    return grey.unsqueeze(1)
 
 
 def shift_hue(x: Tensor, shift: Tensor) -> Tensor:

@@ -38,16 +38,16 @@ def draw_boxes(
     """
     H, W = size
     area = H * W * rng.uniform(*scale, (n, TRIES))
-    ratio = np.exp(rng.uniform(*np.log(RATIO), (n, TRIES)))
-    sides = np.rint(np.sqrt([area / ratio, area * ratio])).astype(np.int64)  # (2, n, TRIES)
-    fits = ((sides > 0) & (sides <= np.array([[[H]], [[W]]]))).all(0)
-    height, width = np.where(
-        fits.any(1), sides[:, np.arange(n), fits.argmax(1)], np.array(_central(H, W))[:, None]
-    )
-    u = rng.random((2, n))
+    ratio = np.exp(rng.uniform(np.log(RATIO[0]), np.log(RATIO[1]), (n, TRIES)))
+    heights, widths = (np.rint(np.sqrt(v)).astype(np.int64) for v in (area / ratio, area * ratio))
+    fits = (heights > 0) & (heights <= H) & (widths > 0) & (widths <= W)
+    chosen, none = (np.arange(n), fits.argmax(1)), ~fits.any(axis=1)
+    central = _central(H, W)
+    height = np.where(none, central[0], heights[chosen])
+    width = np.where(none, central[1], widths[chosen])
     room = np.stack([H - height, W - width])
-    places = np.where(fits.any(1), np.floor(u * (room + 1)).astype(np.int64), room // 2)
-    return np.stack([*places, height, width], 1)
+    places = np.where(none, room // 2, np.floor(rng.random((2, n)) * (room + 1)))
+    return np.stack([*places.astype(np.int64), height, width], 1)
 
 
 def _central(H: int, W: int) -> tuple[int, int]:

@@ -106,7 +106,7 @@ class ForwardPass:
             params = _cat([d[name] for d in drawn[: len(samples)]])
             source = pixels[view.source]
             pixels[name] = view.augment(source, params) if view.random else source
-            inputs += view.normalize(pixels[name]).split([len(part) for part in samples])
+            inputs += torch.split(view.normalize(pixels[name]), [len(part) for part in samples])
         return inputs
 
     def outer_batch(self, x: Tensor, y: Tensor, drawn: BatchDraws[Tensor]) -> Batch:
