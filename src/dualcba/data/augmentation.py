@@ -20,6 +20,7 @@ from dualcba.data.colour import ColourJitter
 from dualcba.data.randaugment import RandAugment, RandAugmentTransform, check_images
 from dualcba.data.transforms import Transform
 from dualcba.errors import expected
+from dualcba.kernels import augment as kernels
 
 FULL_SCALE = 0.2, 1.0
 """The share of the image's area that a crop of `full` has."""
@@ -117,8 +118,14 @@ class ResizedCrop(Transform):
 
     def augment(self, x: Tensor, params: Tensor) -> Tensor:
         """Crop, resize and flip images without normalising them."""
+        if self._fused(x):
+            return kernels.augment(x, params, colours=False)
         pixels = x * (1 / 255) if x.dtype == torch.uint8 else x
         return resized_crop.resized_crop(pixels, params, (self.grid_x, self.grid_y))
+
+    def _fused(self, x: Tensor) -> bool:
+        """Whether the fused kernel can augment these images."""
+        return self.scale.dtype == torch.float32 and kernels.applies(x)
 
 
 class FullAugmentation(ResizedCrop):
@@ -141,6 +148,8 @@ class FullAugmentation(ResizedCrop):
 
     def augment(self, x: Tensor, params: Tensor) -> Tensor:
         """Augment images without normalising them."""
+        if self._fused(x):
+            return kernels.augment(x, params, colours=True)
         first = resized_crop.COLUMNS
         return colour.adjust_colours(super().augment(x, params[:, :first]), params[:, first:])
 
