@@ -143,7 +143,7 @@ def test_jitter_in_every_order_equals_torchvisions_formulas() -> None:
     order = np.array([rng.permutation(4) for _ in x])
     amounts = rng.uniform(-1, 1, (24, 4)) * (0.4, 0.4, 0.4, 0.5) + (1, 1, 1, 0)
     grey = np.arange(24) % 5 == 3
-    params = torch.from_numpy(colour_columns(order, amounts, grey))
+    params = torch.from_numpy(colour_columns(order.argsort(1), amounts, grey))
     got = adjust_colours(torch.from_numpy(x), params).numpy()
     single = adjust_colours(torch.from_numpy(x).float(), params).numpy()
     for k in range(24):

@@ -23,7 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 ADJUSTMENTS = ("brightness", "contrast", "saturation", "hue")
-BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
+CONTRAST, SATURATION, HUE = 1, 2, 3
+NEUTRAL = np.array([1.0, 1.0, 1.0, 0.0])
+"""The amounts that change nothing."""
+
 LUMA = 0.2989, 0.587, 0.114
 """The weights of red, green and blue in the grey image, as torchvision has them."""
 
@@ -52,32 +55,28 @@ class ColourJitter:
         >>> ColourJitter().draw(np.random.default_rng(0), 5).shape
         (5, 22)
         """
-        neutral = np.array([1.0, 1.0, 1.0, 0.0])
-        spread = rng.uniform(-1.0, 1.0, (n, 4)) * self.strength
-        order = rng.random((n, 4)).argsort(1)
-        chance = rng.random((2, n))
-        amounts = neutral + spread * (chance[0] < self.jitter)[:, None]
-        return colour_columns(order, amounts, chance[1] < self.grey)
+        u = rng.random((n, 10))
+        jittered = u[:, 8:9] < self.jitter
+        amounts = NEUTRAL + (2 * u[:, :4] - 1) * self.strength * jittered
+        return colour_columns(u[:, 4:8].argsort(1), amounts, u[:, 9] < self.grey)
 
 
-def colour_columns(order: NDArray[np.int64], amounts: Floats, grey: NDArray[np.bool_]) -> Floats:
+def colour_columns(places: NDArray[np.int64], amounts: Floats, grey: NDArray[np.bool_]) -> Floats:
     """Return parameters (n, 22) from what is to be done with n images.
 
-    `order` (n, 4) holds indices of `ADJUSTMENTS`, in the order in which they are applied; `amounts`
-    (n, 4) the factors and the shift of the hue, in the order of `ADJUSTMENTS`.
+    `places` and `amounts` (n, 4) are in the order of `ADJUSTMENTS`: the place of each in the order
+    in which they are applied, 0 to 3, and the factors and the shift of the hue.
     """
-    n = len(order)
-    out = np.tile([1.0, 0.0, 0.0], (n, BLENDS, 1))
-    hue = (order == HUE).argmax(1)  # its place in the order
-    for place in range(4):
-        rows = np.flatnonzero(order[:, place] != HUE)
-        kind = order[rows, place]
-        after = place > hue[rows]
-        slot = place + after * (BEFORE - 1 - hue[rows])
-        f = amounts[rows, kind]
-        out[rows, slot] = np.stack(
-            [f, (1 - f) * (kind == CONTRAST), (1 - f) * (kind == SATURATION)], 1
-        )
+    n = len(places)
+    blends, hue = places[:, :HUE], places[:, HUE:]
+    slots = blends + (blends > hue) * (BEFORE - 1 - hue)
+    factors = amounts[:, :HUE]
+    out = np.zeros((n, BLENDS, 3))
+    out[:, :, 0] = 1.0
+    rows = np.arange(n)
+    out[rows[:, None], slots, 0] = factors
+    for kind, share in ((CONTRAST, 1), (SATURATION, 2)):
+        out[rows, slots[:, kind], share] = 1 - factors[:, kind]
     out[grey, -1] = 0.0, 0.0, 1.0
     return np.concatenate([out.reshape(n, -1), amounts[:, HUE:]], 1)
 
