@@ -15,6 +15,8 @@ from dualcba.checks import check_learner
 from dualcba.data.augmentation import FullAugmentation, crop_and_flip, plain, randaugment
 from dualcba.engine.packet import pack, unpack
 from dualcba.losses import Adapt, Batch, CrossEntropy, Term, inner_batches, total
+from dualcba.methods.er import ER
+from dualcba.methods.fixmatch import FixMatch
 from dualcba.training.draws import BatchDraws
 
 Make = Callable[..., Any]
@@ -144,6 +146,14 @@ def test_rar_augments_after_the_full_augmentation(make_learner: Make, teach: Mak
     learner = teach(make_learner("rar", augmentation="full"))
     assert learner.parts.context.transform.base.columns == FullAugmentation.columns
     assert not learner.parts.context.transform.base.flip  # RAR has no flip
+
+
+def test_fixmatch_adds_its_strong_view_to_the_full_augmentation(
+    make_learner: Make, teach: Make
+) -> None:
+    learner = teach(make_learner(FixMatch(ER()), adaptor="cba", augmentation="full"))
+    strong = learner.parts.forward_pass.views["strong"]
+    assert strong.draw(np.random.default_rng(0), 3).shape == (3, FullAugmentation.columns + 4)
 
 
 def test_full_is_refused_for_vectors(vectors: Make) -> None:

@@ -34,7 +34,7 @@ from dualcba.adaptors.adaptor import Adaptor
 from dualcba.adaptors.outer_loss import OuterTerms
 from dualcba.losses import Batch, Term, inner_batches, merge_terms, stack_rows, total
 from dualcba.methods import Method
-from dualcba.nets.heads import CosineHead, cosine_change, cosine_gradients
+from dualcba.nets.heads import CosineHead, Scale, cosine_change, cosine_gradients
 
 Grads = tuple[Tensor | None, ...]
 
@@ -191,15 +191,19 @@ def _sensitivity(H: Tensor, G: Tensor, outer: Outer) -> Tensor:
 @torch.no_grad()
 def _cosine_sensitivity(H: Tensor, G: Tensor, outer: Outer, head: CosineHead) -> Tensor:
     """Return S for a cosine head: the change of Z along −α · ∂L_buf/∂(W', s')."""
-    weight, scale, lr, h = head.weight, head.scale, outer.lr, outer.batch.h
+    weight, scale, h = head.weight, head.scale, outer.batch.h
     g_weight, g_scale = cosine_gradients(H, weight, scale, G)
-    new_weight, new_scale = weight - lr * g_weight, scale  # the virtual step
-    if head.learnt:
-        new_scale = scale - lr * g_scale
-    virtual = new_scale * F.linear(F.normalize(h), F.normalize(new_weight))
+    moved, D = _moved(outer.lr, weight, g_weight)
+    moved_scale, d = _moved(outer.lr, scale, g_scale) if head.learnt else (scale, None)
+    virtual = moved_scale * F.linear(F.normalize(h), F.normalize(moved))
     E = _error(outer.terms(outer.batch.with_logits(virtual)), virtual)
-    e_weight, e_scale = cosine_gradients(h, new_weight, new_scale, E)
-    return cosine_change(H, weight, scale, -lr * e_weight, -lr * e_scale if head.learnt else None)
+    e_weight, e_scale = cosine_gradients(h, moved, moved_scale, E)
+    return -cosine_change(H, weight, scale, D * e_weight, None if d is None else d * e_scale)
+
+
+def _moved(lr: Scale, parameter: Scale, gradient: Tensor) -> tuple[Tensor, Scale]:
+    """Return a parameter after the virtual step, and minus its derivative in the gradient."""
+    return parameter - lr * gradient, lr
 
 
 def _error(terms: list[Term], virtual: Tensor) -> Tensor:
