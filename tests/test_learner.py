@@ -62,7 +62,7 @@ def test_float_vectors_and_a_network_of_ones_own() -> None:
             return self.out(self.body(x).relu())  # type: ignore[no-any-return]
 
     learner = Learner(
-        Two(), (5,), 4, head="out", dtype=torch.float32, buffer=10, batch_size=4, device="cpu"
+        Two(), (5,), 4, last_layer="out", dtype=torch.float32, buffer=10, batch_size=4, device="cpu"
     )
     assert learner.network.head_name == "out"
     rng = np.random.default_rng(0)
@@ -197,7 +197,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], list[str]]] = [
     ({"device": "tpu"}, ["device", "'tpu'", "'cpu'"]),
     ({"device": "mps"}, ["device", "'mps'", "'cpu'"]),
     ({"device": "cuda:99"}, ["device", "'cuda:99'", "CUDA devices"]),
-    ({"head": "8"}, ["linear layer", "'8'", "7"]),
+    ({"last_layer": "8"}, ["linear layer", "'8'", "7"]),
 ]
 
 

@@ -56,14 +56,14 @@ def default(option: Option) -> str:
     return f"`{text}`" + "*" * depends + "†" * by_kind + preset
 
 
-def table(options: dict[str, Option], *, mark: bool) -> list[str]:
-    """Return the lines of a table."""
+def table(options: dict[str, Option], *, mark: bool, flags: bool = True) -> list[str]:
+    """Return the lines of a table; `flags` says whether the command line has these options."""
     shared = definitions(TrainingOptions) if mark else {}
     lines = ["| option | accepts | default | meaning |", "|---|---|---|---|"]
     for o in options.values():
         flag = "--" + (o.flag or o.name).replace("_", "-")
         name = f"`{o.name}`" + (" *L*" if o.name in shared else "")
-        name += f"<br>`{flag}`" if flag[2:] != o.name else ""
+        name += f"<br>`{flag}`" if flags and flag[2:] != o.name else ""
         lines.append(
             f"| {name} | {choices(o)} | {default(o)} | {o.help.replace('|', chr(92) + '|')} |"
         )
@@ -95,7 +95,7 @@ def page() -> str:
         ]
     lines += ["## Protocols\n", *protocols(run), ""]
     own = {k: o for k, o in definitions(LearnerArguments).items() if k not in run}
-    lines += ["## Further arguments of `Learner`\n", *table(own, mark=False), ""]
+    lines += ["## Further arguments of `Learner`\n", *table(own, mark=False, flags=False), ""]
     for title, cls in (("dualcba reproduce", ReproduceCommand), ("dualcba bench", BenchCommand)):
         further = {k: o for k, o in definitions(cls).items() if run.get(k) != o}
         lines += [f"## Further options of `{title}`\n", *table(further, mark=False), ""]

@@ -94,14 +94,16 @@ class Learner:
         if not given.network.training:
             given.network.train()  # as a whole; layers that the caller froze one by one stay frozen
         shape = tuple(given.input_shape)
-        network = Network(given.network, shape, given.num_classes, head=given.head)
+        network = Network(given.network, shape, given.num_classes, head=given.last_layer)
+        if given.head_scale is not None:
+            network.use_cosine_head(given.head_scale, learnt=bool(given.learn_scale))
         with default_modes(device), engine.scope():
             self._parts = make_parts(engine, network, sets, adaptor, rng, given)
             check_head(network, self._parts.outer_loop)
             claim(self, network)
             self._predictor = Predictor(
                 self._parts, seed=given.seed, average=given.ibn_average,
-                augment=given.ibn_augment, seen_only=given.seen_only,
+                augment=given.ibn_augment, seen_only=given.seen_only, readout=given.readout,
             )  # fmt: skip
 
     # ------------------------------------------------------------------ training

@@ -42,7 +42,8 @@ class Batch:
 
 def inner_batches(new: Batch, mem: Sequence[Batch]) -> list[Batch]:
     """Return all batches of the inner loss, in the order of their rows."""
-    return [new, *mem, *new.views.values()]
+    views = [b.views[name] for name in new.views for b in (new, *mem) if name in b.views]
+    return [new, *mem, *views]
 
 
 def stack_rows(parts: Sequence[Tensor]) -> Tensor:

@@ -1,7 +1,8 @@
 """Predictions at any time: scores under BN or IBN statistics, without changing the learner.
 
-IBN re-estimates the running statistics in one pass over the memory (Algorithm 2). The estimate is
-cached until the next step and is never used in training.
+IBN re-estimates the running statistics in one pass over the memory (Algorithm 2). The read-out
+`ncm` computes class means in another pass, under BN or IBN statistics. Both are cached until the
+next step and are never used in training.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import get_args
+from typing import cast, get_args
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from dualcba.engine.packet import Array, Layout, pack, unpack
 from dualcba.errors import one_of
+from dualcba.methods.nearest_mean import NearestMean
 from dualcba.normalization.statistics import (
     RunningStatistics,
     evaluation_mode,
@@ -25,7 +27,7 @@ from dualcba.normalization.statistics import (
     ibn_momentum,
     temporary_momentum,
 )
-from dualcba.options import Statistics
+from dualcba.options import Readout, Statistics
 from dualcba.randomness import generator
 from dualcba.training.draws import MemoryDraw
 from dualcba.training.parts import Parts
@@ -47,13 +49,14 @@ IBN_TOGETHER = 5
 class Predictor:
     """Scores of a learner's method, under BN or IBN statistics.
 
-    `average`, `augment` and `seen_only` are the learner's `ibn_average`, `ibn_augment` and
-    `seen_only`.
+    `average`, `augment`, `seen_only` and `readout` are the learner's `ibn_average`, `ibn_augment`,
+    `seen_only` and `readout`.
     """
 
     def __init__(
-        self, parts: Parts, *, seed: int, average: str, augment: bool, seen_only: bool
-    ) -> None:
+        self, parts: Parts, *, seed: int, average: str, augment: bool, seen_only: bool,
+        readout: Readout = "head",
+    ) -> None:  # fmt: skip
         self.context = parts.context
         self.method = parts.method
         self.forward_pass = parts.forward_pass
@@ -68,11 +71,18 @@ class Predictor:
         self._estimated = RunningStatistics(self.layers)
         self._estimated_at = -1  # the step of the cached estimate
         self._depth = 0  # of nested `evaluating`
+        weight = cast(Tensor, self.context.network.head.weight)
+        self._nearest = NearestMean(len(weight), weight.detach()) if readout == "ncm" else None
+        self._means: dict[str, tuple[Tensor, Tensor]] = {}  # cached, by statistics
 
     def scores(self, x: Tensor) -> Tensor:
         """Return (n, C) scores of raw samples on the device; call it inside `evaluating`."""
         with self.precision.cast_weights(), self.precision.autocast():
-            scores = self.method.scores(self.context.transform(x)).float()
+            inputs = self.context.transform(x)
+            if self._nearest is None:
+                scores = self.method.scores(inputs).float()
+            else:
+                scores = self._nearest.scores(*self.method.outputs(inputs)).float()
         if not self.seen_only:
             return scores
         seen = self.context.sets.seen
@@ -103,15 +113,50 @@ class Predictor:
                 with evaluation_mode(self.context.network):
                     with self.precision.autocast():
                         self.method.before_scores()
-                    yield
+                    with self._class_means(statistics):
+                        yield
             finally:
                 self._depth -= 1
                 if estimate:
                     running.restore()
 
     def forget(self) -> None:
-        """Discard the cached estimate, because network or memory may have changed."""
+        """Discard the cached estimate and means, because network or memory may have changed."""
         self._estimated_at = -1
+        self._means = {}
+
+    @contextmanager
+    def _class_means(self, statistics: str) -> Iterator[None]:
+        """Set the class means of the read-out to those of the memory, computed once per step."""
+        nearest = self._nearest
+        if nearest is None:
+            yield
+            return
+        before = nearest.save() if self._depth > 1 else None
+        if statistics in self._means:
+            nearest.restore(self._means[statistics])
+        else:
+            self._update_means(nearest)
+            self._means[statistics] = nearest.save()
+        try:
+            yield
+        finally:
+            if before is not None:
+                nearest.restore(before)
+
+    def _update_means(self, nearest: NearestMean) -> None:
+        filled = self.context.memory.filled
+        if filled:
+            self.engine.run(("ncm", filled), partial(self._pass_for_means, nearest))
+        else:
+            nearest.clear()
+
+    def _pass_for_means(self, nearest: NearestMean) -> None:
+        memory, transform = self.context.memory, self.context.transform
+        x, y = memory.x[: memory.filled], memory.y[: memory.filled]
+        with self.precision.cast_weights(), self.precision.autocast():
+            parts = [self.method.outputs(transform(p))[1] for p in torch.split(x, PREDICT_BATCH)]
+        nearest.update(torch.cat(parts), y)
 
     def _estimate(self, step: int) -> None:
         """Set the layers' statistics to those of the memory, estimated once per step."""

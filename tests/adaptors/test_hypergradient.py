@@ -30,6 +30,7 @@ from dualcba.adaptors.outer_loss import make_outer_terms
 from dualcba.losses import Adapt, Batch, CrossEntropy, MeanSquaredError, Term
 from dualcba.methods import Method
 from dualcba.methods.er import ER
+from dualcba.nets.heads import CosineHead
 from dualcba.tasks.class_sets import ClassSets
 
 TOLERANCE = 1e-8
@@ -175,14 +176,17 @@ class Problem:
     """A head, an adaptor after two or more tasks, and batches of random features."""
 
     def __init__(
-        self, size: Sizes, kind: dict[str, Any], method: type[Method], *, firm: bool = False
-    ) -> None:
+        self, size: Sizes, kind: dict[str, Any], method: type[Method], *, firm: bool = False,
+        cosine: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.rng = torch.Generator().manual_seed(size.seed)
         self.size = size
         self.method = method()
-        self.head = nn.Linear(size.features, size.classes, bias=size.bias).double()
+        self.head: nn.Module = nn.Linear(size.features, size.classes, bias=size.bias).double()
         for p in self.head.parameters():
             p.data = self.normal(*p.shape)
+        if cosine is not None:
+            self.head = CosineHead(self.normal(size.classes, size.features), **cosine)
         sets = ClassSets(size.classes)
         sets.new_task(range(size.old))
         sets.new_task(range(size.old, size.old + size.fresh))
@@ -331,6 +335,37 @@ def test_further_ingredients_equal_the_unrolled_virtual_step_and_finite_differen
     directions = problem.directions(4)
     slopes = problem.by_differences(inner, outer, directions)
     torch.testing.assert_close(directions @ exact, slopes, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("learnt", [True, False])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    "kind", ["cba", "dual-single", "dual-individual-divide", "cba-probability"]
+)
+@given(size=sizes, scale=st.floats(0.5, 20.0))
+@settings(max_examples=5)
+def test_cosine_heads_equal_the_unrolled_virtual_step(
+    kind: str, loss: str, size: Sizes, scale: float, learnt: bool
+) -> None:
+    method, inner, outer = LOSSES[loss]
+    size = replace(size, features=1 + size.features)  # in one dimension a cosine is constant
+    given = {"scale": scale, "learnt": learnt}
+    problem = Problem(size, (KINDS | LITERAL)[kind], method, cosine=given)
+    exact = problem.by_unrolling(inner, outer)
+    for closed_form in (None, False):
+        error = (problem.by_library(closed_form) - exact).norm()
+        assert error <= TOLERANCE * exact.norm()
+
+
+@pytest.mark.parametrize("learnt", [True, False])
+def test_cosine_heads_equal_finite_differences(learnt: bool) -> None:
+    given = {"scale": 4.0, "learnt": learnt}
+    problem = Problem(SMALL, {}, ER, firm=True, cosine=given)
+    _, inner, outer = LOSSES["ce"]
+    directions = problem.directions(4)
+    slopes = problem.by_differences(inner, outer, directions)
+    assert slopes.norm() > 1e-6
+    assert relative(directions @ problem.by_library(closed_form=True), slopes) < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ["cba-strength", "dual-strength", "individual-strength"])

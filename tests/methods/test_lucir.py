@@ -14,7 +14,8 @@ from torch import nn
 
 from dualcba import Learner
 from dualcba.losses import identity
-from dualcba.methods.lucir import LUCIR, CosineHead
+from dualcba.methods.lucir import LUCIR
+from dualcba.nets.heads import CosineHead
 
 Make = Callable[..., Any]
 Floats = NDArray[np.float64]
@@ -142,7 +143,7 @@ def test_classifier_is_trained_and_saved(make_learner: Callable[..., Learner], t
 
 def test_a_bare_linear_layer_is_refused_when_the_learner_is_made() -> None:
     """It has no parent in which its last layer could be replaced."""
-    with pytest.raises(ValueError, match="is a bare linear layer that the method replaces"):
+    with pytest.raises(ValueError, match="is a bare linear layer that another head replaces"):
         Learner(nn.Linear(5, 4), (5,), 4, method="lucir", dtype=torch.float32)
     inside = nn.Sequential(nn.Linear(5, 4))
     Learner(inside, (5,), 4, method="lucir", dtype=torch.float32, buffer=8)

@@ -9,10 +9,12 @@ and E = ∂L_buf/∂Z' the outer error at the virtual logits Z' = H' W'ᵀ + b',
 
     ∇φ L_buf = ∇φ ⟨G(Z; φ), S⟩        S = −α (H H'ᵀ + 1) E
 
-where φ acts through G alone. In logit space φ enters G only through z̃ = z + r, so this is one
-ordinary backward through the adaptor from ∂⟨G, S⟩/∂r = (∂²L_trn/∂z̃²) S, which each term gives in
-closed form. For losses that are not a sum of such terms, and in probability space, autograd
-computes the same expression.
+where φ acts through G alone. A cosine head has other derivatives of z in its weights, at W and at
+W' (`nets.heads`), and the same chain of them.
+
+In logit space φ enters G only through z̃ = z + r, so this is one ordinary backward through the
+adaptor from ∂⟨G, S⟩/∂r = (∂²L_trn/∂z̃²) S, which each term gives in closed form. For losses that
+are not a sum of such terms, and in probability space, autograd computes the same expression.
 
 That is the virtual step of plain SGD. For the step of another optimiser (`virtual_step`), W' and b'
 are what it makes of the gradients, and its factors D = −∂W'/∂(Gᵀ H) and d = −∂b'/∂(Gᵀ 1) take the
@@ -39,6 +41,7 @@ from dualcba.adaptors.outer_loss import OuterTerms
 from dualcba.adaptors.virtual_step import Momentum, VirtualStep
 from dualcba.losses import Batch, Term, inner_batches, merge_terms, stack_rows, total
 from dualcba.methods import Method
+from dualcba.nets.heads import CosineHead, Scale, cosine_change, cosine_gradients
 
 Grads = tuple[Tensor | None, ...]
 
@@ -134,10 +137,14 @@ def _adapted_loss(
 ) -> Tensor:
     """Return L_trn at the logits Z, corrected by the adaptor."""
     r = adaptor(Z)
-    views = {name: b.with_logits(Z[b.rows]) for name, b in new.views.items()}
-    first = replace(new, z=Z[new.rows], views=views)
-    rest = [b.with_logits(Z[b.rows]) for b in mem]
+    first, *rest = (_at(b, Z) for b in (new, *mem))
     return method.loss(first, rest, lambda b: adaptor.adapt(b.z, r[b.rows]))
+
+
+def _at(batch: Batch, Z: Tensor) -> Batch:
+    """Return a batch with its rows of the logits Z, and so its views."""
+    views = {name: view.with_logits(Z[view.rows]) for name, view in batch.views.items()}
+    return replace(batch, z=Z[batch.rows], views=views)
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
@@ -175,6 +182,8 @@ def _spread(Z: Tensor, parts: Sequence[tuple[slice, Tensor]]) -> Tensor:
 
 def _sensitivity(H: Tensor, G: Tensor, outer: Outer) -> Tensor:
     """Return S, the gradient of the outer loss with respect to G."""
+    if isinstance(outer.head, CosineHead):
+        return _cosine_sensitivity(H, G, outer, outer.head)
     weight, bias, step = outer.head.weight, outer.head.bias, outer.step
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
@@ -211,6 +220,29 @@ def _by_entry(
     E = _error(outer_terms(outer_batch.with_logits(virtual)), virtual)
     S = H @ (D * (E.T @ outer_batch.h)).T  # (n, C)
     return -(S if d is None else S + d * E.sum(0))
+
+
+@torch.no_grad()
+def _cosine_sensitivity(H: Tensor, G: Tensor, outer: Outer, head: CosineHead) -> Tensor:
+    """Return S for a cosine head: the change of Z along −α · ∂L_buf/∂(W', s')."""
+    weight, scale, h = head.weight, head.scale, outer.batch.h
+    g_weight, g_scale = cosine_gradients(H, weight, scale, G)
+    moved, D = _moved(outer.step, weight, g_weight)
+    moved_scale, d = _moved(outer.step, scale, g_scale) if head.learnt else (scale, None)
+    virtual = moved_scale * F.linear(F.normalize(h), F.normalize(moved))
+    E = _error(outer.terms(outer.batch.with_logits(virtual)), virtual)
+    e_weight, e_scale = cosine_gradients(h, moved, moved_scale, E)
+    return -cosine_change(H, weight, scale, D * e_weight, None if d is None else d * e_scale)
+
+
+def _moved(
+    step: VirtualStep | Tensor | float, parameter: Scale, gradient: Tensor
+) -> tuple[Tensor, Scale]:
+    """Return a parameter after the virtual step, and minus its derivative in the gradient."""
+    if isinstance(step, Tensor | float | int):
+        return parameter - step * gradient, step
+    assert isinstance(parameter, Tensor)
+    return step.moved(parameter, gradient)
 
 
 def _error(terms: list[Term], virtual: Tensor) -> Tensor:

@@ -14,9 +14,11 @@ Shapes are static and the host never waits for the device, so a CUDA graph can c
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -110,14 +112,16 @@ class RandAugment:
 
 
 class RandAugmentTransform(Transform):
-    """Crop and flip as another transform does, then RandAugment, then normalise.
+    """Augment as another transform does, then RandAugment, then normalise.
+
+    RandAugment is defined on whole grey levels, so floats in [0, 1] are rounded to them first.
 
     Parameters
     ----------
     base
         The transform that defines crop, flip and normalisation.
     randaugment
-        Applied after the crop and the flip.
+        Applied after the augmentation of `base`.
     flip
         Whether to flip at all; False overrides `base.flip`.
 
@@ -129,6 +133,9 @@ class RandAugmentTransform(Transform):
     def __init__(self, base: Transform, randaugment: RandAugment, *, flip: bool = True) -> None:
         super().__init__([0.0], [1.0], pad=base.pad, flip=base.flip and flip)
         self.scale, self.shift = base.scale, base.shift
+        self.shape, self.dtype = base.shape, base.dtype
+        self.base = copy.copy(base)
+        self.base.flip = self.flip
         self.randaugment = randaugment
 
     @property
@@ -136,19 +143,27 @@ class RandAugmentTransform(Transform):
         """Always True."""
         return True
 
-    def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+    def draw(self, rng: np.random.Generator, n: int) -> NDArray[Any]:
         """Draw the parameters of n images.
 
-        Returns an array whose first three columns are the crop and the flip, see `Transform.draw`;
-        the others are those of `RandAugment.draw`.
+        Returns an array whose first columns are those of the base, such as the crop and the flip of
+        `Transform.draw`; the others are those of `RandAugment.draw`.
         """
-        return np.concatenate([super().draw(rng, n), self.randaugment.draw(rng, n)], 1)
+        return np.concatenate([self.base.draw(rng, n), self.randaugment.draw(rng, n)], 1)
 
     def augment(self, x: Tensor, params: Tensor) -> Tensor:
-        """Crop, flip and apply RandAugment to images without normalising them."""
-        if self.pad or self.flip:
-            x = super().augment(x, params[:, :3])
-        return self.randaugment(x, params[:, 3:])
+        """Augment images as the base does and by RandAugment, without normalising them."""
+        first = self.base.columns
+        if self.base.random:
+            x = self.base.augment(x, params[:, :first])
+        return self.randaugment(to_grey_levels(x), params[:, first:].long())
+
+
+def to_grey_levels(x: Tensor) -> Tensor:
+    """Return uint8 images as they are, and floats in [0, 1] rounded to 0 to 255."""
+    if x.dtype == torch.uint8:
+        return x
+    return (x * 255).add_(0.5).clamp_(0, 255).to(torch.uint8)
 
 
 def check_images(shape: tuple[int, ...], dtype: torch.dtype) -> None:

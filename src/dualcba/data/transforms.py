@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +39,18 @@ class Transform(nn.Module):
     scale: Tensor
     shift: Tensor
 
+    columns = 3
+    """The number of parameters of each sample."""
+
+    shape: tuple[int, ...] = ()
+    """The shape of one sample; a learner sets it."""
+
+    dtype: torch.dtype = torch.uint8
+    """The type of the samples; a learner sets it."""
+
+    source: str = ""
+    """The name of the view whose pixels it starts from; empty for the sample itself."""
+
     def __init__(
         self, mean: Sequence[float], std: Sequence[float], *, pad: int = 0, flip: bool = False
     ) -> None:
@@ -56,7 +69,7 @@ class Transform(nn.Module):
         """Whether the augmentation uses random parameters."""
         return self.pad > 0 or self.flip
 
-    def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+    def draw(self, rng: np.random.Generator, n: int) -> NDArray[Any]:
         """Draw the augmentation parameters of n samples.
 
         Returns an array of shape (n, 3): top edge and left edge of the crop, and whether to flip.

@@ -30,7 +30,7 @@ from dualcba.learner import Learner
 from dualcba.losses import Adapt, Batch, identity, total
 from dualcba.normalization.statistics import without_tracking
 from dualcba.randomness import generator
-from dualcba.training.draws import BatchDraws, MemoryDraw
+from dualcba.training.draws import BatchDraws, MemoryDraw, draw_views
 
 EVERY = 10
 """Smallest number of steps between measurements; rounded up to a multiple of `outer_every`."""
@@ -159,9 +159,12 @@ class Alignment(Recorder):
 
         rows = [learner.memory.draw(size, rng) for _ in range(method.draws)]
         new_augment = augment(n)
-        memory = tuple(MemoryDraw(r, augment(len(r))) for r in rows)
-        rest = n - method.labelled
-        views = {name: view.draw(rng, rest) for name, view in self.forward_pass.views.items()}
+        declared = self.forward_pass.views
+        stored = declared if method.memory_views else {}
+        memory = tuple(
+            MemoryDraw(r, augment(len(r)), draw_views(stored, rng, len(r))) for r in rows
+        )
+        views = draw_views(declared, rng, n - method.labelled)
         fresh = learner.memory.draw(size, rng)
         filled = np.array([learner.memory.filled]) if learner.parts.sampler.pooled else None
         outer_batch = MemoryDraw(fresh, augment(len(fresh)))

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualcba.evaluation.recorders import BATCH, Recorder
+from dualcba.methods.nearest_mean import class_means, class_sums
 from dualcba.prediction import STATISTICS
 
 
@@ -28,9 +29,9 @@ class Neighbours(Recorder):
         memory = self.learner.memory
         with self.learner.evaluating(statistics):
             stored, labels = self._features(memory.x[: memory.filled]), memory.y[: memory.filled]
-            member = F.one_hot(labels, self.data.num_classes).to(stored.dtype)
-            present = member.sum(0).nonzero().squeeze(1)
-            means = F.normalize(member.T @ stored)[present]
+            sums, counts = class_sums(stored, labels, self.data.num_classes)
+            present = counts.nonzero().squeeze(1)
+            means = class_means(sums, counts)[present]
             return {
                 "class_mean": self._accuracy(means, present),
                 "sample": self._accuracy(stored, labels),

@@ -19,11 +19,13 @@ from dualcba.options import (
     DATASET_DEFAULTS,
     RunOptions,
     check_adaptor_parts,
+    check_head_options,
     check_optimizer,
     check_tracking,
     check_while_empty,
     definitions,
     fill,
+    head_defaults,
     kind_defaults,
     protocol_defaults,
 )
@@ -60,6 +62,7 @@ class Spec(RunOptions):
         _check_real_time(self)
         check_adaptor_parts(self)
         check_optimizer(self)
+        check_head_options(self, self.method, parse_method(self.method)[0].own_head)
         check_tracking(self.tracking, self.forward)
         check_while_empty(self.while_empty, parse_method(self.method)[0].stores_in_steps)
         check_options(self.method, self.method_options)
@@ -73,6 +76,7 @@ class Spec(RunOptions):
             **(OFFLINE_DEFAULTS.get((self.dataset, base), {}) if offline else {}),
             **protocol_defaults(self),
             **kind_defaults(self.adaptor, self),
+            **head_defaults(self),
             "epochs": OFFLINE_EPOCHS if offline else 1,
         }
 

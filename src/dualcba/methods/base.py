@@ -105,6 +105,12 @@ class Method(nn.Module):
     0 means that any sample may be labelled.
     """
 
+    memory_views: bool = False
+    """Whether the memory draws have the views of `make_views` too, not only the new batch."""
+
+    own_head: bool = False
+    """Whether it replaces the last layer of the network by one of its own."""
+
     one_per_class: bool = False
     """Whether the memory must hold at least one sample of every class."""
 
@@ -137,7 +143,11 @@ class Method(nn.Module):
         return transform
 
     def make_views(self, transform: Transform) -> dict[str, Transform]:
-        """Return the transforms of further views of the new samples, by name."""
+        """Return the transforms of further views of the samples, by name.
+
+        See `dualcba.data.augmentation`: the raw samples (`plain`), another draw of the training
+        augmentation (`transform` itself), `crop_and_flip` and `randaugment`.
+        """
         return {}
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
@@ -173,8 +183,15 @@ class Method(nn.Module):
 
     def scores(self, x: Tensor) -> Tensor:
         """Return scores (n, C) of normalised inputs; the argmax is the prediction."""
-        z, _ = self.context.network(x)
-        return z  # type: ignore[no-any-return]
+        return self.outputs(x)[0]
+
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits (n, C) and features (n, d) of normalised inputs, for predictions.
+
+        They are those of the trained network. A method that predicts with other weights, such as
+        an average, returns the outputs of those; the read-out `ncm` uses the features.
+        """
+        return self.context.network(x)  # type: ignore[no-any-return]
 
     @property
     def closed_form(self) -> bool:

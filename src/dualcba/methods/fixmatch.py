@@ -116,3 +116,7 @@ class FixMatch(Method):
     def scores(self, x: Tensor) -> Tensor:
         """Delegate to the wrapped method."""
         return self.method.scores(x)
+
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Delegate to the wrapped method."""
+        return self.method.outputs(x)

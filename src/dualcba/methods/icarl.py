@@ -12,6 +12,7 @@ from torch import Tensor
 from dualcba.losses import Adapt, Batch
 from dualcba.methods.base import Context
 from dualcba.methods.exemplars import ExemplarMethod, check_flags
+from dualcba.methods.nearest_mean import class_means, class_sums, scores_by_means
 from dualcba.methods.teacher import join
 
 
@@ -113,31 +114,18 @@ class ICaRL(ExemplarMethod):
         if self.memory.filled:
             rows = slice(self.memory.filled)
             h = self.direction(self.embed(self.memory.x[rows])[1])
-            member = self._onehot(self.memory.y[rows])
-            stored = member.sum(0) > 0
-            with torch.autocast(h.device.type, enabled=False):
-                sums = torch.where(stored.unsqueeze(1), member.T @ h, sums)
-            counts = torch.where(stored, member.sum(0), counts)
+            of_memory, count = class_sums(h, self.memory.y[rows], len(counts))
+            stored = count > 0
+            sums = torch.where(stored.unsqueeze(1), of_memory, sums)
+            counts = torch.where(stored, count, counts)
             has = has | stored
-        mean = F.normalize(sums) if self.normalise else sums / counts.unsqueeze(1).clamp(min=1e-12)
-        self.means.copy_(mean)
+        self.means.copy_(class_means(sums, counts, normalise=self.normalise))
         self.has_mean.copy_(has)
 
     def scores(self, x: Tensor) -> Tensor:
         """Return minus the squared distance to each class mean; −∞ for classes without a mean."""
-        z, h = self.context.network(x)
-        with torch.autocast(h.device.type, enabled=False):
-            near = self._nearness(h)
-        near = near.masked_fill(~self.has_mean, -torch.inf)
-        return torch.where(self.has_mean.any(), near, z)
-
-    def _nearness(self, h: Tensor) -> Tensor:
-        """Return minus the squared distances (n, C) of features and class means."""
-        if self.normalise:
-            return 2 * (F.normalize(h) @ self.means.T) - 2
-        h = h.to(self.means.dtype)
-        squares = h.square().sum(1, keepdim=True) + self.means.square().sum(1)
-        return 2 * (h @ self.means.T) - squares
+        outputs = self.outputs(x)
+        return scores_by_means(*outputs, self.means, self.has_mean, normalise=self.normalise)
 
     def direction(self, h: Tensor) -> Tensor:
         """Return the features, normalised or as they are."""

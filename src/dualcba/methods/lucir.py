@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from dualcba.engine.host_to_device import to_device
 from dualcba.engine.torch_private import foreach_add_
@@ -16,33 +16,7 @@ from dualcba.losses import Adapt, Batch
 from dualcba.methods.base import Context
 from dualcba.methods.exemplars import ExemplarMethod, check_flags
 from dualcba.methods.teacher import join, sum_of_means
-
-
-class CosineHead(nn.Module):
-    """A classifier whose logits are a learnt scale times the cosine of features and weights."""
-
-    samplewise = True
-
-    def __init__(self, weight: Tensor, scale: float) -> None:
-        super().__init__()
-        self.bias = None
-        self.weight = nn.Parameter(weight.detach().clone())
-        self.scale = nn.Parameter(weight.new_tensor(scale))
-
-    def cosine(self, h: Tensor, frozen: Tensor | None = None) -> Tensor:
-        """Return cosines (n, C) of features (n, d), without autocast because they differ little.
-
-        The weights of the classes in the mask `frozen` (C,) are constants.
-        """
-        weight: Tensor = self.weight
-        if frozen is not None:
-            weight = torch.where(frozen.unsqueeze(1), weight.detach(), weight)
-        with torch.autocast(h.device.type, enabled=False):
-            return F.linear(F.normalize(h.to(weight.dtype)), F.normalize(weight))
-
-    def forward(self, h: Tensor) -> Tensor:
-        """Return logits (n, C) of features (n, d)."""
-        return self.scale * self.cosine(h)
+from dualcba.nets.heads import CosineHead
 
 
 class LUCIR(ExemplarMethod):
@@ -80,6 +54,7 @@ class LUCIR(ExemplarMethod):
     """
 
     title = "LUCIR"
+    own_head = True
     nearest, margin, epochs, tuning_lr = 2, 0.5, 20, 0.01
     strength: Tensor
     met: Tensor

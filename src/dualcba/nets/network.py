@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from dualcba.engine.torch_private import BatchNormBase, foreach_copy_
 from dualcba.errors import unknown
+from dualcba.nets.heads import CosineHead
 from dualcba.normalization.statistics import batch_norms, evaluation_mode
 
 SAMPLEWISE = {
@@ -89,10 +90,18 @@ class Network(nn.Module):
         if not self.head_name:
             wanted = "a network that contains its last layer, such as nn.Sequential(nn.Linear(...))"
             raise ValueError(
-                f"the network is a bare linear layer that the method replaces, expected {wanted}"
+                f"the network is a bare linear layer that another head replaces, expected {wanted}"
             )
         parent, _, name = self.head_name.rpartition(".")
         setattr(self.module.get_submodule(parent), name, head)
+
+    def use_cosine_head(self, scale: float, *, learnt: bool) -> None:
+        """Replace the last layer by a `CosineHead` with the same weights."""
+        weight = self.head.weight
+        assert isinstance(weight, Tensor)
+        head = CosineHead(weight, scale, learnt=learnt)
+        head.weight.requires_grad_(weight.requires_grad)
+        self.replace_head(head)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits (n, C) and features (n, d) of inputs (n, ...), in at least float32."""

@@ -48,14 +48,17 @@ Space = Literal["logit", "probability"]
 Norm = Literal["bn", "cn", "adab2n"]
 Statistics = Literal["bn", "ibn"]
 ForwardMode = Literal["split", "concat"]
+Head = Literal["linear", "cosine"]
 Tracking = Literal["all", "labelled", "memory"]
 IBNAverage = Literal["cumulative", "ema"]
+Augmentation = Literal["none", "partial", "full"]
 BoundaryMode = Literal["given", "inferred"]
 OnOutlier = Literal["raise", "skip", "clip"]
 LossMean = Literal["batches", "samples"]
 WhileEmpty = Literal["train", "store"]
 Pixels = Literal["normalised", "unit"]
 ProtocolName = Literal["paper", "p10"]
+Readout = Literal["head", "ncm"]
 LabelledBatches = Literal["mixed", "cycled"]
 AnytimeScores = Literal["both", "bn", "ibn"]
 NetworkName = Literal["resnet18", "resnet18-slim", "mlp"]
@@ -84,6 +87,9 @@ DATASET_DEFAULTS: dict[str, dict[str, Any]] = {
     "fashion-mnist": {"tasks": 5, "network": "mlp"},
 }
 """Defaults that a dataset sets; any other dataset takes those of the definitions."""
+
+COSINE_DEFAULTS = {"head_scale": 10.0, "learn_scale": False}
+"""Defaults of the options that only a cosine head has."""
 
 KIND_DEFAULTS: dict[str, dict[str, Any]] = {
     BALANCED: {
@@ -140,6 +146,12 @@ class TrainingOptions:
         "mean over all of them)",
         METHOD,
     )
+    augmentation: Augmentation = option(
+        "partial",
+        "random changes of training images: none, partial (the crop and flip of the dataset), or "
+        "full (random resized crop, flip, colour jitter and greyscale; colour images only)",
+        METHOD,
+    )
     tracking: Tracking = option(
         "all",
         "batches that update the running statistics: all, labelled (not the unlabelled part of a "
@@ -150,6 +162,16 @@ class TrainingOptions:
         "train",
         "batches that arrive while the memory is empty: train on them, or only store them",
         METHOD,
+    )
+    head: Head = option(
+        "linear",
+        "last layer of the network: linear, or cosine (a scale times the cosine of features and "
+        "class weights)",
+        NETWORK,
+    )
+    head_scale: float | None = option(None, "scale of the cosine head (10)", NETWORK)
+    learn_scale: bool | None = option(
+        None, "whether the scale of the cosine head is learnt, from head_scale on (no)", NETWORK
     )
     seed: int = option(0, "seed of all random numbers", DATA, low=0)
     batch_size: int = option(32, "samples per step", NETWORK, low=1)
@@ -286,6 +308,12 @@ class TrainingOptions:
     ibn_augment: bool = option(True, "augment the memory when IBN estimates statistics", EVALUATION)
     ibn_average: IBNAverage = option(
         "cumulative", "how IBN averages over batches of the memory", EVALUATION
+    )
+    readout: Readout = option(
+        "head",
+        "how the network's outputs are classified: head (as the method does), or ncm (the nearest "
+        "class mean of the memory's features)",
+        EVALUATION,
     )
     seen_only: bool = option(False, "predict only classes that have been seen", EVALUATION)
     method_options: dict[str, Any] = option(
@@ -540,6 +568,20 @@ def kind_defaults(kind: str | None, options: TrainingOptions) -> dict[str, Any]:
     """Return the defaults that a kind of adaptor sets; with a loaded ν there is no ω by default."""
     loaded = {} if options.agnostic_from is None else {"specific": "none"}
     return {**KIND_DEFAULTS.get(kind or "", {}), **loaded}
+
+
+def head_defaults(options: TrainingOptions) -> dict[str, Any]:
+    """Return the defaults of the options of a cosine head, if there is one."""
+    return COSINE_DEFAULTS if options.head == "cosine" else {}
+
+
+def check_head_options(options: TrainingOptions, method: str, own_head: bool) -> None:
+    """Raise unless the options of the head fit it; `own_head` is that of the method."""
+    if options.head == "cosine" and own_head:
+        raise ValueError(expected("head", options.head, f"'linear': {method} has its own head"))
+    for name in COSINE_DEFAULTS if options.head != "cosine" else ():
+        if (value := getattr(options, name)) is not None:
+            raise ValueError(expected(name, value, f"no value: the head is {options.head}"))
 
 
 def check_adaptor_parts(options: TrainingOptions) -> None:

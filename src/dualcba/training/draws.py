@@ -7,7 +7,7 @@ on the device as the same dataclasses with tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -33,6 +33,9 @@ class MemoryDraw(Generic[T]):
 
     augment: T | None
     """(n, ...) parameters of the augmentation; None if the transform is not random."""
+
+    views: dict[str, T] = field(default_factory=dict)
+    """Parameters of the method's other views of them, by name; empty unless `memory_views`."""
 
     @property
     def size(self) -> int:
@@ -98,6 +101,13 @@ def uses_pool(options: TrainingOptions) -> bool:
     return options.outer_draw == "balanced" or bool(counted)
 
 
+def draw_views(
+    views: Mapping[str, Transform], rng: np.random.Generator, n: int
+) -> dict[str, Array]:
+    """Draw the parameters of all views of n samples."""
+    return {name: view.draw(rng, n) for name, view in views.items()}
+
+
 class StepSampler:
     """Named random generators of one seed, and what each step draws from them.
 
@@ -145,10 +155,9 @@ class StepSampler:
     def _batches(self, n: int, outer_batch: bool) -> BatchDraws[Array]:
         new_augment = self._augment(n)
         count = self.method.draws if self.context.memory.filled else 0
-        memory = tuple([self._memory_draw() for _ in range(count)])
+        memory = tuple([self._memory_draw(views=self.method.memory_views) for _ in range(count)])
         fresh = self._outer_draw() if outer_batch else None
-        unlabelled, rng = n - self.method.labelled, self.rng["augmentation"]
-        views = {name: view.draw(rng, unlabelled) for name, view in self.views.items()}
+        views = draw_views(self.views, self.rng["augmentation"], n - self.method.labelled)
         filled = np.array([self.context.memory.filled]) if self.pooled else None
         return BatchDraws(new_augment, memory, fresh, views, filled)
 
@@ -159,9 +168,14 @@ class StepSampler:
         u = (np.arange(n) + self.rng["memory"].random(n)) / n
         return BalancedDraw(u, self._augment(n))
 
-    def _memory_draw(self) -> MemoryDraw[Array]:
+    def _memory_draw(self, *, views: bool = False) -> MemoryDraw[Array]:
         rows = self.context.memory.draw(self.context.draw_size, self.rng["memory"])
-        return MemoryDraw(rows, self._augment(len(rows)))
+        augment = self._augment(len(rows))
+        if not views:
+            return MemoryDraw(rows, augment)
+        return MemoryDraw(
+            rows, augment, draw_views(self.views, self.rng["augmentation"], len(rows))
+        )
 
     def _augment(self, n: int) -> Array | None:
         transform = self.context.transform

@@ -74,18 +74,41 @@ class ForwardPass:
         raw += [self.context.memory.read(draw.rows) for draw in drawn.memory]
         params = [drawn.new_augment, *(draw.augment for draw in drawn.memory)]
         joined, inputs = self.augmented([samples for samples, _, _ in raw], params)
-        first = self.method.labelled
-        for name, view in self.views.items():
-            raw.append((x[first:], y[first:], {}))
-            inputs.append(view(x[first:], drawn.views[name]))
+        if self.views:
+            seen, drawn_views = self._viewed(raw), [drawn.views, *(d.views for d in drawn.memory)]
+            inputs += self._view_inputs([samples for samples, _, _ in seen], drawn_views)
+            raw += seen * len(self.views)
         with self.context.autocast():
             labels = [labels for _, labels, _ in raw]
             outputs = self.through(inputs, labels, None if self.views else joined)
-        new, *rest = _batches(inputs, raw, outputs)
-        mem, views = rest[: len(drawn.memory)], rest[len(drawn.memory) :]
-        if views:
-            new.views = dict(zip(self.views, views, strict=True))
+        batches = _batches(inputs, raw, outputs)
+        count = 1 + len(drawn.memory)
+        new, *mem = batches[:count]
+        for k, name in enumerate(self.views):
+            first = count + k * len(seen)
+            for batch, view in zip((new, *mem), batches[first : first + len(seen)], strict=False):
+                batch.views = {**batch.views, name: view}
         return new, mem
+
+    def _viewed(self, raw: Sequence[Raw]) -> list[Raw]:
+        """Return the samples that have other views: new ones and, if so, memory draws."""
+        x, y, _ = raw[0]
+        first = self.method.labelled
+        stored = raw[1:] if self.method.memory_views else ()
+        return [(x[first:], y[first:], {}), *((x, y, {}) for x, y, _ in stored)]
+
+    def _view_inputs(
+        self, samples: Sequence[Tensor], drawn: Sequence[Mapping[str, Tensor]]
+    ) -> list[Tensor]:
+        """Augment and normalise each view of all batches in one call; views may be chained."""
+        inputs: list[Tensor] = []
+        pixels = {"": _cat(samples)}
+        for name, view in self.views.items():
+            params = _cat([d[name] for d in drawn[: len(samples)]])
+            source = pixels[view.source]
+            pixels[name] = view.augment(source, params) if view.random else source
+            inputs += torch.split(view.normalize(pixels[name]), [len(part) for part in samples])
+        return inputs
 
     def outer_batch(self, x: Tensor, y: Tensor, drawn: BatchDraws[Tensor]) -> Batch:
         """B_buf: a fresh draw from the memory, or evenly over the classes of memory and new batch.
@@ -129,23 +152,33 @@ class ForwardPass:
     ) -> Sequence[Outputs]:
         """Return logits and features of each batch; `joined` is all of them, if it exists."""
         sizes = [len(v) for v in inputs]
-        parts, labels = self._with_own_statistics(inputs), self._with_own_statistics(labels)
+        whole = joined if self.concat else None
+        parts = self._with_own_statistics(inputs) if whole is None else [whole]
+        labels = self._with_own_statistics(labels)
         tracked = self._tracked(len(inputs), len(parts))
         alike = len(parts[0]) > 1 and len({len(part) for part in parts}) == 1
         together = alike and self.samplewise and all(tracked)
-        if not self.concat and not together:
+        joint = self.concat and len(parts) == 1
+        if not joint and not together:
             z, h = map(torch.cat, zip(*self._one_by_one(parts, labels, tracked), strict=True))
         else:
-            groups = (
-                nullcontext() if self.concat else grouped_statistics(self.norm_layers, len(parts))
-            )
+            groups = nullcontext() if joint else grouped_statistics(self.norm_layers, len(parts))
             with groups:
-                y = torch.cat(labels) if self.task_aware else labels[0]
-                z, h = self.outputs(torch.cat(parts) if joined is None else joined, y)
+                y = _cat(labels) if self.task_aware else labels[0]
+                z, h = self.outputs(_cat(parts) if joined is None else joined, y)
         return list(zip(z.split_with_sizes(sizes), h.split_with_sizes(sizes), strict=True))
 
     def _with_own_statistics(self, batches: Sequence[Tensor]) -> list[Tensor]:
-        """Split the new batch where labelled samples lead it: they have their own statistics."""
+        """Return the parts that have their own statistics.
+
+        With `concat` this is all, or each view of all samples. Otherwise it is each batch, and the
+        new batch is split where labelled samples lead it.
+        """
+        if self.concat:
+            size = len(batches)
+            if self.method.memory_views:
+                size //= 1 + len(self.views)
+            return [_cat(batches[k : k + size]) for k in range(0, len(batches), size)]
         first = self.method.labelled
         led = first and len(batches[0]) > first
         new = batches[0].tensor_split([first]) if led else [batches[0]]
@@ -154,6 +187,8 @@ class ForwardPass:
     def _tracked(self, batches: int, parts: int) -> list[bool]:
         """Return whether each part updates the running statistics; the new batch has 1 or 2."""
         own, views = parts - batches + 1, len(self.views)
+        if self.method.memory_views:
+            views *= batches // (1 + views)
         memory = parts - own - views
         if self.tracking == "all" or (self.tracking == "memory" and not memory):
             return [True] * parts
@@ -195,6 +230,11 @@ class ForwardPass:
         owner = self.context.sets.owner
         tasks = torch.where(y < 0, owner.max(), owner[y.clamp(min=0)])
         return sample_tasks(self.task_aware, tasks)
+
+
+def _cat(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate tensors; a single one stays as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _batches(

@@ -13,6 +13,7 @@ from torch import nn
 
 from dualcba.adaptors.outer_step import OuterLoop
 from dualcba.data import Transform
+from dualcba.data.augmentation import choose_augmentation
 from dualcba.errors import at_least, expected, unknown
 from dualcba.methods import Method, check_options, parse_method
 from dualcba.nets import Network
@@ -29,11 +30,13 @@ from dualcba.options import (
     RunOptions,
     TrainingOptions,
     check_adaptor_parts,
+    check_head_options,
     check_optimizer,
     check_tracking,
     check_while_empty,
     definitions,
     fill,
+    head_defaults,
     kind_defaults,
     optimizer_defaults,
     option,
@@ -91,7 +94,7 @@ class LearnerArguments(TrainingOptions):
     dtype: torch.dtype = option(
         torch.uint8, "type of the raw samples: torch.uint8 or torch.float32", DATA, accept=_dtype
     )
-    head: str | None = option(
+    last_layer: str | None = option(
         None, "name of the network's last linear layer; found automatically", NETWORK
     )
     ibn: bool | None = option(
@@ -106,8 +109,10 @@ class LearnerArguments(TrainingOptions):
         options = definitions(LearnerArguments)
         given = "er-dual-cba" if self.method is None else options["method"].check(self.method)
         base, kind = resolve(given, self.method_options or {}, self.adaptor)
-        fill(self, {**optimizer_defaults(self.optimizer), **kind_defaults(kind, self)}, kind)
+        defaults = {**optimizer_defaults(self.optimizer), **kind_defaults(kind, self)}
+        fill(self, {**defaults, **head_defaults(self)}, kind)
         check_adaptor_parts(self)
+        check_head_options(self, type(base).__name__, base.own_head)
         check_optimizer(self)
         check_tracking(self.tracking, self.forward)
         check_while_empty(self.while_empty, base.stores_in_steps)
@@ -116,6 +121,8 @@ class LearnerArguments(TrainingOptions):
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
         _check_transform(self.transform, shape)
+        transform = choose_augmentation(self.transform, self.augmentation, shape, self.dtype)
+        object.__setattr__(self, "transform", transform)
         check_network(self.network)
         _check_method(base, self.buffer, self.num_classes)
 

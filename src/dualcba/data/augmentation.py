@@ -1,0 +1,161 @@
+"""The augmentations by name, and the views of samples that a method can ask for.
+
+A view is a transform. `Method.make_views` returns those of a method, made from the transform of the
+learner by the functions of this module, or that transform itself: another draw of the training
+augmentation. Each view draws its own random numbers. One with a `source` starts from the pixels of
+an earlier view instead of those of the sample.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualcba.data import colour, resized_crop
+from dualcba.data.colour import ColourJitter
+from dualcba.data.randaugment import RandAugment, RandAugmentTransform, check_images
+from dualcba.data.transforms import Transform
+from dualcba.errors import expected
+from dualcba.kernels import augment as kernels
+
+FULL_SCALE = 0.2, 1.0
+"""The share of the image's area that a crop of `full` has."""
+
+
+def choose_augmentation(
+    transform: Transform, name: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> Transform:
+    """Return the transform of the option `augmentation`, for samples of this shape and dtype."""
+    base = copy.copy(transform)
+    base.shape, base.dtype = shape, dtype
+    if name == "partial":
+        return base
+    if name == "none":
+        return plain(base)
+    if len(shape) != 3 or shape[0] != 3 or dtype != torch.uint8:
+        given = f"{name!r} for {dtype} samples of shape {shape}"
+        wanted = "'none' or 'partial' unless samples are torch.uint8 of shape (3, height, width)"
+        raise ValueError(f"augmentation is {given}, expected {wanted}")
+    return FullAugmentation(base)
+
+
+def plain(transform: Transform) -> Transform:
+    """Return a transform without augmentation: the view of the raw samples."""
+    return _inherit(Transform([0.0], [1.0]), transform)
+
+
+def crop_and_flip(
+    transform: Transform, scale: tuple[float, float], *, source: str = ""
+) -> Transform:
+    """Return a random resized crop, whose area is a share of `scale`, and a flip."""
+    view = ResizedCrop(transform, scale)
+    view.source = source
+    return view
+
+
+def randaugment(
+    transform: Transform, operations: int, magnitude: int, *, source: str = ""
+) -> Transform:
+    """Return RandAugment, of the samples or of the pixels of an earlier view."""
+    check_images(transform.shape, transform.dtype)
+    view = RandAugmentTransform(plain(transform), RandAugment(operations, magnitude))
+    view.source = source
+    return view
+
+
+class ResizedCrop(Transform):
+    """A random resized crop and a horizontal flip.
+
+    uint8 images become floats in [0, 1], so that they are normalised in the same way.
+
+    Parameters
+    ----------
+    base
+        The transform that defines the normalisation; its `shape` is that of the samples.
+    area
+        The range of the share of the image's area that a crop has.
+
+    >>> base = choose_augmentation(Transform([0.5], [0.5]), "none", (1, 8, 8), torch.uint8)
+    >>> t = ResizedCrop(base, (0.6, 1.0))
+    >>> params = torch.from_numpy(t.draw(np.random.default_rng(0), 2))
+    >>> t(torch.full((2, 1, 8, 8), 255, dtype=torch.uint8), params).unique().tolist()
+    [1.0]
+    """
+
+    grid_x: Tensor
+    grid_y: Tensor
+    columns = resized_crop.COLUMNS
+
+    def __init__(self, base: Transform, area: tuple[float, float]) -> None:
+        super().__init__([0.0], [1.0], flip=True)
+        if len(base.shape) != 3:
+            wanted = "(channels, height, width) for a resized crop"
+            raise ValueError(expected("shape of one sample", base.shape, wanted))
+        _inherit(self, base)
+        self.area = area
+        for name, values in zip("xy", resized_crop.base_grid(self.size), strict=True):
+            self.register_buffer(f"grid_{name}", values.to(self.scale), persistent=False)
+
+    @property
+    def random(self) -> bool:
+        """Always True."""
+        return True
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        return self.shape[1], self.shape[2]
+
+    def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+        """Draw the parameters (n, 6) of n images, see `resized_crop.grid_columns`."""
+        boxes = resized_crop.draw_boxes(rng, n, self.size, self.area)
+        flip = (rng.random(n) < 0.5) & self.flip
+        return resized_crop.grid_columns(boxes, flip, self.size)
+
+    def augment(self, x: Tensor, params: Tensor) -> Tensor:
+        """Crop, resize and flip images without normalising them."""
+        if self._fused(x):
+            return kernels.augment(x, params, colours=False)
+        pixels = x * (1 / 255) if x.dtype == torch.uint8 else x
+        return resized_crop.resized_crop(pixels, params, (self.grid_x, self.grid_y))
+
+    def _fused(self, x: Tensor) -> bool:
+        """Whether the fused kernel can augment these images."""
+        return self.scale.dtype == torch.float32 and kernels.applies(x)
+
+
+class FullAugmentation(ResizedCrop):
+    """A random resized crop, a flip, colour jitter and greyscale of uint8 colour images.
+
+    The definitions are torchvision's, on floats in [0, 1]: crops with a share of 0.2 to 1 of the
+    area, jitter (0.4, 0.4, 0.4, 0.1) with probability 0.8 in an order of its own for each image,
+    and greyscale with probability 0.2.
+    """
+
+    columns = resized_crop.COLUMNS + colour.COLUMNS
+
+    def __init__(self, base: Transform) -> None:
+        super().__init__(base, FULL_SCALE)
+        self.jitter = ColourJitter()
+
+    def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+        """Draw the parameters (n, 28) of n images: crop and flip, then the colours."""
+        return np.concatenate([super().draw(rng, n), self.jitter.draw(rng, n)], 1)
+
+    def augment(self, x: Tensor, params: Tensor) -> Tensor:
+        """Augment images without normalising them."""
+        if self._fused(x):
+            return kernels.augment(x, params, colours=True)
+        first = resized_crop.COLUMNS
+        return colour.adjust_colours(super().augment(x, params[:, :first]), params[:, first:])
+
+
+def _inherit(view: Transform, base: Transform) -> Transform:
+    """Give a transform the normalisation, shape and type of samples of another one."""
+    view.scale, view.shift = base.scale, base.shift
+    view.shape, view.dtype = base.shape, base.dtype
+    return view

@@ -1,0 +1,73 @@
+"""Classification by the nearest class mean of features: of iCaRL, and of the read-out `ncm`."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def class_sums(h: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Return the sum of the features (n, d) of each class, (C, d), and the counts (C,)."""
+    member = F.one_hot(y, num_classes).to(h.dtype)
+    with torch.autocast(h.device.type, enabled=False):
+        return member.T @ h, member.sum(0)
+
+
+def class_means(sums: Tensor, counts: Tensor, *, normalise: bool = True) -> Tensor:
+    """Return the means (C, d) of sums of features; normalised, if the features are."""
+    return F.normalize(sums) if normalise else sums / counts.unsqueeze(1).clamp(min=1e-12)
+
+
+def nearness(h: Tensor, means: Tensor, *, normalise: bool = True) -> Tensor:
+    """Return minus the squared distances (n, C) of features and class means.
+
+    >>> nearness(torch.tensor([[0.0, 3.0]]), torch.eye(2)).tolist()
+    [[-2.0, 0.0]]
+    """
+    with torch.autocast(h.device.type, enabled=False):
+        if normalise:
+            return 2 * (F.normalize(h) @ means.T) - 2
+        h = h.to(means.dtype)
+        squares = h.square().sum(1, keepdim=True) + means.square().sum(1)
+        return 2 * (h @ means.T) - squares
+
+
+def scores_by_means(
+    z: Tensor, h: Tensor, means: Tensor, has_mean: Tensor, *, normalise: bool = True
+) -> Tensor:
+    """Return `nearness`, with −∞ for classes without a mean; the logits z if no class has one."""
+    near = nearness(h, means, normalise=normalise).masked_fill(~has_mean, -torch.inf)
+    return torch.where(has_mean.any(), near, z)
+
+
+class NearestMean:
+    """The means of normalised features of each class, updated in place."""
+
+    def __init__(self, num_classes: int, like: Tensor) -> None:
+        self.means = like.new_zeros(num_classes, like.shape[1])
+        self.has_mean = like.new_zeros(num_classes, dtype=torch.bool)
+
+    def update(self, h: Tensor, y: Tensor) -> None:
+        """Set the means to those of features (n, d) with labels (n,)."""
+        sums, counts = class_sums(F.normalize(h), y, len(self.means))
+        self.means.copy_(class_means(sums, counts))
+        self.has_mean.copy_(counts > 0)
+
+    def clear(self) -> None:
+        """Have no means."""
+        self.means.zero_()
+        self.has_mean.zero_()
+
+    def scores(self, z: Tensor, h: Tensor) -> Tensor:
+        """Return scores (n, C), see `scores_by_means`."""
+        return scores_by_means(z, h, self.means, self.has_mean)
+
+    def save(self) -> tuple[Tensor, Tensor]:
+        """Return copies of the means and of the mask of classes that have one."""
+        return self.means.clone(), self.has_mean.clone()
+
+    def restore(self, saved: tuple[Tensor, Tensor]) -> None:
+        """Restore what `save` returned."""
+        self.means.copy_(saved[0])
+        self.has_mean.copy_(saved[1])

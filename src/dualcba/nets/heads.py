@@ -1,0 +1,76 @@
+"""Last layers other than a linear one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Scale = Tensor | float
+
+
+class CosineHead(nn.Module):
+    """A classifier whose logits are a scale times the cosine of features and class weights.
+
+    Parameters
+    ----------
+    weight
+        The initial weights (C, d); a copy is trained.
+    scale
+        The factor of the cosines.
+    learnt
+        Whether the scale is trained too.
+
+    >>> head = CosineHead(torch.eye(2), 10.0, learnt=False)
+    >>> head(torch.tensor([[3.0, 4.0]])).tolist()
+    [[6.0, 8.0]]
+    """
+
+    samplewise = True
+
+    def __init__(self, weight: Tensor, scale: float, *, learnt: bool = True) -> None:
+        super().__init__()
+        self.bias = None
+        self.weight = nn.Parameter(weight.detach().clone())
+        self.scale: Scale = nn.Parameter(weight.new_tensor(scale)) if learnt else scale
+
+    @property
+    def learnt(self) -> bool:
+        """Whether the scale is trained."""
+        return isinstance(self.scale, nn.Parameter)
+
+    def cosine(self, h: Tensor, frozen: Tensor | None = None) -> Tensor:
+        """Return cosines (n, C) of features (n, d), without autocast because they differ little.
+
+        The weights of the classes in the mask `frozen` (C,) are constants.
+        """
+        weight: Tensor = self.weight
+        if frozen is not None:
+            weight = torch.where(frozen.unsqueeze(1), weight.detach(), weight)
+        with torch.autocast(h.device.type, enabled=False):
+            return F.linear(F.normalize(h.to(weight.dtype)), F.normalize(weight))
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return logits (n, C) of features (n, d)."""
+        return self.scale * self.cosine(h)
+
+
+# With ĥ and ŵ the normalised features and weights, z_ic = s·⟨ĥ_i, ŵ_c⟩, so that
+#     ∂z_ic/∂w_c = s/‖w_c‖ · (I − ŵ_c ŵ_cᵀ) ĥ_i        ∂z_ic/∂s = ⟨ĥ_i, ŵ_c⟩
+
+
+def cosine_gradients(h: Tensor, weight: Tensor, scale: Scale, G: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of a loss with respect to weight and scale, from its gradient G at z."""
+    pull, unit = G.T @ F.normalize(h), F.normalize(weight)  # both (C, d)
+    along = (pull * unit).sum(1, keepdim=True)
+    return scale / weight.norm(dim=1, keepdim=True) * (pull - along * unit), along.sum()
+
+
+def cosine_change(
+    h: Tensor, weight: Tensor, scale: Scale, d_weight: Tensor, d_scale: Tensor | None
+) -> Tensor:
+    """Return the change of the logits (n, C) with a small change of weight and scale, linearly."""
+    unit = F.normalize(weight)
+    along = (d_weight * unit).sum(1, keepdim=True)
+    turn = scale / weight.norm(dim=1, keepdim=True) * (d_weight - along * unit)
+    return F.linear(F.normalize(h), turn if d_scale is None else turn + d_scale * unit)

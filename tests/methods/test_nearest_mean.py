@@ -1,0 +1,200 @@
+"""The nearest class mean: compared with NumPy, and as the read-out of any learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualcba import Dataset, Learner
+from dualcba.checks import check_learner
+from dualcba.data import disjoint
+from dualcba.estimator import DualCBAClassifier
+from dualcba.evaluation import Evaluator
+from dualcba.experiments import Hardware, Run, Spec
+from dualcba.methods.nearest_mean import class_means, class_sums, nearness, scores_by_means
+
+Make = Callable[..., Any]
+
+
+def unit(h: NDArray) -> NDArray:
+    """Features of length 1; a feature of zeros stays so."""
+    return h / np.maximum(np.linalg.norm(h, axis=-1, keepdims=True), 1e-12)
+
+
+def oracle(h: NDArray, stored: NDArray, y: NDArray, classes: int) -> NDArray:
+    """Minus the squared distance to the mean of each class's normalised features."""
+    out = np.full((len(h), classes), -np.inf)
+    for c in np.unique(y):
+        mean = unit(unit(stored[y == c]).mean(0))
+        out[:, c] = -((unit(h) - mean) ** 2).sum(1)
+    return out
+
+
+def features(learner: Learner, x: Tensor) -> NDArray:
+    context = learner.parts.context
+    with torch.no_grad():
+        return context.network(context.transform(x))[1].double().numpy()
+
+
+def test_scores_are_distances_to_class_means() -> None:
+    rng = np.random.default_rng(0)
+    stored, h, y = rng.normal(size=(20, 5)), rng.normal(size=(7, 5)), rng.integers(0, 3, 20)
+    sums, counts = class_sums(torch.from_numpy(unit(stored)), torch.from_numpy(y), 4)
+    means = class_means(sums, counts)
+    z = torch.zeros(7, 4, dtype=torch.float64)
+    got = scores_by_means(z, torch.from_numpy(h), means, counts > 0)
+    np.testing.assert_allclose(got.numpy(), oracle(h, stored, y, 4), atol=1e-12)
+
+
+def test_distances_of_features_as_they_are() -> None:
+    rng = np.random.default_rng(0)
+    h, means = rng.normal(size=(7, 5)), rng.normal(size=(3, 5))
+    got = nearness(torch.from_numpy(h), torch.from_numpy(means), normalise=False)
+    np.testing.assert_allclose(got.numpy(), -((h[:, None] - means) ** 2).sum(2), atol=1e-12)
+
+
+# ---------------------------------------------------------------------- as a read-out
+
+
+@pytest.mark.parametrize("statistics", ["bn", "ibn"])
+@pytest.mark.parametrize("method", ["er", "derpp-cba", "clser-dual-cba"])
+def test_predictions_are_the_nearest_mean_of_the_memory(
+    method: str, statistics: str, make_learner: Make, teach: Make, images: Dataset
+) -> None:
+    learner = teach(make_learner(method, readout="ncm", ibn=statistics == "ibn"))
+    memory = learner.memory
+    with learner.evaluating(statistics):
+        h, stored = (features(learner, x) for x in (images.test_x, memory.x[: memory.filled]))
+        scores = learner.scores(images.test_x)
+    want = oracle(h, stored, memory.y[: memory.filled].numpy(), learner.num_classes)
+    np.testing.assert_allclose(scores.numpy(), want, atol=1e-4)
+    assert learner.predict(images.test_x).tolist() == scores.argmax(1).tolist()
+    p = learner.predict_proba(images.test_x)
+    torch.testing.assert_close(p, scores.softmax(1))
+    assert p.sum(1).numpy() == pytest.approx(1)
+
+
+def test_training_does_not_depend_on_the_read_out(
+    make_learner: Make, teach: Make, differ: Make, images: Dataset
+) -> None:
+    one, two = (make_learner("er-dual-cba", readout=name) for name in ("head", "ncm"))
+    for learner in (one, two):
+        teach(learner)
+        learner.predict(images.test_x)
+    assert differ(one.state_dict(), two.state_dict()) == []
+    assert not torch.equal(one.predict_proba(images.test_x), two.predict_proba(images.test_x))
+
+
+def test_the_head_decides_while_the_memory_is_empty(make_learner: Make, images: Dataset) -> None:
+    head, ncm = (make_learner("er", readout=name) for name in ("head", "ncm"))
+    assert torch.equal(head.predict_proba(images.test_x), ncm.predict_proba(images.test_x))
+
+
+def test_the_means_follow_every_step_and_every_load(
+    make_learner: Make, make_batches: Make, images: Dataset
+) -> None:
+    learner = make_learner("er", readout="ncm")
+    learner.new_task([0, 1])
+    seen = []
+    for x, y in make_batches()[0]:
+        learner.observe(x, y)
+        seen.append((learner.state_dict(), learner.predict_proba(images.test_x)))
+    assert not torch.equal(seen[-1][1], seen[-2][1])
+    state, want = seen[1]
+    learner.load_state_dict(state)
+    assert torch.equal(learner.predict_proba(images.test_x), want)
+
+
+def test_means_are_computed_once_per_step_and_statistics(
+    make_learner: Make, teach: Make, images: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = teach(make_learner("er", readout="ncm"))
+    passes: list[int] = []
+    predictor = learner._predictor
+    update = predictor._pass_for_means
+    monkeypatch.setattr(predictor, "_pass_for_means", lambda n: (passes.append(1), update(n)))
+    for statistics in ("bn", "ibn", "bn", "ibn"):
+        with learner.evaluating(statistics):
+            learner.scores(images.test_x)
+    assert len(passes) == 2
+
+
+def test_nested_evaluations_restore_the_means(
+    make_learner: Make, teach: Make, images: Dataset
+) -> None:
+    learner = teach(make_learner("er", readout="ncm"))
+    with learner.evaluating("bn"):
+        before = learner.scores(images.test_x)
+        with learner.evaluating("ibn"):
+            assert not torch.equal(learner.scores(images.test_x), before)
+        assert torch.equal(learner.scores(images.test_x), before)
+
+
+def test_seen_only_and_classes_without_samples(
+    make_learner: Make, teach: Make, images: Dataset
+) -> None:
+    learner = teach(make_learner("er", readout="ncm", seen_only=True))
+    stored = learner.memory.y[: learner.memory.filled].unique().tolist()
+    p = learner.predict_proba(images.test_x)
+    assert p.isfinite().all()
+    assert p.sum(0).nonzero().flatten().tolist() == stored
+
+
+def test_the_evaluator_counts_the_read_out(
+    make_learner: Make, teach: Make, images: Dataset
+) -> None:
+    learner = teach(make_learner("er", readout="ncm"), tasks=3)
+    stream = disjoint(images, 3)
+    evaluator = Evaluator(learner, images, stream)
+    evaluator.evaluate("end", 2)
+    for statistics in ("bn", "ibn"):
+        with learner.evaluating(statistics):
+            right = learner.scores(images.test_x).argmax(1) == images.test_y
+        accuracy = np.mean([100 * right[torch.from_numpy(t.test)].double().mean() for t in stream])
+        assert evaluator.accuracy(statistics) == pytest.approx(accuracy)
+
+
+def test_a_run_and_an_estimator_take_the_option(images: Dataset) -> None:
+    spec = Spec(method="er", buffer=20, tasks=3, network="mlp", readout="ncm", eval_every=0)
+    run = Run(spec, images, Hardware(device="cpu"))
+    assert len(list(run.steps())) == run.total
+    assert run.result()["spec"]["readout"] == "ncm"
+    classifier = DualCBAClassifier(
+        method="er", learner_options={"readout": "ncm"}, epochs=1, random_state=0
+    )
+    x, y = images.train_x.numpy(), images.train_y.numpy()
+    assert classifier.fit(x, y).predict(x).shape == y.shape
+
+
+def test_a_learner_with_the_read_out_passes_all_checks(make_learner: Make, make_net: Make) -> None:
+    check_learner(
+        lambda seed: make_learner("er-dual-cba", make_net(seed), seed=seed, readout="ncm"),
+        skip=["memory", "time"],
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("statistics", ["bn", "ibn"])
+def test_captured_evaluations_equal_eager_ones(
+    statistics: str, make_learner: Make, make_batches: Make, images: Dataset, exact: None
+) -> None:
+    found = []
+    for engine in ("eager", "captured"):
+        learner = make_learner("er", readout="ncm", device="cuda", precision="fp32", engine=engine)
+        evaluator = Evaluator(learner, images, disjoint(images, 3))
+        evaluator.evaluate("start")
+        accuracies = []
+        for k, batches in enumerate(make_batches(steps=8)):
+            learner.new_task([2 * k, 2 * k + 1])
+            for x, y in batches:
+                learner.observe(x, y)
+                evaluator.evaluate("both", k)
+                accuracies.append(evaluator.accuracy(statistics))
+        found.append(accuracies)
+    assert found[0] == pytest.approx(found[1], abs=4.0)  # a near tie may fall either way
