@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from dualcba.io import atomic_write
 from dualcba.parsing import parse_json
 
 Tensors = dict[str, Tensor]
+Copy = Callable[[Tensor], Tensor]
+"""Returns a copy of a tensor."""
 
 DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 NO_DIGEST = "0" * 64
@@ -27,7 +29,9 @@ UNREADABLE = (SafetensorError, ValueError, TypeError, KeyError, RuntimeError, As
 
 
 def collect_tensors(
-    modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
+    modules: Mapping[str, nn.Module],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    copy: Copy = torch.clone,
 ) -> Tensors:
     """Return copies of all state, named `<module>.<entry>` and `<optimizer>.<index>.<field>`."""
     live = {f"{part}.{k}": v for part, m in modules.items() for k, v in m.state_dict().items()}
@@ -36,7 +40,7 @@ def collect_tensors(
         for i, p in enumerate(params):  # `optimizer.state_dict()` would import torch's compiler
             entries = optimizer.state.get(p, {})
             live |= {f"{name}.{i}.{k}": v for k, v in entries.items() if v is not None}
-    return {k: v.detach().clone() for k, v in live.items()}
+    return {k: copy(v.detach()) for k, v in live.items()}
 
 
 def load_tensors(

@@ -79,6 +79,11 @@ class Run:
     hardware: Hardware = field(default_factory=Hardware)
     alone: bool = True
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
+    taken: int = 0
+    """The number of batches so far; `steps` goes on after them."""
+
+    peak: int = 0
+    """The peak GPU memory in bytes before a checkpoint was loaded."""
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -112,28 +117,44 @@ class Run:
         return sum(len(one) for passes in self.schedule for one in passes)
 
     def steps(self) -> Iterator[int]:
-        """Train and evaluate; yields the number of steps so far after each step."""
+        """Train and evaluate; yields the number of steps so far after each step.
+
+        A run that has loaded a checkpoint goes on after the batches that it has `taken`.
+        """
         train_y = self._visible_labels()
         arrive = self._arrivals(train_y)
         if self.learner.method.merge:
             arrive = with_exemplars(arrive, self.learner.memory, len(train_y), self.engine)
         labels = None if self.learner.method.merge else train_y.numpy()
-        with self._clock("evaluate"):
-            self.evaluator.evaluate("start")
-        for number, (task, passes) in enumerate(zip(self.stream, self.schedule, strict=True)):
-            self._begin_task(task)
-            for epoch, one in enumerate(passes):
-                self._set_learning_rate(epoch, len(passes))
-                for k, (x, y) in enumerate(arrive(one.rows)):
-                    self._record(x, y)
-                    last = epoch == len(passes) - 1 and k == len(one) - 1
-                    ends = last and self._end_is_known(number)
-                    storable = None if one.storable is None else one.storable[k]
-                    known = None if labels is None else labels[one.rows[k]]
-                    self._train(x, y, storable, known, again=epoch > 0, ends=ends)
-                    self._evaluate(number, last)
-                    yield self.learner.step
+        if not self.taken:
+            with self._clock("evaluate"):
+                self.evaluator.evaluate("start")
+        for number, epoch, start in self._passes_left():
+            passes = self.schedule[number]
+            one = passes[epoch]
+            if not epoch and not start:
+                self._begin_task(self.stream[number])
+            self._set_learning_rate(epoch, len(passes))
+            for k, (x, y) in enumerate(arrive(one.rows[start:]), start):
+                self._record(x, y)
+                last = epoch == len(passes) - 1 and k == len(one) - 1
+                ends = last and self._end_is_known(number)
+                storable = None if one.storable is None else one.storable[k]
+                known = None if labels is None else labels[one.rows[k]]
+                self._train(x, y, storable, known, again=epoch > 0, ends=ends)
+                self._evaluate(number, last)
+                self.taken += 1
+                yield self.learner.step
         self.learner.check_finite()
+
+    def _passes_left(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the task, the epoch and the first batch of each pass that is not complete."""
+        skipped = self.taken
+        for number, passes in enumerate(self.schedule):
+            for epoch, one in enumerate(passes):
+                if skipped < len(one):
+                    yield number, epoch, skipped
+                skipped = max(0, skipped - len(one))
 
     def _visible_labels(self) -> Tensor:
         """Return a copy of the training labels, with −1 for those that the setting hides."""
@@ -233,12 +254,19 @@ class Run:
             "status": "complete",
             **measured,
             "seconds": {**self.seconds, "total": total},
-            "cost": cost(self.learner, self.held),
+            "cost": self.cost(),
             "spec": spec.to_dict(),
             "data": asdict(self.data.origin),
             "agnostic_provenance": self.agnostic_provenance,
             "versions": versions(self.learner),
         }
+
+    def cost(self) -> dict[str, int | None]:
+        """Return the cost of the run so far, with that before a checkpoint was loaded."""
+        found = cost(self.learner, self.held)
+        if found["gpu_memory"] is not None:
+            found["gpu_memory"] = max(self.peak, found["gpu_memory"])
+        return found
 
     def files(self) -> dict[str, Callable[[Path], None]]:
         """Return the files beside `result.json`, as functions that write them: ν, if trained."""
