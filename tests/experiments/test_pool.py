@@ -234,7 +234,7 @@ def test_a_run_is_gone_before_the_next_is_made(
         made.append(weakref.ref(one))
         return one
 
-    monkeypatch.setattr("dualcba.experiments.scheduler.Run", make)
+    monkeypatch.setattr("dualcba.experiments.checkpoints.Run", make)
     gc.disable()
     try:
         done = list(run_specs(specs("er-dual-cba", "bic"), Loader(), CPU, tmp_path))
