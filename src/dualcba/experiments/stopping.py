@@ -60,7 +60,7 @@ class Stop:
         if self.requested:
             self._before[number](number, frame)
         self._number = number
-        self._timer = threading.Timer(PATIENCE, signal.raise_signal, [number])
+        self._timer = threading.Timer(PATIENCE, _send_to_main_thread, [number])
         self._timer.daemon = True
         self._timer.start()
 
@@ -70,6 +70,15 @@ class Stop:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._number, self._before = None, {}
+
+
+def _send_to_main_thread(number: int) -> None:
+    """Send a signal to the main thread, which may wait for something."""
+    main = threading.main_thread().ident
+    if hasattr(signal, "pthread_kill") and main is not None:
+        signal.pthread_kill(main, number)
+    else:  # on Windows
+        signal.raise_signal(number)
 
 
 stop = Stop()
