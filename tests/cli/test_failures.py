@@ -142,14 +142,19 @@ def test_without_checkpoints_an_interrupt_is_immediate(dualcba: Call, at_step: C
     assert [p.name for p in (got.folder / "x").iterdir()] == ["plan.json"]
 
 
-def test_a_second_signal_takes_effect_at_once() -> None:
-    stop = Stop()
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), stop.listening():
+def listen_for_two(stop: Stop) -> None:
+    with stop.listening():
         signal.raise_signal(signal.SIGINT)
         assert stop.requested
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("the second signal had no effect")
+
+
+def test_a_second_signal_takes_effect_at_once() -> None:
+    stop = Stop()
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        listen_for_two(stop)
     assert not stop.requested
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -160,14 +165,18 @@ def test_a_signal_that_nobody_asked_about_takes_effect_at_the_end() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_a_long_step_does_not_delay_a_signal_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dualcba.experiments.stopping.PATIENCE", 0.05)
-    begun = time.monotonic()
-    stop = Stop()
-    with pytest.raises(KeyboardInterrupt), stop.listening():
+def sleep_after_a_signal(stop: Stop) -> None:
+    with stop.listening():
         signal.raise_signal(signal.SIGINT)
         time.sleep(20)
         raise AssertionError("the signal had no effect")
+
+
+def test_a_long_step_does_not_delay_a_signal_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dualcba.experiments.stopping.PATIENCE", 0.05)
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        sleep_after_a_signal(Stop())
     assert time.monotonic() - begun < 15
 
 
@@ -207,7 +216,9 @@ def test_without_a_terminal_a_line_comes_every_minute() -> None:
         shown.show(RunUpdate(spec, 1 + second, 1000, None))
     lines = text.getvalue().splitlines()
     assert len(lines) == 3
-    assert lines[0] == "dualcba: 0 of 4 runs complete; er seed 0 at step 61 of 1000; about 66 min left"
+    assert (
+        lines[0] == "dualcba: 0 of 4 runs complete; er seed 0 at step 61 of 1000; about 66 min left"
+    )
 
 
 def test_in_a_terminal_there_are_no_lines() -> None:

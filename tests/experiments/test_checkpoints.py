@@ -107,9 +107,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("given", SETTINGS, ids=str)
-def test_every_setting_goes_on_alike(
-    given: dict[str, Any], images: Dataset, check: Check
-) -> None:
+def test_every_setting_goes_on_alike(given: dict[str, Any], images: Dataset, check: Check) -> None:
     wanted = spec(**given)
     total = Run(wanted, images, CPU).total
     check(wanted, images, 2 * total // 3)

@@ -20,9 +20,8 @@ from rich.progress import (
 from rich.text import Text
 
 from dualcba.cli.failures import FailedRunsError, Failures, InterruptedRunsError, resume_hint
-
 from dualcba.experiments import Load, Result, Spec
-from dualcba.experiments.eta import Remaining, in_words
+from dualcba.experiments.eta import Remaining
 from dualcba.experiments.pool import (
     EVERY,
     RunUpdate,
@@ -34,7 +33,6 @@ from dualcba.experiments.scheduler import Failed
 from dualcba.experiments.stopping import stop
 from dualcba.experiments.store import read_result, result_path
 from dualcba.options import ExecutionOptions
-
 
 MINUTE = 60.0
 """Seconds between two lines of progress without a terminal."""

@@ -26,7 +26,6 @@ from dualcba.report.data import experiment_data
 from dualcba.report.names import count
 from dualcba.report.tables.terminal import show, wide_console
 
-
 AGAIN = "the same command goes on"
 
 

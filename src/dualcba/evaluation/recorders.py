@@ -208,7 +208,7 @@ class Transitions(Recorder):
         offsets, means = state["meta"], state["tensors"]
         known = {str(b.task): b for b in self.boundaries if str(b.task) in offsets}
         if not known.keys() == offsets.keys() == means.keys():
-            raise ValueError(expected("boundaries of the state", list(offsets), list(known)))
+            raise ValueError(expected("boundaries of the state", list(offsets), str(list(known))))
         for task, boundary in known.items():
             wanted = (len(offsets[task]), 3, self.data.num_classes)
             if means[task].shape != wanted or not set(offsets[task]) <= set(OFFSETS):

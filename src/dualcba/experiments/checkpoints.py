@@ -92,7 +92,7 @@ class Snapshot:
     @property
     def ready(self) -> bool:
         """Whether the copy is complete; does not wait."""
-        return self.event is None or self.event.query()
+        return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
 
     @property
     def sound(self) -> bool:

@@ -283,9 +283,11 @@ class ExecutionOptions(Hardware):
     jobs: int | None = option(None, "processes on a CPU; by default one per core", HARDWARE, low=1)
     abreast: int = option(1, "runs side by side on a GPU", HARDWARE, low=1)
     checkpoint_every: str = option(
-        "1m", "interval of checkpoints inside a run: minutes, or 30s, 5m, 1h, 200steps, off", OUTPUT,
+        "1m",
+        "interval of checkpoints inside a run: minutes, or 30s, 5m, 1h, 200steps, off",
+        OUTPUT,
         accept=interval,
-    )  # fmt: skip
+    )
     data_dir: Path | None = option(
         None, "folder of the datasets; by default $DUALCBA_DATA, else ./data", DATA, accept=path
     )
