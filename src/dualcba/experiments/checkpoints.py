@@ -225,18 +225,21 @@ class Checkpoints:
 
     def __init__(self, out: Path, every: Interval | None) -> None:
         self.out, self.every = out, every
-        self.notes: list[str] = []
-        """Lines for the user that have not been shown yet."""
-
+        self._notes: list[str] = []
         self._keepers: dict[int, Keeper] = {}
 
     def make(self, spec: Spec, data: Dataset, hardware: Hardware, *, alone: bool) -> Run:
         """Make a run that goes on from its newest sound checkpoint."""
         folder = self.out / spec.name
-        run = resumed(lambda: Run(spec, data, hardware, alone), folder, self.notes.append)
+        run = resumed(lambda: Run(spec, data, hardware, alone), folder, self._notes.append)
         if self.every is not None:
-            self._keepers[id(run)] = Keeper(run, folder, self.every, self.notes.append)
+            self._keepers[id(run)] = Keeper(run, folder, self.every, self._notes.append)
         return run
+
+    def told(self) -> list[str]:
+        """Return the lines for the user that are new."""
+        notes, self._notes[:] = self._notes[:], []
+        return notes
 
     def after_step(self, run: Run) -> None:
         """Write a checkpoint if it is due."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import time
 import traceback
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
@@ -35,6 +36,9 @@ from dualcba.options.values import Interval
 
 EVERY = 50
 """Steps between two updates of a run."""
+
+UPDATE_SECONDS = 10.0
+"""Seconds after which there is an update at the next step."""
 
 RUNS_PER_PROCESS = 4
 """Runs that justify one more process, which takes seconds to start."""
@@ -74,11 +78,12 @@ def run_specs(
 ) -> Generator[RunUpdate, None, None]:
     """Run specs in this process, `abreast` of them in turn, and yield their updates.
 
-    There is an update after the first step, after every `every` steps, and with the result; with
-    `every=0` only with the result and with notes. `failed` is that of `run_all`. A run goes on from
-    its newest checkpoint below `out`; `checkpoints` is the interval at which new ones are written.
+    There is an update after the first step, after every `every` steps or ten seconds, and with the
+    result; with `every=0` only with the result and with notes. `failed` is that of `run_all`. A run
+    goes on from its newest checkpoint below `out`; `checkpoints` is the interval at which new ones
+    are written.
     """
-    kept = Checkpoints(out, checkpoints)
+    kept, due = Checkpoints(out, checkpoints), Due(every)
 
     def report(spec: Spec, error: Exception) -> None:
         kept.forget(spec)
@@ -99,16 +104,33 @@ def run_specs(
             ending = stop.requested
             if ending:
                 kept.save_all()
-            while kept.notes:
-                yield RunUpdate(run.spec, run.taken, run.total, note=kept.notes.pop(0))
+            for note in kept.told():
+                yield RunUpdate(run.spec, run.taken, run.total, note=note)
             if ending:
                 stop.take_effect()
             if done:
                 yield RunUpdate(run.spec, run.total, run.total, run.evaluator.accuracy(), result)
                 del run  # frees its memory before the next one is made
-            elif every and (run.taken == 1 or run.taken % every == 0):
+            elif due(run.taken):
                 accuracy = None if run.taken == 1 else run.evaluator.accuracy()
                 yield RunUpdate(run.spec, run.taken, run.total, accuracy)
+
+
+@dataclass
+class Due:
+    """When there is an update: after the first step, `every` steps or some seconds; 0 is never."""
+
+    every: int
+    last: float = field(default_factory=time.monotonic)
+
+    def __call__(self, step: int) -> bool:
+        """Return whether there is one after so many steps of a run."""
+        if not self.every:
+            return False
+        now = time.monotonic()
+        due = step == 1 or step % self.every == 0 or now - self.last > UPDATE_SECONDS
+        self.last = now if due else self.last
+        return due
 
 
 # ---------------------------------------------------------------------- several processes
