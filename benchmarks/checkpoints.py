@@ -11,70 +11,61 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
-from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.learners import synthetic
+from dualcba.bench.timing import Stopwatch, take_turns, time_in_turns
 from dualcba.experiments import Hardware, Run, Spec
 from dualcba.experiments.checkpoints import Keeper, checkpoint_paths, take_snapshot
 from dualcba.options.values import Interval
 
 NEVER = Interval(seconds=1e9)
+PARTS = 5  # times that the parts of a checkpoint are timed
 
 
 def measure(spec: Spec, hardware: Hardware, *, burst: int, rounds: int) -> dict[str, Any]:
-    """Return the milliseconds of one checkpoint on the steps, of its copy and of its file."""
-    size = spec.batch_size * burst * (2 * rounds + 3)
+    """Return the milliseconds that one checkpoint takes from the steps, and those of its parts.
+
+    A burst must be longer than the write of a file.
+    """
+    size = spec.batch_size * burst * (2 * rounds + 2)
     run = Run(spec, synthetic(classes=100, train=size, test=200, shape=(3, 32, 32)), hardware)
-    steps = run.steps()
-    _take(steps, burst, run)  # captures the graphs
-    spent: dict[bool, list[float]] = {False: [], True: []}
-    copies: list[float] = []
+    steps, device = run.steps(), run.learner.device
+
+    def take(keeper: Keeper | None = None) -> None:
+        if keeper is not None:
+            keeper.due_now()
+        for _ in islice(steps, burst):
+            if keeper is not None:
+                keeper.after_step()
+
+    take()  # captures the graphs
     with tempfile.TemporaryDirectory() as folder:
         keeper = Keeper(run, Path(folder), NEVER, print)
         keeper.save_now()  # the first copy allocates pinned memory
-        for k in range(2 * rounds):
-            if k % 2:
-                keeper._due_at = 0.0
-            spent[bool(k % 2)].append(_take(steps, burst, run, keeper))
+        work = {"without": take, "with": partial(take, keeper)}
+        watches = time_in_turns(work, rounds, device)
         keeper.close()
+        copy, write = (
+            Stopwatch(part, device) for part in (partial(take_snapshot, run), keeper.save_now)
+        )
+        for _ in take_turns([copy.run, write.run], PARTS):
+            pass
         megabytes = checkpoint_paths(Path(folder))[0].stat().st_size / 1e6
-        write = _milliseconds(keeper.save_now)
-        for _ in range(5):
-            copies.append(_milliseconds(lambda: take_snapshot(run)))
-            run.engine.finish()
-    cost = float(np.median(spent[True]) - np.median(spent[False]))
+    cost = watches["with"].median - watches["without"].median
     return {
         "method": spec.method,
         "network": spec.network,
         "megabytes": round(megabytes, 1),
-        "ms_per_step": round(1e3 * float(np.median(spent[False])) / burst, 4),
+        "ms_per_step": round(1e3 * watches["without"].median / burst, 4),
         "ms_of_steps_per_checkpoint": round(1e3 * cost, 2),
         "percent_once_a_minute": round(100 * cost / 60, 4),
-        "ms_of_the_copy_on_the_host": round(float(np.median(copies)), 2),
-        "ms_until_written": round(write, 1),
+        "ms_of_the_copy": round(1e3 * copy.median, 2),
+        "ms_of_copy_and_write": round(1e3 * write.median, 1),
     }
-
-
-def _take(steps: Iterator[int], count: int, run: Run, keeper: Keeper | None = None) -> float:
-    """Take some steps; return the seconds until the device has done them."""
-    begun = time.perf_counter()
-    for _ in range(count):
-        next(steps)
-        if keeper is not None:
-            keeper.after_step()
-    run.engine.finish()
-    return time.perf_counter() - begun
-
-
-def _milliseconds(work: Any) -> float:
-    begun = time.perf_counter()
-    work()
-    return 1e3 * (time.perf_counter() - begun)
 
 
 def main() -> None:
