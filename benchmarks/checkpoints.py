@@ -49,9 +49,8 @@ def measure(spec: Spec, hardware: Hardware, *, burst: int, rounds: int) -> dict[
         work = {"without": take, "with": partial(take, keeper)}
         watches = time_in_turns(work, rounds, device)
         keeper.close()
-        copy, write = (
-            Stopwatch(part, device) for part in (partial(take_snapshot, run), keeper.save_now)
-        )
+        copy = Stopwatch(partial(take_snapshot, run), device)
+        write = Stopwatch(keeper.save_now, device)
         for _ in take_turns([copy.run, write.run], PARTS):
             pass
         megabytes = checkpoint_paths(Path(folder))[0].stat().st_size / 1e6

@@ -121,7 +121,8 @@ def write_state_file(path: Path, state: Mapping[str, Any]) -> None:
     for part in parts:
         digest.update(part)
     with atomic_write(path) as draft, draft.open("wb", buffering=0) as file:
-        for part in (DIGEST.sub(_with(digest.hexdigest()), header, count=1), *parts):
+        _write_all(file, memoryview(DIGEST.sub(_with(digest.hexdigest()), header, count=1)))
+        for part in parts:
             _write_all(file, part)
 
 
@@ -170,14 +171,13 @@ def _header_of(tensors: Tensors, fields: Mapping[str, str]) -> bytes:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """Return the bytes of a contiguous tensor on the host, without a copy."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _write_all(file: io.FileIO, part: bytes | memoryview) -> None:
+def _write_all(file: io.FileIO, part: memoryview) -> None:
     """Write all bytes: one call may write a part of them."""
-    view = memoryview(part)
-    while view:
-        view = view[file.write(view) :]
+    while part:
+        part = part[file.write(part) :]
 
 
 def _with(digest: str) -> bytes:

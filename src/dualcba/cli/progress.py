@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -156,8 +156,9 @@ class Bars:
         """Print a line above the bars, once."""
         if text not in self.said:
             self.said.add(text)
-            console = self.progress.console
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            with suppress(OSError):  # the terminal may be closed
+                console = self.progress.console
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, update: RunUpdate) -> None:
         """Show an update in the bar of its run and in that of all."""
