@@ -3,7 +3,7 @@
 A step never waits for a disk. The state is copied to the memory of the host between two steps: on a
 GPU without waiting, into pinned memory, in the order of the engine's stream. A thread writes the
 copy. All calls of CUDA are made by the thread that trains, because calls of another thread would
-break the capture of a graph.
+break the capture of a graph; even the memory of the copy is freed by that thread.
 """
 
 from __future__ import annotations
@@ -102,15 +102,15 @@ class Snapshot:
 
 def take_snapshot(run: Run) -> Snapshot:
     """Copy the state of a run to the host, without waiting for the device."""
-    state = run_state(run, to_host)
-    monitor, guard = run.learner.parts.loss_monitor, run.learner.parts.guard
-    if not monitor.on_device or run.learner.device.type != "cuda":
-        return Snapshot(state, None, None)
+    state, parts = run_state(run, to_host), run.learner.parts
+    late = parts.loss_monitor.on_device and parts.guard.on_outlier == "raise"
     with run.engine.scope():
-        refused = to_host(monitor.values) if guard.on_outlier == "raise" else None
+        refused = to_host(parts.loss_monitor.values) if late else None
+        if run.learner.device.type != "cuda":
+            return Snapshot(state, refused, None)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-    return Snapshot(state, refused, event)
+        return Snapshot(state, refused, event)
 
 
 def to_host(tensor: Tensor) -> Tensor:
@@ -134,7 +134,8 @@ class Keeper:
         self, run: Run, folder: Path, every: Interval, tell: Callable[[str], None]
     ) -> None:
         self.run, self.folder, self.every, self.tell = run, folder, every, tell
-        self._snapshot: Snapshot | None = None
+        self._snapshot: Snapshot | None = None  # being copied
+        self._written: Snapshot | None = None  # being written: not freed by the thread that writes
         self._thread: threading.Thread | None = None
         self._problem: str | None = None
         self._begin_interval()
@@ -177,6 +178,7 @@ class Keeper:
             return
         self._snapshot = None
         if snapshot.sound:
+            self._written = snapshot
             self._thread = threading.Thread(
                 target=self._write, args=(snapshot,), name="checkpoint", daemon=True
             )
@@ -200,7 +202,7 @@ class Keeper:
         if wait != 0.0:
             self._thread.join(wait)
         if not self._thread.is_alive():
-            self._thread = None
+            self._thread = self._written = None
             if self._problem is not None:
                 self._report(self._problem)
 
