@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-FUZZERS := tests/cli/test_fuzz.py tests/cli/test_fuzz_results.py tests/cli/test_kills.py tests/data/test_fuzz_files.py \
+FUZZERS := tests/cli/test_fuzz.py tests/cli/test_fuzz_results.py tests/cli/test_kills.py \
+	tests/cli/test_checkpoint_kills.py tests/data/test_fuzz_files.py \
 	tests/test_fuzz_calls.py tests/test_io.py tests/test_checksum.py tests/training/test_learner_state.py \
 	tests/training/test_undo.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

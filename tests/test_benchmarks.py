@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import abreast, contenders, growth, parts, profiling, step
+from benchmarks import abreast, checkpoints, contenders, growth, parts, profiling, step
 from benchmarks.learners import Ready, synthetic
 from dualcba.bench import Setup
 from dualcba.experiments import Hardware, Spec
@@ -27,6 +27,13 @@ def data() -> Any:
 def test_the_length_that_intervals_cover() -> None:
     assert profiling.union([]) == 0
     assert profiling.union([(5, 7), (0, 2), (1, 3), (1.5, 2.5)]) == 5
+
+
+def test_the_cost_of_a_checkpoint() -> None:
+    spec = Spec(dataset="cifar100", method="er", network="mlp", buffer=20, tasks=1, eval_every=0)
+    found = checkpoints.measure(spec, CPU, burst=2, rounds=1)
+    assert found["megabytes"] > 1
+    assert found["ms_of_copy_and_write"] > found["ms_of_the_copy"] > 0
 
 
 def test_a_profile_and_its_roofline(data: Any) -> None:

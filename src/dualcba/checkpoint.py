@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from dualcba.io import atomic_write
 from dualcba.parsing import parse_json
 
 Tensors = dict[str, Tensor]
+Copy = Callable[[Tensor], Tensor]
+"""Returns a copy of a tensor."""
 
 DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 NO_DIGEST = "0" * 64
+
+TYPES = {
+    torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.int32: "I32",
+    torch.bfloat16: "BF16", torch.float16: "F16", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+"""The types of tensors in a file by their names in safetensors, the widest first."""
 
 UNREADABLE = (SafetensorError, ValueError, TypeError, KeyError, RuntimeError, AssertionError)
 """What damaged files raise in the readers of safetensors and JSON."""
 
 
 def collect_tensors(
-    modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
+    modules: Mapping[str, nn.Module],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    copy: Copy = torch.clone,
 ) -> Tensors:
     """Return copies of all state, named `<module>.<entry>` and `<optimizer>.<index>.<field>`."""
     live = {f"{part}.{k}": v for part, m in modules.items() for k, v in m.state_dict().items()}
@@ -36,7 +48,7 @@ def collect_tensors(
         for i, p in enumerate(params):  # `optimizer.state_dict()` would import torch's compiler
             entries = optimizer.state.get(p, {})
             live |= {f"{name}.{i}.{k}": v for k, v in entries.items() if v is not None}
-    return {k: v.detach().clone() for k, v in live.items()}
+    return {k: copy(v.detach()) for k, v in live.items()}
 
 
 def load_tensors(
@@ -103,19 +115,21 @@ def _describe(t: Tensor) -> str:
 def write_state_file(path: Path, state: Mapping[str, Any]) -> None:
     """Write a state to a safetensors file: `tensors`, and `meta` as JSON in the header.
 
-    The header also has the SHA-256 of the file, computed with 64 zeros in its place.
+    The header also has the SHA-256 of the file, computed with 64 zeros in its place. The content is
+    never copied as a whole, and other threads can run while it is digested and written.
     """
     tensors = {k: v.contiguous().cpu() for k, v in state["tensors"].items()}
-    content = _with_sorted_header(
-        save(tensors, {"dualcba": json.dumps(state["meta"]), "sha256": NO_DIGEST})
-    )
-    field = DIGEST.search(content)
-    assert field is not None
-    with atomic_write(path) as draft, draft.open("wb") as file:
-        view = memoryview(content)
-        file.write(view[: field.start(1)])
-        file.write(hashlib.sha256(content).hexdigest().encode())
-        file.write(view[field.end(1) :])
+    order = sorted(tensors, key=lambda name: (_rank(tensors[name]), name))
+    fields = {"dualcba": json.dumps(state["meta"]), "sha256": NO_DIGEST}
+    header = _header_of({name: tensors[name] for name in order}, fields)
+    parts = [_bytes_of(tensors[name]) for name in order]
+    digest = hashlib.sha256(header)
+    for part in parts:
+        digest.update(part)
+    with atomic_write(path) as draft, draft.open("wb", buffering=0) as file:
+        _write_all(file, memoryview(DIGEST.sub(_with(digest.hexdigest()), header, count=1)))
+        for part in parts:
+            _write_all(file, part)
 
 
 def read_state_file(path: Path, what: str = "saved learner") -> dict[str, Any]:
@@ -140,13 +154,41 @@ def read_state_file(path: Path, what: str = "saved learner") -> dict[str, Any]:
     raise ValueError(f"{path} is damaged, expected a {what} that fits its SHA-256")
 
 
-def _with_sorted_header(content: bytes) -> bytes:
-    """Return a safetensors file with the fields of its header in order: save() shuffles them."""
-    size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+def _rank(tensor: Tensor) -> int:
+    """Return the place of a tensor's type in a file: the widest first, so that all are aligned."""
+    if tensor.dtype not in TYPES:
+        wanted = ", ".join(str(dtype) for dtype in TYPES)
+        raise ValueError(f"a tensor of the state is {_describe(tensor)}, expected one of {wanted}")
+    return list(TYPES).index(tensor.dtype)
+
+
+def _header_of(tensors: Tensors, fields: Mapping[str, str]) -> bytes:
+    """Return the header of a safetensors file with these tensors in this order, and its size."""
+    entries: dict[str, Any] = {"__metadata__": dict(fields)}
+    end = 0
+    for name, t in tensors.items():
+        start, end = end, end + t.nbytes
+        kind, shape = TYPES[t.dtype], list(t.shape)
+        entries[name] = {"data_offsets": [start, end], "dtype": kind, "shape": shape}
+    text = json.dumps(entries, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # tensors start at a multiple of eight bytes
-    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(content)[8 + size :]))
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor on the host, without a copy."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _write_all(file: io.FileIO, part: memoryview) -> None:
+    """Write all bytes: one call may write a part of them."""
+    while part:
+        part = part[file.write(part) :]
+
+
+def _with(digest: str) -> bytes:
+    """Return the field of the header with a digest."""
+    return f'"sha256":"{digest}"'.encode()
 
 
 def _header(content: bytes) -> dict[str, str]:

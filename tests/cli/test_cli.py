@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from dualcba import Learner, __version__
+from dualcba.checkpoint import read_state_file
 from dualcba.experiments import Spec, make_specs, write_plan
 from dualcba.experiments.pool import RunUpdate
 from dualcba.experiments.store import write_result
@@ -362,13 +363,19 @@ def test_interrupted_in_the_middle(name: str, jobs: int, tmp_path: Path) -> None
     _, err = process.communicate(timeout=60)  # ends when no process has the pipe open any more
     assert process.returncode == 128 + number
     lines = err.decode().strip().splitlines()
-    assert lines[-1] == "dualcba: interrupted; the runs that were complete are kept"
+    again = f"`dualcba resume {tmp_path / 'x'}` goes on"
+    kept = "complete runs and checkpoints are kept"
+    assert lines[-1] == f"dualcba: interrupted; {kept}; {again}"
     assert not [line for line in lines if "Traceback" in line]
     paths = list(tmp_path.glob("x/*/*"))
     assert paths
     for path in paths:
-        assert path.name == "result.json"
-        assert json.loads(path.read_text())["status"] == "complete"
+        if path.name == "result.json":
+            assert json.loads(path.read_text())["status"] == "complete"
+        else:
+            assert read_state_file(path)["meta"]["taken"] > 0
+            assert not path.with_name("result.json").exists()
+    assert len([path for path in paths if path.suffix == ".safetensors"]) <= jobs
     assert not list(tmp_path.rglob(".draft-*"))
 
 
@@ -435,7 +442,7 @@ def test_results_that_are_lost_during_the_runs(
 
 
 def test_runs_without_a_result_are_one_line(dualcba: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed_twice(specs: list[Spec], *_: Any) -> Iterator[RunUpdate]:
+    def killed_twice(specs: list[Spec], *_: Any, **__: Any) -> Iterator[RunUpdate]:
         yield RunUpdate(specs[0], 1, 2)
         raise ChildProcessError("1 of 2 runs are missing: er")
 

@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +22,9 @@ import numpy as np
 import pytest
 import torch
 
+from dualcba.checkpoint import read_state_file
 from dualcba.experiments import Hardware, Loader, Result, Run, Spec
+from dualcba.experiments.checkpoints import checkpoint_paths
 from dualcba.experiments.pool import (
     _missing,
     _sendable,
@@ -32,6 +35,7 @@ from dualcba.experiments.pool import (
 )
 from dualcba.experiments.scheduler import few_threads, run_all
 from dualcba.experiments.store import read_results, write_plan
+from dualcba.options.values import Interval
 
 CPU = Hardware(device="cpu")
 
@@ -234,7 +238,7 @@ def test_a_run_is_gone_before_the_next_is_made(
         made.append(weakref.ref(one))
         return one
 
-    monkeypatch.setattr("dualcba.experiments.scheduler.Run", make)
+    monkeypatch.setattr("dualcba.experiments.checkpoints.Run", make)
     gc.disable()
     try:
         done = list(run_specs(specs("er-dual-cba", "bic"), Loader(), CPU, tmp_path))
@@ -292,6 +296,35 @@ def test_a_run_that_fails_can_be_left_out(jobs: int, tmp_path: Path) -> None:
     done = {update.spec.name for update in updates if update.result}
     assert done == {spec.name for spec in good}
     assert failed == [(wanted[0], "FloatingPointError")]
+
+
+def test_the_run_of_a_process_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    wanted = specs("er", batch_size=10)[:1]
+    (whole,) = [u.result for u in run_specs(wanted, Loader(), CPU, tmp_path / "1") if u.result]
+    notes, results, killed = [], [], 0
+    for update in run_specs_in_processes(
+        wanted, Loader(), CPU, tmp_path / "2", 1, checkpoints=Interval(steps=1)
+    ):
+        notes += [update.note] * (update.note is not None)
+        results += [update.result] * (update.result is not None)
+        if not killed and checkpoint_paths(tmp_path / "2" / wanted[0].name):
+            (killed,) = [one.pid for one in multiprocessing.active_children() if one.pid]
+            os.kill(killed, signal.SIGKILL)
+    assert [r | {"seconds": 0} for r in results] == [whole | {"seconds": 0}]
+    (note,) = notes
+    assert f"{wanted[0].name} goes on after " in note
+    assert not checkpoint_paths(tmp_path / "2" / wanted[0].name)
+
+
+def test_the_runs_of_processes_that_are_ended_leave_a_checkpoint(tmp_path: Path) -> None:
+    (wanted,) = specs("er", batch_size=2)[:1]
+    source = run_specs_in_processes(
+        [wanted], Loader(), CPU, tmp_path, 1, checkpoints=Interval(seconds=3600)
+    )
+    assert next(source).step == 1
+    source.close()
+    (path,) = checkpoint_paths(tmp_path / wanted.name)
+    assert read_state_file(path)["meta"]["taken"] >= 1
 
 
 def test_runs_that_cannot_begin_can_be_left_out(tmp_path: Path) -> None:

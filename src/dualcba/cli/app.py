@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from dualcba import __version__
+from dualcba.cli.failures import FailedRunsError, InterruptedRunsError, one_line, out_of_memory
 from dualcba.cli.output import fail, note, replace_what_cannot_be_encoded
 from dualcba.cli.parameters import GroupedCommand, takes
 from dualcba.options import BenchCommand, ReproduceCommand, ResumeCommand, RunCommand
@@ -33,7 +34,7 @@ data_app = typer.Typer(no_args_is_help=True, help="Download and check datasets."
 app.add_typer(data_app, name="data")
 
 INTERRUPTED = 130  # the exit code of shells
-CPU_MEMORY = "DefaultCPUAllocator: "  # torch raises a plain RuntimeError if a CPU has none left
+KEPT = "the runs that were complete are kept"
 
 Json = Annotated[bool, typer.Option("--json", help="print as JSON")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="print no progress")]
@@ -212,17 +213,20 @@ def main() -> None:
     replace_what_cannot_be_encoded()
     code: object = 0
     received: list[int] = []
+    kept = KEPT
     try:
         with _ending_signals(received):
             code = app(standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
+    except InterruptedRunsError as stop:
+        code, kept = INTERRUPTED, str(stop)
     except Exception as error:
         if not received:  # else the error may be a consequence, such as a closed terminal
             _fail(error)
     if received or code == INTERRUPTED:
         with suppress(OSError):  # the terminal may be closed
-            note("interrupted; the runs that were complete are kept")
+            note(f"interrupted; {kept}")
         sys.exit(128 + received[0] if received else INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -252,27 +256,18 @@ def _ending_signals(received: list[int]) -> Iterator[None]:
 
 def _fail(error: Exception) -> None:
     """Exit with an error on one line if it is one of input, memory or files; else raise it."""
-    if isinstance(error, FloatingPointError | ChildProcessError):
+    if isinstance(error, FloatingPointError | ChildProcessError | FailedRunsError):
         fail(error, 1)
-    if isinstance(error, RuntimeError | MemoryError) and _out_of_memory(error):
-        reason = (str(error).splitlines() or ["out of memory"])[0].split(CPU_MEMORY)[-1].rstrip(".")
-        room = "expected room, perhaps by fewer --abreast or --jobs"
-        fail(f"{reason}; {room}; the runs that were complete are kept", 1)
-    if isinstance(error, ValueError | OSError):
-        fail(" ".join(str(error).splitlines()), 2)  # a name in it may have line breaks
+    line = one_line(error)
+    if line is not None:
+        full = out_of_memory(error)
+        fail(f"{line}; {KEPT}" if full else line, 1 if full else 2)
     message = getattr(error, "format_message", None)  # an error of usage
     if message is None:
         raise error
     text = message() + _given_value(error)
-    one_line = text if "Usage:" in text else " ".join(text.split())
-    fail(one_line, getattr(error, "exit_code", 2))
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Whether a device or the machine has no memory left."""
-    torch = sys.modules.get("torch")
-    on_gpu = torch is not None and isinstance(error, torch.cuda.OutOfMemoryError)
-    return on_gpu or isinstance(error, MemoryError) or CPU_MEMORY in str(error)
+    shown = text if "Usage:" in text else " ".join(text.split())
+    fail(shown, getattr(error, "exit_code", 2))
 
 
 def _given_value(error: Exception) -> str:

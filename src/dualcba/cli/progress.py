@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -12,12 +12,16 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
+from dualcba.cli.failures import FailedRunsError, Failures, InterruptedRunsError, resume_hint
 from dualcba.experiments import Load, Result, Spec
+from dualcba.experiments.eta import Remaining
 from dualcba.experiments.pool import (
     EVERY,
     RunUpdate,
@@ -25,29 +29,79 @@ from dualcba.experiments.pool import (
     run_specs,
     run_specs_in_processes,
 )
+from dualcba.experiments.scheduler import Failed
+from dualcba.experiments.stopping import stop
 from dualcba.experiments.store import read_result, result_path
 from dualcba.options import ExecutionOptions
 
+MINUTE = 60.0
+"""Seconds between two lines of progress without a terminal."""
+
 
 def run_with_progress(
-    specs: Sequence[Spec], load: Load, execution: ExecutionOptions, out: Path, *, show: bool
+    specs: Sequence[Spec],
+    load: Load,
+    execution: ExecutionOptions,
+    out: Path,
+    *,
+    show: bool,
+    again: str | None = None,
 ) -> list[Result]:
     """Run specs and return their results in order, as they are on the disk.
 
-    `show` enables the progress bars.
+    `show` enables the progress bars. If one of several runs fails, the others go on, and a
+    `FailedRunsError` with their results is raised at the end. `again` says how to go on after an
+    interrupt, by default with `resume`.
     """
-    abreast = execution.abreast
-    jobs = process_count(execution.jobs, len(specs), execution, abreast=abreast)
-    if jobs > 1:
-        updates = run_specs_in_processes(specs, load, execution, out, jobs)
-    else:
-        every = EVERY if show else 0
-        updates = run_specs(specs, load, execution, out, abreast=abreast, every=every)
-    with closing(updates), _bars(show) as progress:
+    again = again or resume_hint(out)
+    with _bars(show) as progress:
         bars = Bars(progress, len(specs))
+        failures = Failures(bars.say)
+        alone = len(specs) == 1  # its error is that of the command
+        with _interrupts_named(again):
+            _run(specs, load, execution, out, bars, None if alone else failures.add, show=show)
+    done = [spec for spec in specs if spec.name not in failures.found]
+    results = read_all(done, out)
+    if failures.found:
+        raise FailedRunsError(failures.message(len(specs), again), results)
+    return results
+
+
+def _run(
+    specs: Sequence[Spec],
+    load: Load,
+    execution: ExecutionOptions,
+    out: Path,
+    bars: Bars,
+    failed: Failed | None,
+    *,
+    show: bool,
+) -> None:
+    """Run specs in this process or in several, and show their updates."""
+    abreast, kept = execution.abreast, execution.checkpoints
+    jobs = process_count(execution.jobs, len(specs), execution, abreast=abreast)
+    in_turn = jobs == 1 and kept is not None  # a process with runs stops between two steps
+    if jobs > 1:
+        updates = run_specs_in_processes(
+            specs, load, execution, out, jobs, failed=failed, checkpoints=kept
+        )
+    else:
+        updates = run_specs(
+            specs, load, execution, out, abreast=abreast, every=EVERY if show else 0,
+            failed=failed, checkpoints=kept,
+        )  # fmt: skip
+    with closing(updates), stop.listening() if in_turn else nullcontext():
         for update in updates:
             bars.show(update)
-    return read_all(specs, out)
+
+
+@contextmanager
+def _interrupts_named(again: str) -> Iterator[None]:
+    """Let an interrupt say what is kept and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise InterruptedRunsError(f"complete runs and checkpoints are kept; {again}") from None
 
 
 def read_all(specs: Sequence[Spec], out: Path) -> list[Result]:
@@ -72,24 +126,64 @@ def _bars(show: bool) -> Progress:
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]:>6.0f} samples/s  {task.fields[acc]:>8}"),
-        TimeRemainingColumn(),
+        TimeLeft(),
     )
     return Progress(*columns, console=Console(stderr=True), disable=not show)
 
 
+class TimeLeft(TimeRemainingColumn):
+    """The time left: that of all runs as it is given, that of one run from its own pace."""
+
+    def render(self, task: Task) -> Text:
+        """Return the text of a bar."""
+        left = task.fields.get("left")
+        return super().render(task) if left is None else Text(left, style="progress.remaining")
+
+
 class Bars:
-    """One bar for all runs, and one for each run in progress."""
+    """One bar for all runs, and one for each run in progress; without a terminal, lines."""
 
     def __init__(self, progress: Progress, runs: int) -> None:
         self.progress = progress
-        self.overall = progress.add_task("all runs", total=runs, rate=0, acc="")
-        self.begun = progress.get_time()
-        self.samples = 0
+        self.overall = progress.add_task("all runs", total=runs, rate=0, acc="", left="")
+        self.begun = self.line_at = progress.get_time()
+        self.samples = self.complete = 0
         self.bars: dict[str, tuple[TaskID, float]] = {}
+        self.remaining = Remaining(runs)
+        self.said: set[str] = set()
+
+    def say(self, text: str) -> None:
+        """Print a line above the bars, once."""
+        if text not in self.said:
+            self.said.add(text)
+            with suppress(OSError):  # the terminal may be closed
+                console = self.progress.console
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, update: RunUpdate) -> None:
+        """Show an update in the bar of its run and in that of all."""
+        now = self.progress.get_time()
+        if update.note is not None:
+            self.say(f"dualcba: {update.note}")
+            return
+        self._show_run(update, now)
+        self.complete += update.result is not None
+        self.remaining.update(update.spec.name, update.step, update.total, now)
+        left = self.remaining.words(now)
+        self.progress.update(self.overall, left=left)
+        if not self.progress.console.is_terminal and now - self.line_at >= MINUTE:
+            self.line_at = now
+            if not self.progress.disable:
+                self.say(self._line(update, left))
+
+    def _line(self, update: RunUpdate, left: str) -> str:
+        spec, runs = update.spec, self.remaining.runs
+        where = f"{spec.method} seed {spec.seed} at step {update.step} of {update.total}"
+        return f"dualcba: {self.complete} of {runs} runs complete; {where}; {left}"
+
+    def _show_run(self, update: RunUpdate, now: float) -> None:
         """Update the bar of a run; the bar of a complete run is removed."""
-        spec, now = update.spec, self.progress.get_time()
+        spec = update.spec
         if spec.name not in self.bars:
             title = f"{spec.method} seed {spec.seed}"
             bar = self.progress.add_task(title, total=update.total, rate=0, acc="")

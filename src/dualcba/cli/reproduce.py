@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from dualcba.cli.failures import FailedRunsError
 from dualcba.cli.progress import run_with_progress
 from dualcba.cli.run import without_abreast_on_cpu
 from dualcba.experiments import Load, Loader, Spec, check_all
@@ -24,6 +25,8 @@ from dualcba.report import render
 from dualcba.report.data import experiment_data
 from dualcba.report.names import count
 from dualcba.report.tables.terminal import show, wide_console
+
+AGAIN = "the same command goes on"
 
 
 def reproduce_command(name: str, options: ReproduceCommand) -> None:
@@ -41,10 +44,13 @@ def reproduce_command(name: str, options: ReproduceCommand) -> None:
     if able.missing and options.verbose:
         _say(options, _how_long(able, load, options))
     paths: list[Path] = []
+    failed: list[FailedRunsError] = []
     if not options.dry_run:
-        run_missing(able, load, options, out)
+        failed = run_missing(able, load, options, out)
         paths = write_files(chosen, out)
     _print(chosen, coverage, paths, options)
+    if failed:
+        raise failed[0]
 
 
 def _folder(options: ReproduceCommand) -> Path:
@@ -73,15 +79,28 @@ def _with_data(coverage: Coverage, load: Load, options: ReproduceCommand) -> Cov
     return Coverage(coverage.needed, left)
 
 
-def run_missing(coverage: Coverage, load: Load, options: ReproduceCommand, out: Path) -> None:
-    """Run what is missing; runs that take a part from another one come after it."""
+def run_missing(
+    coverage: Coverage, load: Load, options: ReproduceCommand, out: Path
+) -> list[FailedRunsError]:
+    """Run what is missing; runs that take a part from another one come after it.
+
+    If runs fail, those that need no part of them go on; returns the errors.
+    """
+    failed: list[FailedRunsError] = []
     if coverage.missing:
         check_all(_one_of_each_kind(coverage.missing), load, options)
         make_folder(out)
     for part in rounds(coverage.missing):
         runs = read_results(out)
-        specs = [ready_spec(one, out, runs) for one in part]
-        run_with_progress(specs, load, options, out, show=options.verbose)
+        try:
+            specs = [ready_spec(one, out, runs) for one in part]
+            run_with_progress(specs, load, options, out, show=options.verbose, again=AGAIN)
+        except FailedRunsError as error:
+            failed.append(error)
+        except FileNotFoundError:  # the part of a run that has failed
+            if not failed:
+                raise
+    return failed
 
 
 def _one_of_each_kind(missing: Sequence[Wanted]) -> list[Spec]:
@@ -110,7 +129,7 @@ def _how_long(coverage: Coverage, load: Load, options: ReproduceCommand) -> str:
     length, number = in_words(time.seconds / jobs), "one" if jobs == 1 else str(jobs)
     return (
         f"{count(len(specs), 'run')} to do, about {length} here {number} at a time "
-        f"({', '.join(sources)})"
+        f"({', '.join(sources)}); it is estimated anew as they run"
     )
 
 

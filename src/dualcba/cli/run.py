@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
 
+from dualcba.cli.failures import FailedRunsError
 from dualcba.cli.output import note
 from dualcba.cli.progress import run_with_progress
 from dualcba.engine import resolve_device
@@ -29,6 +31,7 @@ from dualcba.experiments import (
     read_toml,
     write_plan,
 )
+from dualcba.experiments.checkpoints import remove_checkpoints
 from dualcba.options import (
     ExecutionOptions,
     OutputOptions,
@@ -69,7 +72,8 @@ def run_command(given: Mapping[str, Any], file: Path | None) -> None:
     check_all(specs, load, execution)
     _note_unused_classes(specs[0].tasks, load(specs[0]).num_classes)
     write_plan(out, specs, load.origins)
-    results = run_with_progress(specs, load, execution, out, show=output.verbose)
+    with _results_of_the_others(out, output, scores):
+        results = run_with_progress(specs, load, execution, out, show=output.verbose)
     _print(results, out, output, scores)
 
 
@@ -123,6 +127,19 @@ def _print(
         typer.echo(f"{len(results)} results in {out}")
 
 
+@contextmanager
+def _results_of_the_others(
+    out: Path, output: OutputOptions, scores: Sequence[str]
+) -> Iterator[None]:
+    """If runs fail, print the results of the others before the error."""
+    try:
+        yield
+    except FailedRunsError as error:
+        if error.results:
+            _print(error.results, out, output, scores)
+        raise
+
+
 def resume_command(given: Mapping[str, Any], out: Path) -> None:
     """Run the specs of a folder's plan that have no result."""
     options = without_abreast_on_cpu(ResumeCommand(**given))
@@ -134,8 +151,12 @@ def resume_command(given: Mapping[str, Any], out: Path) -> None:
     check_all(missing, load, options)
     if options.verbose:
         typer.echo(f"{len(specs) - len(missing)} of {len(specs)} runs are complete")
+    for spec in specs:
+        if spec not in missing:  # a process may have been killed before it removed them
+            remove_checkpoints(out / spec.name)
     if missing:
-        run_with_progress(missing, load, options, out, show=options.verbose)
+        with _results_of_the_others(out, options, scores):
+            run_with_progress(missing, load, options, out, show=options.verbose)
     _print(_results_of(specs, list(read_results(out).values())), out, options, scores)
 
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from dualcba.data import Dataset, Task
 from dualcba.engine.packet import Array, pack, unpack
 from dualcba.engine.torch_private import suppress_capturable_warning
+from dualcba.errors import expected
 from dualcba.evaluation.recorders import Recorder, Scoring
 from dualcba.learner import Learner
 from dualcba.losses import Adapt, Batch, identity, total
@@ -177,6 +178,23 @@ class Alignment(Recorder):
             with torch.enable_grad(), without_tracking(self.forward_pass.norm_layers):
                 z, _ = self.forward_pass.outputs(outer_batch.x, outer_batch.y, theta)
         return total(self.learner.method.outer_terms(outer_batch.with_logits(z)), identity)
+
+    # ------------------------------------------------------------------ the state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the points so far and what was measured there."""
+        values = {name: torch.stack(found) for name, found in self.values.items()}
+        return {"tensors": values, "meta": {"points": [list(point) for point in self.points]}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue after the measurements of another recorder."""
+        points = [(int(step), int(task)) for step, task in state["meta"]["points"]]
+        wrong = [v.shape for v in state["tensors"].values() if v.shape != (len(points),)]
+        if wrong or bool(points) != bool(state["tensors"]):
+            raise ValueError(expected("points of the state", len(points), "a value for each"))
+        self.points = points
+        received = {name: self.engine.receive(v) for name, v in state["tensors"].items()}
+        self.values = {name: list(v.unbind()) for name, v in received.items()}
 
     # ------------------------------------------------------------------ the result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,13 +12,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualcba.checkpoint import check_same_layout
 from dualcba.data import Dataset, Task
+from dualcba.errors import expected
 from dualcba.evaluation.scores import Ints, Scores, balanced_accuracy, summarize
 from dualcba.learner import Learner
 from dualcba.prediction import STATISTICS
 
 ANYTIME = {"both": STATISTICS, "bn": ("bn",), "ibn": ("ibn",)}
 """The statistics to evaluate under between task ends; one of them halves the cost."""
+
+KINDS = ("start", "anytime", "end", "both")
+"""Kinds of points: before the first step, between task ends, at the end of a task, both."""
 
 _serial = itertools.count()
 
@@ -109,6 +114,24 @@ class Evaluator:
             last = self._per_task(self.counts[statistics][-1].cpu().numpy()[None, :-1])[0]
         return float((100 * last / self.sizes)[:seen].mean())
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the points so far (`meta`) and their counts (`tensors`), on the device."""
+        with self.engine.scope():
+            counts = {s: torch.stack(found) for s, found in self.counts.items()}
+        return {"tensors": counts, "meta": {"points": [list(point) for point in self.points]}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the points of an evaluator of the same stream."""
+        points = [_point(given) for given in state["meta"]["points"]]
+        example = self._count.expand(len(points), -1)
+        check_same_layout(dict.fromkeys(STATISTICS, example), state["tensors"])
+        self.points = points
+        for statistics, table in state["tensors"].items():
+            evaluated = (table[:, -1] >= 0).tolist()
+            rows = self.engine.receive(table).unbind()
+            both = zip(rows, evaluated, strict=True)
+            self.counts[statistics] = [row if there else self._none for row, there in both]
+
     def result(self) -> dict[str, Any]:
         """Return scores, accuracy matrices and any-time curves; waits for the device once."""
         steps, task, kind = (np.array(part) for part in zip(*self.points, strict=True))
@@ -169,6 +192,14 @@ def _pairs(sizes: Ints, y: Tensor) -> tuple[tuple[Ints, Ints], Ints, Tensor]:
         np.stack([task, y.numpy()]), axis=1, return_inverse=True, return_counts=True
     )
     return (found[0], found[1]), count, torch.from_numpy(owner.reshape(-1))
+
+
+def _point(given: Any) -> tuple[int, int, str]:
+    """Return a point of a state; raise unless it is one."""
+    whole = isinstance(given, list) and len(given) == 3
+    if not whole or [type(part) for part in given] != [int, int, str] or given[2] not in KINDS:
+        raise ValueError(expected("a point of the state", given, "its step, task and kind"))
+    return given[0], given[1], given[2]
 
 
 def portions(n: int, size: int, together: int) -> list[slice]:

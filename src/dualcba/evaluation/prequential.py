@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dualcba.checkpoint import Tensors, check_same_layout
 from dualcba.data import Dataset, Task
 from dualcba.evaluation.recorders import Recorder, Scoring
 from dualcba.evaluation.scores import Scores
@@ -98,6 +99,31 @@ class Prequential(Recorder):
             yield
         finally:
             self._running.restore()
+
+    def _live(self) -> Tensors:
+        """Return the tensors that are updated in place: the counts and the kept statistics."""
+        averages, counts = self._kept.saved
+        kept = {f"kept.{i}": t for i, t in enumerate([*averages, *counts])}
+        return {f"counts.{s}": t for s, t in self._counts.items()} | kept
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts, those at task begins, and the last estimate of IBN."""
+        tensors = self._live()
+        if self.marks[self.statistics[0]]:
+            tensors |= {f"marks.{s}": torch.stack(marks) for s, marks in self.marks.items()}
+        return {"tensors": tensors, "meta": {"estimated": self._estimated}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the counts of another recorder."""
+        live, given = self._live(), dict(state["tensors"])
+        marks = {s: given.pop(f"marks.{s}", None) for s in self.statistics}
+        check_same_layout(live, given)
+        for name, tensor in live.items():
+            tensor.copy_(self.engine.receive(given[name]))
+        for statistics, table in marks.items():
+            rows = [] if table is None else list(self.engine.receive(table).unbind())
+            self.marks[statistics] = rows
+        self._estimated = bool(state["meta"]["estimated"])
 
     def result(self) -> dict[str, dict[str, Any]]:
         """Return `{"bn": {"accuracy": …, "tasks": […]}}`, for each of the statistics."""

@@ -8,7 +8,7 @@ until `result` reads them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualcba.checkpoint import check_same_layout
 from dualcba.data import Dataset, Task
+from dualcba.errors import expected
 from dualcba.evaluation.scores import Scores
 from dualcba.learner import Learner
 from dualcba.normalization.statistics import evaluation_mode
@@ -94,6 +96,17 @@ class Recorder:
 
     def before_step(self, x: Tensor, y: Tensor) -> None:
         """Called before each step with its new batch, raw and on the device."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was recorded so far: `tensors` by name, on the device, and `meta` as JSON.
+
+        A recorder that measures at the end of the stream only has nothing to add.
+        """
+        return {"tensors": {}, "meta": {}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what a recorder of the same run recorded; raise if it does not fit."""
+        check_same_layout({}, state["tensors"])
 
     def result(self) -> Any:
         """Return the recording as JSON types; called once, at the end of the stream."""
@@ -198,6 +211,27 @@ class Transitions(Recorder):
         with evaluation_mode(context.network), context.autocast():
             z, _ = context.network(context.transform(x))
         return z.softmax(1).mean(0)  # type: ignore[no-any-return]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the offsets measured at each boundary, and the posteriors there."""
+        measured = {str(b.task): b for b in self.boundaries if b.offsets}
+        means = {task: torch.stack(b.means) for task, b in measured.items()}
+        return {"tensors": means, "meta": {task: b.offsets for task, b in measured.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue after the measurements of another recorder, which are not repeated."""
+        offsets, means = state["meta"], state["tensors"]
+        known = {str(b.task): b for b in self.boundaries if str(b.task) in offsets}
+        if not known.keys() == offsets.keys() == means.keys():
+            raise ValueError(expected("boundaries of the state", list(offsets), str(list(known))))
+        for task, boundary in known.items():
+            wanted = (len(offsets[task]), 3, self.data.num_classes)
+            if means[task].shape != wanted or not set(offsets[task]) <= set(OFFSETS):
+                raise ValueError(expected("offsets of the state", offsets[task], f"in {OFFSETS}"))
+            boundary.offsets = list(offsets[task])
+            boundary.means = list(self.engine.receive(means[task]).unbind())
+        left = {s: [(b, o) for b, o in due if o not in b.offsets] for s, due in self.due.items()}
+        self.due = {step: due for step, due in left.items() if due}
 
     def result(self) -> list[dict[str, Any]]:
         """Return one entry per boundary; tasks are counted from 1."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -22,6 +23,7 @@ from dualcba.options import Hardware
 TEST_SAMPLES = 32  # per task, for the timing
 ENOUGH = 1.0  # seconds of timed steps
 BUDGET = 20.0  # seconds for all timing; afterwards similar kinds of runs share one timing
+WINDOW = 300.0  # seconds whose pace says how long the rest takes
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,54 @@ def _seconds(spec: Spec, data: Dataset, pace: Pace) -> float:
         so_far = tests * (tasks + 1) / tasks  # BN and IBN, each on half of the tasks on average
         samples += steps / spec.eval_every * (so_far + spec.buffer)
     return steps * pace.step + samples * pace.sample
+
+
+@dataclass
+class Remaining:
+    """The time that is left of some runs, from their pace in the last minutes.
+
+    So it follows the load of the machine. A run that has not begun counts as the mean of the
+    others.
+
+    >>> rest = Remaining(runs=2)
+    >>> rest.update("a", 1, 100, now=0.0)
+    >>> rest.update("a", 51, 100, now=100.0)
+    >>> rest.words(100.0)
+    'about 5 min left'
+    """
+
+    runs: int
+    steps: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Of each run: the steps that are done, and all."""
+
+    done: int = 0
+    """Steps that were seen to be done: those before a checkpoint do not count."""
+
+    history: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def update(self, name: str, step: int, total: int, now: float) -> None:
+        """Note the progress of a run at a time in seconds."""
+        before, _ = self.steps.get(name, (step, total))
+        self.steps[name] = step, total
+        self.done += max(0, step - before)
+        self.history.append((now, self.done))
+        while len(self.history) > 2 and self.history[1][0] <= now - WINDOW:
+            self.history.popleft()
+
+    def seconds(self, now: float) -> float | None:
+        """Return the time left in seconds; None if it is not known yet."""
+        if not self.history or self.done == self.history[0][1]:
+            return None
+        begun, before = self.history[0]
+        left = sum(total - step for step, total in self.steps.values())
+        mean = sum(total for _, total in self.steps.values()) / len(self.steps)
+        left_in_all = left + mean * (self.runs - len(self.steps))
+        return left_in_all * (now - begun) / (self.done - before)
+
+    def words(self, now: float) -> str:
+        """Return the time left as text."""
+        left = self.seconds(now)
+        return "" if left is None else f"about {in_words(left)} left"
 
 
 def in_words(seconds: float) -> str:

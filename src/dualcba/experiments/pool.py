@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import time
 import traceback
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from multiprocessing.connection import Connection, wait
@@ -19,6 +20,7 @@ import torch
 
 from dualcba.engine import resolve_device
 from dualcba.errors import expected
+from dualcba.experiments.checkpoints import Checkpoints
 from dualcba.experiments.processes import (
     end_processes,
     end_with_parent,
@@ -27,11 +29,16 @@ from dualcba.experiments.processes import (
 )
 from dualcba.experiments.scheduler import Failed, Load, few_threads, run_all
 from dualcba.experiments.spec import Spec
+from dualcba.experiments.stopping import stop
 from dualcba.experiments.store import PLAN, write_result
 from dualcba.options import Hardware
+from dualcba.options.values import Interval
 
 EVERY = 50
 """Steps between two updates of a run."""
+
+UPDATE_SECONDS = 10.0
+"""Seconds after which there is an update at the next step."""
 
 RUNS_PER_PROCESS = 4
 """Runs that justify one more process, which takes seconds to start."""
@@ -45,13 +52,17 @@ NAMED = 5
 
 @dataclass(frozen=True)
 class RunUpdate:
-    """The progress of a run and its accuracy so far; its result once it is complete and written."""
+    """The progress of a run and its accuracy so far; its result once it is complete and written.
+
+    `note` is a line for the user.
+    """
 
     spec: Spec
     step: int
     total: int
     accuracy: float | None = None
     result: dict[str, Any] | None = None
+    note: str | None = None
 
 
 def run_specs(
@@ -63,24 +74,63 @@ def run_specs(
     abreast: int = 1,
     every: int = EVERY,
     failed: Failed | None = None,
+    checkpoints: Interval | None = None,
 ) -> Generator[RunUpdate, None, None]:
     """Run specs in this process, `abreast` of them in turn, and yield their updates.
 
-    There is an update after the first step, after every `every` steps, and with the result; with
-    `every=0` only with the result. `failed` is that of `run_all`.
+    There is an update after the first step, after every `every` steps or ten seconds, and with the
+    result; with `every=0` only with the result and with notes. `failed` is that of `run_all`. A run
+    goes on from its newest checkpoint below `out`; `checkpoints` is the interval at which new ones
+    are written.
     """
-    with few_threads(specs):
-        for run, done in run_all(specs, load, hardware, abreast=abreast, failed=failed):
-            step = run.position
+    kept, due = Checkpoints(out, checkpoints), Due(every)
+
+    def report(spec: Spec, error: Exception) -> None:
+        kept.forget(spec)
+        assert failed is not None
+        failed(spec, error)
+
+    told = None if failed is None else report
+    with few_threads(specs), closing(kept):
+        for run, done in run_all(
+            specs, load, hardware, abreast=abreast, failed=told, make=kept.make
+        ):
             if done:
                 result = run.result()
                 write_result(out, run.spec, result, run.files())
+                kept.finish(run)
+            else:
+                kept.after_step(run)
+            ending = stop.requested
+            if ending:
+                kept.save_all()
+            for note in kept.told():
+                yield RunUpdate(run.spec, run.taken, run.total, note=note)
+            if ending:
+                stop.take_effect()
+            if done:
                 yield RunUpdate(run.spec, run.total, run.total, run.evaluator.accuracy(), result)
                 del run  # frees its memory before the next one is made
-            elif every and step == 1:
-                yield RunUpdate(run.spec, step, run.total)
-            elif every and step % every == 0:
-                yield RunUpdate(run.spec, step, run.total, run.evaluator.accuracy())
+            elif due(run.taken):
+                accuracy = None if run.taken == 1 else run.evaluator.accuracy()
+                yield RunUpdate(run.spec, run.taken, run.total, accuracy)
+
+
+@dataclass
+class Due:
+    """When there is an update: after the first step, `every` steps or some seconds; 0 is never."""
+
+    every: int
+    last: float = field(default_factory=time.monotonic)
+
+    def __call__(self, step: int) -> bool:
+        """Return whether there is one after so many steps of a run."""
+        if not self.every:
+            return False
+        now = time.monotonic()
+        due = step == 1 or step % self.every == 0 or now - self.last > UPDATE_SECONDS
+        self.last = now if due else self.last
+        return due
 
 
 # ---------------------------------------------------------------------- several processes
@@ -116,6 +166,7 @@ def run_specs_in_processes(
     jobs: int,
     *,
     failed: Failed | None = None,
+    checkpoints: Interval | None = None,
 ) -> Generator[RunUpdate, None, None]:
     """Run specs in several processes, one run at a time in each; `load` must be picklable.
 
@@ -124,10 +175,10 @@ def run_specs_in_processes(
 
     If a process is ended from outside, its run is repeated once, after the other runs. If that
     fails too, the other runs go on, and a ChildProcessError that names the run is raised last.
-    `failed` is that of `run_all`.
+    `failed` is that of `run_all`, `checkpoints` that of `run_specs`.
     """
     threads = max(1, min(torch.get_num_threads(), cores() // jobs))
-    with _pool(list(specs), (load, hardware, out, threads)) as pool:
+    with _pool(list(specs), (load, hardware, out, threads, checkpoints)) as pool:
         pool.start(jobs)
         while pool.busy:
             for worker in pool.ready():
@@ -262,7 +313,13 @@ def _missing(lost: Sequence[Spec], runs: int, out: Path) -> str:
 
 
 def _worker(
-    connection: Connection, load: Load, hardware: Hardware, out: Path, threads: int, by_kernel: bool
+    connection: Connection,
+    load: Load,
+    hardware: Hardware,
+    out: Path,
+    threads: int,
+    checkpoints: Interval | None,
+    by_kernel: bool,
 ) -> None:
     """Run the specs that arrive, one by one, and send the updates back."""
     end_with_parent(by_kernel=by_kernel)
@@ -271,18 +328,24 @@ def _worker(
         with suppress(EOFError, ConnectionError):  # the parent has gone
             connection.send(_Life.STARTED)
             while (spec := connection.recv()) is not None:
-                _run_and_send(connection, spec, load, hardware, out)
+                with stop.listening() if checkpoints else nullcontext():
+                    _run_and_send(connection, spec, load, hardware, out, checkpoints)
     except SystemExit:  # SIGTERM; drafts are removed, and what else Python does can take seconds
         os._exit(1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no file is being written any more
 
 
 def _run_and_send(
-    connection: Connection, spec: Spec, load: Load, hardware: Hardware, out: Path
+    connection: Connection,
+    spec: Spec,
+    load: Load,
+    hardware: Hardware,
+    out: Path,
+    checkpoints: Interval | None,
 ) -> None:
     """Run a spec and send its updates, or what it raised."""
     try:
-        for update in run_specs([spec], load, hardware, out):
+        for update in run_specs([spec], load, hardware, out, checkpoints=checkpoints):
             connection.send(update)
     except Exception as error:
         connection.send(_sendable(error))

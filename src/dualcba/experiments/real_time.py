@@ -10,7 +10,8 @@ relative cost of ER is 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -81,3 +82,16 @@ def events(lengths: Sequence[int], cost: float) -> Iterator[Event]:
         if final or (owner[n + 1] > task == told and before[task + 1] <= done):
             yield Event("end", told)
         yield Event("tick", n)
+
+
+def parted(found: Iterable[Event], ticks: int) -> tuple[Counter[str], list[Event]]:
+    """Part events after so many ticks: the number of each kind before, and the list after.
+
+    >>> past, left = parted(events([2, 1], 2), 1)
+    >>> past["arrive"], past["train"], left[0]
+    (1, 0, Event(kind='arrive', number=1))
+    """
+    every = list(found)
+    last = Event("tick", ticks - 1)
+    done = every.index(last) + 1 if ticks else 0
+    return Counter(event.kind for event in every[:done]), every[done:]

@@ -37,7 +37,7 @@ from dualcba.errors import expected
 from dualcba.evaluation import ANYTIME, RECORDERS, Clock, Evaluator, Scoring
 from dualcba.experiments.merging import merged_rows, with_exemplars
 from dualcba.experiments.provenance import by_protocol, held_out
-from dualcba.experiments.real_time import events, trained_batches
+from dualcba.experiments.real_time import events, parted, trained_batches
 from dualcba.experiments.result import SCHEMA
 from dualcba.experiments.settings import learning_rate, parse_settings
 from dualcba.experiments.spec import Spec
@@ -84,6 +84,11 @@ class Run:
     hardware: Hardware = field(default_factory=Hardware)
     alone: bool = True
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
+    taken: int = 0
+    """The number of batches so far; `steps` goes on after them."""
+
+    peak: int = 0
+    """The peak GPU memory in bytes before a checkpoint was loaded."""
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -129,32 +134,48 @@ class Run:
         return self.learner.step if self.clock is None else self.clock.now
 
     def steps(self) -> Iterator[int]:
-        """Train and evaluate; yields `position` after each step, or in real time each batch."""
+        """Train and evaluate; yields `position` after each step, or in real time each batch.
+
+        A run that has loaded a checkpoint goes on after the batches that it has `taken`.
+        """
         train_y = self._visible_labels()
         arrive = self._arrivals(train_y)
         if self.learner.method.merge:
             arrive = with_exemplars(arrive, self.learner.memory, len(train_y), self.engine)
         labels = None if self.learner.method.merge else train_y.numpy()
-        with self._clock("evaluate"):
-            self.evaluator.evaluate("start")
+        if not self.taken:
+            with self._clock("evaluate"):
+                self.evaluator.evaluate("start")
         if self.clock is not None:
             yield from self._real_time(arrive, train_y.numpy(), self.clock)
             self.learner.check_finite()
             return
-        for number, (task, passes) in enumerate(zip(self.stream, self.schedule, strict=True)):
-            self._begin_task(task)
-            for epoch, one in enumerate(passes):
-                self._set_learning_rate(epoch, len(passes))
-                for k, (x, y) in enumerate(arrive(one.rows)):
-                    self._record(x, y)
-                    last = epoch == len(passes) - 1 and k == len(one) - 1
-                    ends = last and self._end_is_known(number)
-                    storable = None if one.storable is None else one.storable[k]
-                    known = None if labels is None else labels[one.rows[k]]
-                    self._train(x, y, storable, known, again=epoch > 0, ends=ends)
-                    self._evaluate(number, last)
-                    yield self.learner.step
+        for number, epoch, start in self._passes_left():
+            passes = self.schedule[number]
+            one = passes[epoch]
+            if not epoch and not start:
+                self._begin_task(self.stream[number])
+            self._set_learning_rate(epoch, len(passes))
+            for k, (x, y) in enumerate(arrive(one.rows[start:]), start):
+                self._record(x, y)
+                last = epoch == len(passes) - 1 and k == len(one) - 1
+                ends = last and self._end_is_known(number)
+                storable = None if one.storable is None else one.storable[k]
+                known = None if labels is None else labels[one.rows[k]]
+                self._train(x, y, storable, known, again=epoch > 0, ends=ends)
+                self._evaluate(number, last)
+                self.taken += 1
+                yield self.learner.step
         self.learner.check_finite()
+
+    def _passes_left(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the task, the epoch and the first batch of each pass that is not complete."""
+        skipped = self.taken
+        for number, passes in enumerate(self.schedule):
+            for epoch, one in enumerate(passes):
+                if skipped < len(one):
+                    yield number, epoch, skipped
+                skipped = max(0, skipped - len(one))
 
     def _real_time(
         self, arrive: Callable[[Indices], Arrivals], labels: Indices, clock: Clock
@@ -163,11 +184,15 @@ class Run:
         assert self.relative_cost is not None
         lengths = [len(passes[0]) for passes in self.schedule]
         whole = joined([passes[0] for passes in self.schedule])
-        trained = arrive(whole.rows[trained_batches(len(whole), self.relative_cost)])
-        arriving = arrive(whole.rows) if self.recorders else None  # else nobody looks at them
+        past, left = parted(events(lengths, self.relative_cost), self.taken)
+        rows = whole.rows[trained_batches(len(whole), self.relative_cost)]
+        trained = arrive(rows[past["train"] :])
+        # without recorders nobody looks at the batches that arrive
+        arriving = arrive(whole.rows[past["arrive"] :]) if self.recorders else None
         ends = np.cumsum(lengths).tolist()
+        clock.now = self.taken
         self._set_learning_rate(0, 1)
-        for event in events(lengths, self.relative_cost):
+        for event in left:
             number = event.number
             if event.kind == "begin":
                 self._begin_task(self.stream[number])
@@ -181,7 +206,7 @@ class Run:
                 with self._clock("train"):
                     self.learner.end_task()
             elif event.kind == "tick":
-                clock.now = number + 1
+                clock.now = self.taken = number + 1
                 task = bisect_right(ends, number)
                 self._evaluate(task, clock.now == ends[task])
                 yield clock.now
@@ -284,7 +309,7 @@ class Run:
             "status": "complete",
             **measured,
             "seconds": {**self.seconds, "total": total},
-            "cost": cost(self.learner, self.held) | self._real_time_cost(),
+            "cost": self.cost() | self._real_time_cost(),
             "spec": spec.to_dict(),
             "data": asdict(self.data.origin),
             "agnostic_provenance": self.agnostic_provenance,
@@ -294,6 +319,13 @@ class Run:
     def _real_time_cost(self) -> dict[str, float]:
         """Return the relative cost in real-time evaluation, else nothing."""
         return {} if self.relative_cost is None else {"relative_cost": self.relative_cost}
+
+    def cost(self) -> dict[str, int | None]:
+        """Return the cost of the run so far, with that before a checkpoint was loaded."""
+        found = cost(self.learner, self.held)
+        if found["gpu_memory"] is not None:
+            found["gpu_memory"] = max(self.peak, found["gpu_memory"])
+        return found
 
     def files(self) -> dict[str, Callable[[Path], None]]:
         """Return the files beside `result.json`, as functions that write them: ν, if trained."""

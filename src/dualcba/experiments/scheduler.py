@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -27,6 +28,13 @@ from dualcba.options import Hardware
 Load = Callable[[Spec], Dataset]
 Failed = Callable[[Spec, Exception], None]
 """Is told of a run that raised an error."""
+
+
+class Make(Protocol):
+    """Makes the run of a spec."""
+
+    def __call__(self, spec: Spec, data: Dataset, hardware: Hardware, *, alone: bool) -> Run:
+        """Return the run, which may have taken steps already."""
 
 
 @dataclass
@@ -101,12 +109,13 @@ def run_all(
     *,
     abreast: int = 1,
     failed: Failed | None = None,
+    make: Make = Run,
 ) -> Iterator[tuple[Run, bool]]:
     """Step through the runs, `abreast` of them in turn; yields a run after each of its steps.
 
     With the run comes whether it is complete. On CUDA each learner has a stream of its own, so the
     work of runs in turn overlaps. The result of a run does not depend on the others. If `failed` is
-    given, it is called with what a run raises, and the other runs go on.
+    given, it is called with what a run raises, and the other runs go on. `make` makes the runs.
     """
     at_least(1, abreast=abreast)
     waiting = list(specs)
@@ -115,7 +124,7 @@ def run_all(
         while waiting and len(active) < abreast:
             spec = waiting.pop(0)
             with _reporting(spec, failed):
-                run = Run(spec, load(spec), hardware, alone=abreast == 1)
+                run = make(spec, load(spec), hardware, alone=abreast == 1)
                 active.append((run, run.steps()))
         for run, steps in active[:]:
             done = None

@@ -19,16 +19,19 @@ from typing import Any, Literal, get_args
 from dualcba.errors import expected
 from dualcba.options.definition import Option, definitions, fill, option, same_as
 from dualcba.options.values import (
+    Interval,
     RecorderName,
     at_least_one,
     class_order,
     fraction,
+    interval,
     mapping,
     name_and_value,
     not_negative,
     numbers,
     path,
     path_text,
+    read_interval,
     recorders,
     task_division,
     words,
@@ -413,9 +416,20 @@ class ExecutionOptions(Hardware):
 
     jobs: int | None = option(None, "processes on a CPU; by default one per core", HARDWARE, low=1)
     abreast: int = option(1, "runs side by side on a GPU", HARDWARE, low=1)
+    checkpoint_every: str = option(
+        "1m",
+        "interval of checkpoints inside a run: minutes, or 30s, 5m, 1h, 200steps, off",
+        OUTPUT,
+        accept=interval,
+    )
     data_dir: Path | None = option(
         None, "folder of the datasets; by default $DUALCBA_DATA, else ./data", DATA, accept=path
     )
+
+    @property
+    def checkpoints(self) -> Interval | None:
+        """The interval of checkpoints; None for none."""
+        return read_interval(self.checkpoint_every)
 
 
 @dataclass(frozen=True, kw_only=True)

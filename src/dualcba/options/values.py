@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -117,6 +119,49 @@ def not_negative(name: str, value: Any) -> float:
     if not number or not 0 <= value < math.inf:
         raise ValueError(expected(name, value, "a number of at least 0"))
     return float(value)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number of seconds or of steps."""
+
+    seconds: float | None = None
+    steps: int | None = None
+
+
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_INTERVAL = re.compile(r"([0-9.]{1,12})\s*(s|m|h|steps?)?")
+
+
+def read_interval(text: str) -> Interval | None:
+    """Return the interval that a text stands for; None for `off`.
+
+    >>> read_interval("5m"), read_interval("200steps").steps, read_interval("off")
+    (Interval(seconds=300.0, steps=None), 200, None)
+    """
+    if text == "off":
+        return None
+    found = _INTERVAL.fullmatch(text)
+    number = float(found[1]) if found and found[1].count(".") <= 1 and found[1] != "." else math.nan
+    unit = found[2] if found else None
+    steps = unit in ("step", "steps")
+    if not number > 0 or (steps and not number.is_integer()):
+        raise ValueError(text)
+    return Interval(steps=int(number)) if steps else Interval(number * UNITS[unit or "m"])
+
+
+def interval(name: str, value: Any) -> str:
+    """Accept minutes as a number, a text such as `30s`, `5m`, `1h` or `200steps`, or `off`."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    text = f"{value}m" if number else value
+    try:
+        if not isinstance(text, str):
+            raise ValueError(text)
+        read_interval(text)
+    except ValueError:
+        wanted = "minutes, or a text such as '30s', '5m', '1h', '200steps' or 'off'"
+        raise ValueError(expected(name, value, wanted)) from None
+    return text
 
 
 def path(name: str, value: Any) -> Path:

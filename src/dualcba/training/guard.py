@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dualcba.checkpoint import Tensors
+from dualcba.checkpoint import Copy, Tensors
 from dualcba.engine.optimizers import largest_update
 from dualcba.engine.torch_private import foreach_norm, mark_non_finite_
 from dualcba.methods import Context
@@ -191,11 +191,11 @@ class StepGuard:
 
     # ------------------------------------------------------------------ state
 
-    def tensors(self) -> Tensors:
+    def tensors(self, copy: Copy = torch.clone) -> Tensors:
         """Return what the next verdict depends on, if anything, and the count."""
         if not self.judges_inputs and self.on_outlier == "raise":
             return {}
-        return {"guard.largest": self.largest.clone(), "guard.outliers": self.outliers.clone()}
+        return {"guard.largest": copy(self.largest), "guard.outliers": copy(self.outliers)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore what `tensors` returned; states of earlier versions have nothing."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dualcba.checkpoint import (
+    Copy,
     Tensors,
     check_dense,
     check_same_layout,
@@ -21,17 +23,19 @@ from dualcba.training.parts import Parts
 from dualcba.training.state_rules import Given, check_boundaries, check_meta, check_values
 
 
-def save_state(parts: Parts, *, seed: int, step: int, wait: bool = True) -> dict[str, Any]:
-    """Return copies of all state: `tensors` by name, and `meta`.
+def save_state(
+    parts: Parts, *, seed: int, step: int, wait: bool = True, copy: Copy = torch.clone
+) -> dict[str, Any]:
+    """Return copies of all state, made by `copy`: `tensors` by name, and `meta`.
 
     Only the engine can use the tensors if it does not `wait` for them.
     """
     engine = parts.engine
     with engine.scope():
-        tensors = collect_tensors(parts.modules(), parts.optimizers())
+        tensors = collect_tensors(parts.modules(), parts.optimizers(), copy)
         losses = parts.loss_monitor.values.nan_to_num(0.0, 0.0, 0.0)  # of refused steps
-        tensors |= {"lr": parts.context.lr.clone(), "losses": losses}
-        tensors |= parts.tasks.tensors() | parts.guard.tensors()
+        tensors |= {"lr": copy(parts.context.lr), "losses": copy(losses)}
+        tensors |= parts.tasks.tensors(copy) | parts.guard.tensors(copy)
     if wait:
         engine.finish()
     tensors["weights_rng"] = parts.outer_loop.rng.get_state()

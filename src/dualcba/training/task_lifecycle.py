@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualcba.adaptors.outer_step import OuterLoop
-from dualcba.checkpoint import Tensors, entries_of
+from dualcba.checkpoint import Copy, Tensors, entries_of
 from dualcba.data.dataset import plain_tensor
 from dualcba.engine import Engine
 from dualcba.errors import expected
@@ -118,11 +118,11 @@ class TaskLifecycle:
             with self.engine.scope():
                 self.data.append((x[rows], y[rows]))
 
-    def tensors(self) -> Tensors:
+    def tensors(self, copy: Copy = torch.clone) -> Tensors:
         """Return copies of the kept samples, by name."""
         kept: Tensors = {}
         for i, (x, y) in enumerate(self.data):
-            kept |= {f"task_data.{i}.x": x.clone(), f"task_data.{i}.y": y.clone()}
+            kept |= {f"task_data.{i}.x": copy(x), f"task_data.{i}.y": copy(y)}
         return kept
 
     def meta(self) -> dict[str, Any]:

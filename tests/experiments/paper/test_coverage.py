@@ -415,7 +415,8 @@ def test_interrupted_and_continued(tmp_path: Path) -> None:
         time.sleep(0.05)
     assert not _alive(process.pid)
     assert not list(tmp_path.rglob(".draft-*"))
-    assert err.decode().strip() == "dualcba: interrupted; the runs that were complete are kept"
+    kept = "complete runs and checkpoints are kept; the same command goes on"
+    assert err.decode().strip() == f"dualcba: interrupted; {kept}"
     there = len(list(tmp_path.glob("x/*/result.json")))
     assert there >= 1
     done = subprocess.run(

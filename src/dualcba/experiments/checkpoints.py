@@ -1,0 +1,278 @@
+"""Checkpoints of runs in progress: when they are written, by whom, and which one is used.
+
+A step never waits for a disk. The state is copied to the memory of the host between two steps: on a
+GPU without waiting, into pinned memory, in the order of the engine's stream. A thread writes the
+copy. All calls of CUDA are made by the thread that trains, because calls of another thread would
+break the capture of a graph; even the memory of the copy is freed by that thread.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dualcba.checkpoint import write_state_file
+from dualcba.data import Dataset
+from dualcba.errors import reason
+from dualcba.experiments.run import Run
+from dualcba.experiments.run_state import UNFIT, load_run_state, read_run_state, run_state
+from dualcba.experiments.spec import Spec
+from dualcba.options import Hardware
+from dualcba.options.values import Interval
+
+KEPT = 2
+"""Checkpoints of a run that are kept."""
+
+NAME = re.compile(r"checkpoint-(\d{1,18})\.safetensors")
+"""The number is that of batches."""
+
+_writing = threading.Lock()  # one file at a time in a process
+
+
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """Return the checkpoints in the folder of a run, the newest first."""
+    found = [(int(m[1]), p) for p in folder.glob("checkpoint-*") if (m := NAME.fullmatch(p.name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def remove_checkpoints(folder: Path, keep: int = 0) -> None:
+    """Remove the checkpoints in the folder of a run but the newest ones."""
+    for path in checkpoint_paths(folder)[keep:]:
+        with suppress(OSError):  # removed by another process
+            path.unlink()
+
+
+def resumed(make: Callable[[], Run], folder: Path, tell: Callable[[str], None]) -> Run:
+    """Return a new run that goes on from the newest sound checkpoint in its folder, if any.
+
+    `tell` is given a line on what is used, and one on each checkpoint that cannot be used.
+    """
+    run, paths = make(), checkpoint_paths(folder)
+    for path in paths:
+        try:
+            load_run_state(run, read_run_state(path, run.spec, run.data.origin))
+        except UNFIT as error:
+            tell(f"{_unfit(path, error)}; it is left out")
+            run = make()  # a part may have been loaded
+            continue
+        tell(f"{run.spec.name} goes on after {run.taken} of {run.total} batches, from {path.name}")
+        return run
+    if paths:
+        tell(f"{run.spec.name} has no checkpoint that can be used; it starts from the beginning")
+    return run
+
+
+def _unfit(path: Path, error: Exception) -> str:
+    why = " ".join(reason(error).split())
+    return why if str(path) in why else f"{path} cannot be used: {why}"
+
+
+# ---------------------------------------------------------------------- copies on the host
+
+
+@dataclass
+class Snapshot:
+    """A copy of the state of a run on the host, complete once the device has made it."""
+
+    state: dict[str, Any]
+    refused: Tensor | None
+    """Recent losses that are NaN for steps that were refused and not reported yet."""
+
+    event: torch.cuda.Event | None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the copy is complete; does not wait."""
+        return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
+
+    @property
+    def sound(self) -> bool:
+        """Whether no step in it was refused without an error, which would be lost."""
+        return self.refused is None or bool(self.refused.isfinite().all())
+
+
+def take_snapshot(run: Run) -> Snapshot:
+    """Copy the state of a run to the host, without waiting for the device."""
+    state, parts = run_state(run, to_host), run.learner.parts
+    late = parts.loss_monitor.on_device and parts.guard.on_outlier == "raise"
+    with run.engine.scope():
+        refused = to_host(parts.loss_monitor.values) if late else None
+        if run.learner.device.type != "cuda":
+            return Snapshot(state, refused, None)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return Snapshot(state, refused, event)
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Return a copy on the host; of a tensor on a GPU, one that the current stream will make."""
+    if not tensor.is_cuda:
+        return tensor.clone()
+    host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+# ---------------------------------------------------------------------- when they are written
+
+
+class Keeper:
+    """Writes the checkpoints of one run while it goes on, one at a time.
+
+    `every` is the interval; `tell` is given a line if a checkpoint cannot be written.
+    """
+
+    def __init__(
+        self, run: Run, folder: Path, every: Interval, tell: Callable[[str], None]
+    ) -> None:
+        self.run, self.folder, self.every, self.tell = run, folder, every, tell
+        self._snapshot: Snapshot | None = None  # being copied
+        self._written: Snapshot | None = None  # being written: not freed by the thread that writes
+        self._thread: threading.Thread | None = None
+        self._problem: str | None = None
+        self._begin_interval()
+
+    def _begin_interval(self) -> None:
+        steps, seconds = self.every.steps, self.every.seconds
+        self._due_at = time.monotonic() + (seconds or 0.0)
+        self._due_after = self.run.taken + (steps or 0)
+
+    def due_now(self) -> None:
+        """Let the interval end with the next step."""
+        self._due_at, self._due_after = 0.0, 0
+
+    @property
+    def due(self) -> bool:
+        """Whether the interval has passed."""
+        return self.run.taken >= self._due_after and time.monotonic() >= self._due_at
+
+    def after_step(self) -> None:
+        """Copy the state if the interval has passed, and pass a complete copy to the writer."""
+        if self._snapshot is not None:
+            self._write_if_ready()
+        elif self._thread is not None:
+            self._end_of_write()
+        elif self.due:
+            self._copy()
+
+    def _copy(self) -> None:
+        self._begin_interval()
+        try:
+            self._snapshot = take_snapshot(self.run)
+        except (MemoryError, RuntimeError) as error:  # no room for the copy on the host
+            self._report(error)
+            return
+        self._write_if_ready()
+
+    def _write_if_ready(self) -> None:
+        snapshot = self._snapshot
+        if snapshot is None or not snapshot.ready:
+            return
+        self._snapshot = None
+        if snapshot.sound:
+            self._written = snapshot
+            self._thread = threading.Thread(
+                target=self._write, args=(snapshot,), name="checkpoint", daemon=True
+            )
+            self._thread.start()
+
+    def _write(self, snapshot: Snapshot) -> None:
+        """Write a file and remove those before the last two; a full disk is a note."""
+        path = self.folder / f"checkpoint-{snapshot.state['meta']['taken']:08d}.safetensors"
+        try:
+            with _writing:
+                write_state_file(path, snapshot.state)
+                remove_checkpoints(self.folder, keep=KEPT)
+        except OSError as error:
+            self._problem = error.strerror or reason(error)
+        except Exception as error:
+            self._problem = reason(error)
+
+    def _end_of_write(self, wait: float | None = 0.0) -> None:
+        """Forget the thread if it has ended, and report what went wrong."""
+        assert self._thread is not None
+        if wait != 0.0:
+            self._thread.join(wait)
+        if not self._thread.is_alive():
+            self._thread = self._written = None
+            if self._problem is not None:
+                self._report(self._problem)
+
+    def _report(self, why: object) -> None:
+        self._problem = None
+        self.tell(f"no checkpoint can be written in {self.folder.parent}: {why}; the runs go on")
+
+    def save_now(self) -> None:
+        """Write a checkpoint of the run as it is, and wait for it."""
+        self.close()
+        self._copy()
+        self.close()
+
+    def close(self) -> None:
+        """Wait until what was copied is written."""
+        if self._snapshot is not None:
+            if self._snapshot.event is not None:
+                self._snapshot.event.synchronize()
+            self._write_if_ready()
+        if self._thread is not None:
+            self._end_of_write(wait=None)
+
+
+class Checkpoints:
+    """The checkpoints of the runs in progress below a folder; None as `every` writes none."""
+
+    def __init__(self, out: Path, every: Interval | None) -> None:
+        self.out, self.every = out, every
+        self._notes: list[str] = []
+        self._keepers: dict[int, Keeper] = {}
+
+    def make(self, spec: Spec, data: Dataset, hardware: Hardware, *, alone: bool) -> Run:
+        """Make a run that goes on from its newest sound checkpoint."""
+        folder = self.out / spec.name
+        run = resumed(lambda: Run(spec, data, hardware, alone), folder, self._notes.append)
+        if self.every is not None:
+            self._keepers[id(run)] = Keeper(run, folder, self.every, self._notes.append)
+        return run
+
+    def told(self) -> list[str]:
+        """Return the lines for the user that are new."""
+        notes, self._notes[:] = self._notes[:], []
+        return notes
+
+    def after_step(self, run: Run) -> None:
+        """Write a checkpoint if it is due."""
+        keeper = self._keepers.get(id(run))
+        if keeper is not None:
+            keeper.after_step()
+
+    def save_all(self) -> None:
+        """Write a checkpoint of each run in progress, and wait for them."""
+        for keeper in self._keepers.values():
+            keeper.save_now()
+
+    def finish(self, run: Run) -> None:
+        """Remove the checkpoints of a run whose result is written."""
+        keeper = self._keepers.pop(id(run), None)
+        if keeper is not None:
+            keeper.close()
+        remove_checkpoints(self.out / run.spec.name)
+
+    def forget(self, spec: Spec) -> None:
+        """Keep the checkpoints of a run that has failed, and write no more of them."""
+        for key, keeper in list(self._keepers.items()):
+            if keeper.run.spec is spec:
+                self._keepers.pop(key).close()
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        for keeper in self._keepers.values():
+            keeper.close()
+        self._keepers = {}
