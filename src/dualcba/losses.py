@@ -41,8 +41,12 @@ class Batch:
 
 
 def inner_batches(new: Batch, mem: Sequence[Batch]) -> list[Batch]:
-    """Return all batches of the inner loss, in the order of their rows."""
-    return [new, *mem, *new.views.values()]
+    """Return all batches of the inner loss, in the order of their rows.
+
+    The views come last, one view of all batches after the other.
+    """
+    views = [b.views[name] for name in new.views for b in (new, *mem) if name in b.views]
+    return [new, *mem, *views]
 
 
 def stack_rows(parts: Sequence[Tensor]) -> Tensor:
@@ -174,6 +178,42 @@ class MeanSquaredError:
     def curvature(self, z: Tensor, s: Tensor) -> Tensor:
         """Return 2 s / number of entries."""
         return (2.0 * self.weight / z.numel()) * s
+
+
+@dataclass(slots=True, eq=False)
+class Divergence:
+    """weight · T² · mean KL(softmax(target / T) ‖ softmax(z / T)): distillation, at raw logits.
+
+    >>> z, target = torch.zeros(1, 2), torch.tensor([[8.0, 0.0]])
+    >>> round(Divergence(Batch(z, z, z, z), target, temperature=4.0).value(z).item(), 4)
+    5.2453
+    """
+
+    batch: Batch
+    target: Tensor  # (n, C) logits of the teacher
+    temperature: float
+    weight: float = 1.0
+    adapted: bool = False
+
+    def _scale(self, z: Tensor, power: int) -> Tensor | float:
+        scale = self.weight * self.temperature**power / len(z)
+        each = self.batch.each
+        return scale if each is None else scale * each.to(z.dtype).unsqueeze(1)
+
+    def value(self, z: Tensor) -> Tensor:
+        """Return the mean divergence over the batch, times T²."""
+        p, q = (logits.div(self.temperature).log_softmax(1) for logits in (self.target, z))
+        return (p.exp() * (p - q) * self._scale(z, 2)).sum()
+
+    def gradient(self, z: Tensor) -> Tensor:
+        """Return T (q − p) / n, times the weights, with q = softmax(z / T)."""
+        p, q = (logits.div(self.temperature).softmax(1) for logits in (self.target, z))
+        return (q - p).mul_(self._scale(z, 1))
+
+    def curvature(self, z: Tensor, s: Tensor) -> Tensor:
+        """Return q ⊙ (s − ⟨q, s⟩) / n, times the weights."""
+        q = z.div(self.temperature).softmax(1)
+        return softmax_backward(s, q, 1, q.dtype).mul_(self._scale(z, 0))
 
 
 @dataclass(slots=True, eq=False)

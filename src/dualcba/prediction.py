@@ -97,13 +97,15 @@ class Predictor:
             self._depth += 1
             if estimate:
                 running.save()
+            predicting = self.method.predicting() if self._depth == 1 else nullcontext()
             try:
-                if estimate:
-                    self._estimate(step)
-                with evaluation_mode(self.context.network):
-                    with self.precision.autocast():
-                        self.method.before_scores()
-                    yield
+                with predicting:
+                    if estimate:
+                        self._estimate(step)
+                    with evaluation_mode(self.context.network):
+                        with self.precision.autocast():
+                            self.method.before_scores()
+                        yield
             finally:
                 self._depth -= 1
                 if estimate:

@@ -126,10 +126,14 @@ def _adapted_loss(
 ) -> Tensor:
     """Return L_trn at the logits Z, corrected by the adaptor."""
     r = adaptor(Z)
-    views = {name: b.with_logits(Z[b.rows]) for name, b in new.views.items()}
-    first = replace(new, z=Z[new.rows], views=views)
-    rest = [b.with_logits(Z[b.rows]) for b in mem]
+    first, *rest = [_with_rows_of(Z, b) for b in (new, *mem)]
     return method.loss(first, rest, lambda b: adaptor.adapt(b.z, r[b.rows]))
+
+
+def _with_rows_of(Z: Tensor, batch: Batch) -> Batch:
+    """Return a batch, with its views, at the logits Z."""
+    views = {name: b.with_logits(Z[b.rows]) for name, b in batch.views.items()}
+    return replace(batch, z=Z[batch.rows], views=views)
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:

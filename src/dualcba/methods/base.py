@@ -2,12 +2,20 @@
 
 A method is independent of bias adaptors. It defines the terms of its loss; the learner evaluates
 them at raw or adapted logits. So every method works with CBA, Dual-CBA, IBN and all engines.
+
+A sample can have several views. The usual one is augmented as the dataset says. Further ones are
+declared by `make_views`, as transforms by name: each makes another input from the same raw sample,
+or, if `chained`, from the pixels of the view before it. A transform that is not random gives the
+raw sample, normalised. The new batch has all these views. Memory draws have them too if
+`memory_views`. A view is a `Batch` in `Batch.views`, with logits and rows of its own, so the terms
+of a loss can use it like any other batch, adapted or raw. Each view passes the network with batch
+statistics of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,12 +27,25 @@ from dualcba.data.transforms import Transform
 from dualcba.losses import Adapt, Batch, CrossEntropy, Term, total
 from dualcba.memory import Memory, Reservoir
 from dualcba.nets import Network
+from dualcba.normalization.statistics import evaluation_mode
 from dualcba.tasks.class_sets import ClassSets
 
 
 def call_directly(key: Hashable, fn: Callable[..., None], *inputs: Tensor) -> None:
     """Call `fn`; the default of `Context.run`."""
     fn(*inputs)
+
+
+def pass_separately(network: Network, batches: Sequence[Batch]) -> list[tuple[Tensor, Tensor]]:
+    """Return logits and features of each batch; the default of `Context.passes`.
+
+    A single sample has no batch statistics; the network's running statistics are used instead.
+    """
+    outputs = []
+    for batch in batches:
+        with evaluation_mode(network) if len(batch.x) == 1 else nullcontext():
+            outputs.append(network(batch.x))
+    return outputs
 
 
 @dataclass
@@ -39,6 +60,11 @@ class Context:
     batch_size: int
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
     """The context for forward passes that the method itself makes in a step."""
+
+    passes: Callable[[Network, Sequence[Batch]], list[tuple[Tensor, Tensor]]] = pass_separately
+    """`passes(network, batches)` returns logits and features of the inputs of batches by another
+    network of the method's, such as a teacher, with batch statistics, as the inner batches pass the
+    trained network: together or one by one, and in the same precision."""
 
     good: Tensor = field(default_factory=lambda: torch.tensor(True))
     """() bool: whether the current step is kept. On a GPU `after_step` is also called for a step
@@ -76,8 +102,17 @@ class Method(nn.Module):
     rereads_task: bool = False
     """Whether `end_task` needs the samples of the task."""
 
+    memory_views: bool = False
+    """Whether memory draws have the views of `make_views`, as the new batch has."""
+
+    chained: bool = False
+    """Whether each view of `make_views` is made from the view before, the first from raw pixels."""
+
     merge: bool = False
     """Whether a run mixes the samples of the memory into the data of each task."""
+
+    needs_boundaries: bool = False
+    """Whether task boundaries must be given, not inferred."""
 
     semi_supervised: bool = False
     """Whether FixMatch can wrap the method."""
@@ -119,8 +154,14 @@ class Method(nn.Module):
         return transform
 
     def make_views(self, transform: Transform) -> dict[str, Transform]:
-        """Return the transforms of further views of the new samples, by name."""
+        """Return the transforms of further views of the samples, by name."""
         return {}
+
+    def observe(self, new: Batch, mem: Sequence[Batch]) -> None:
+        """Called once in each step after its forward passes, before any loss.
+
+        Buffers that are changed here are restored if the step fails.
+        """
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return the terms of the inner loss; `mem` is empty while the memory is empty."""
@@ -150,6 +191,14 @@ class Method(nn.Module):
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Called when a task ends, with its raw samples if `rereads_task`, else with none."""
 
+    @contextmanager
+    def predicting(self) -> Iterator[None]:
+        """A context around each evaluation, with other weights in the network, for example.
+
+        Within it the statistics of IBN are estimated too. Afterwards all must be as before.
+        """
+        yield
+
     def before_scores(self) -> None:
         """Called in evaluation mode before `scores`, to compute class means for example."""
 
@@ -157,6 +206,11 @@ class Method(nn.Module):
         """Return scores (n, C) of normalised inputs; the argmax is the prediction."""
         z, _ = self.context.network(x)
         return z  # type: ignore[no-any-return]
+
+    @classmethod
+    def wrappable(cls) -> bool:
+        """Whether a method such as MKD can go around it: its loss is the sum of its terms."""
+        return cls.adaptable and cls.loss is Method.loss
 
     @property
     def closed_form(self) -> bool:

@@ -19,9 +19,12 @@ from dualcba.methods.derpp import DERpp
 from dualcba.methods.er import ER
 from dualcba.methods.er_ace import ERACE
 from dualcba.methods.icarl import ICaRL
+from dualcba.methods.las import LAS
 from dualcba.methods.lucir import LUCIR
+from dualcba.methods.mkd import MKD
 from dualcba.methods.rar import RAR
 from dualcba.methods.ss_il import SSIL
+from dualcba.methods.wrapper import Wrapper
 from dualcba.options import AdaptorKind
 
 METHODS: dict[str, type[Method]] = {
@@ -34,8 +37,12 @@ METHODS: dict[str, type[Method]] = {
     "bic": BiC,
     "er-ace": ERACE,
     "ss-il": SSIL,
+    "las": LAS,
 }
 """The methods by name, without the suffix of an adaptor."""
+
+WRAPPERS: dict[str, type[Wrapper]] = {"mkd": MKD}
+"""Methods around another one, by name, as in `er+mkd`."""
 
 SUFFIXES: tuple[str, ...] = get_args(AdaptorKind)
 """The kinds of adaptors, as suffixes of a method's name."""

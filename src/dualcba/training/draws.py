@@ -7,7 +7,7 @@ on the device as the same dataclasses with tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -33,6 +33,9 @@ class MemoryDraw(Generic[T]):
 
     augment: T | None
     """(n, ...) parameters of the augmentation; None if the transform is not random."""
+
+    views: dict[str, T] = field(default_factory=dict)
+    """Parameters of random views of the samples, by name, if the method has views of draws."""
 
     @property
     def size(self) -> int:
@@ -70,7 +73,7 @@ class BatchDraws(Generic[T]):
     """B_buf, the fresh draw of the outer step; None if the step takes none."""
 
     views: dict[str, T]
-    """Parameters of the method's other views of the new samples, by name."""
+    """Parameters of the method's other random views of the new samples, by name."""
 
     filled: T | None = None
     """(1,) the number of samples in the memory; None if the step does not use it."""
@@ -121,7 +124,7 @@ class StepSampler:
         self.views = views
         unused = {
             "method": type(method).noise is Method.noise,
-            "augmentation": not context.transform.random and not views,
+            "augmentation": not any(t.random for t in (context.transform, *views.values())),
         }
         self.used = [name for name in self.rng if not unused.get(name)]
         self.balanced = balanced
@@ -147,8 +150,9 @@ class StepSampler:
         count = self.method.draws if self.context.memory.filled else 0
         memory = tuple([self._memory_draw() for _ in range(count)])
         fresh = self._outer_draw() if outer_batch else None
-        unlabelled, rng = n - self.method.labelled, self.rng["augmentation"]
-        views = {name: view.draw(rng, unlabelled) for name, view in self.views.items()}
+        views = self._views(n - self.method.labelled)
+        if self.method.memory_views:
+            memory = tuple([replace(draw, views=self._views(draw.size)) for draw in memory])
         filled = np.array([self.context.memory.filled]) if self.pooled else None
         return BatchDraws(new_augment, memory, fresh, views, filled)
 
@@ -162,6 +166,11 @@ class StepSampler:
     def _memory_draw(self) -> MemoryDraw[Array]:
         rows = self.context.memory.draw(self.context.batch_size, self.rng["memory"])
         return MemoryDraw(rows, self._augment(len(rows)))
+
+    def _views(self, n: int) -> dict[str, Array]:
+        """Draw the parameters of the random views of n samples."""
+        rng = self.rng["augmentation"]
+        return {name: view.draw(rng, n) for name, view in self.views.items() if view.random}
 
     def _augment(self, n: int) -> Array | None:
         transform = self.context.transform

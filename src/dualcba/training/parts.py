@@ -97,8 +97,10 @@ def make_parts(
     method.bind(context)
     method.to(engine.device)
     forward_pass = ForwardPass(
-        context, method, views, concat=given.forward == "concat", tracking=given.tracking
-    )
+        context, method, views, concat=given.forward == "concat", tracking=given.tracking,
+        cast_weights=precision.cast_weights,
+    )  # fmt: skip
+    context.passes = forward_pass.passes
     outer_loop = OuterLoop(adaptor, rng, method, context, given)
     balanced = given.outer_draw == "balanced"
     sampler = StepSampler(

@@ -124,6 +124,7 @@ class TrainingStep:
         collect_penalties(self.forward_pass.task_aware)  # discard what a failed step may have left
         x = self.guard.inputs(x)
         new, mem, outer_batch = self._batches(x, y, drawn.batches)
+        self.method.observe(new, mem)
         self.outer_loop.observe(new, mem, drawn.batches.filled)
         if update_adaptor:
             self.outer_loop.step(new, mem, outer_batch)
