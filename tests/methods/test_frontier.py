@@ -19,8 +19,8 @@ from dualcba.engine import Captured
 from dualcba.losses import Batch
 from dualcba.methods import SUFFIXES
 
-METHODS = ["las", "er+mkd"]
-WRAPPED = ["er-ace+mkd", "derpp+mkd", "las+mkd"]
+METHODS = ["las", "er+mkd", "gsa"]
+WRAPPED = ["er-ace+mkd", "derpp+mkd", "las+mkd", "gsa+mkd"]
 NAMES = [f"{name}{kind}" for name in METHODS for kind in ("", *(f"-{k}" for k in SUFFIXES))]
 DUAL = [f"{name}-dual-cba" for name in (*METHODS, *WRAPPED)]
 Make = Callable[..., Learner]

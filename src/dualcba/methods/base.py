@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from dualcba.data.transforms import Transform
 from dualcba.losses import Adapt, Batch, CrossEntropy, Term, total
-from dualcba.memory import Memory, Reservoir
+from dualcba.memory import Memory, Pool, Reservoir
 from dualcba.nets import Network
 from dualcba.normalization.statistics import evaluation_mode
 from dualcba.tasks.class_sets import ClassSets
@@ -93,6 +93,9 @@ class Method(nn.Module):
     draws: int = 1
     """The number of independent memory draws per step."""
 
+    chosen: tuple[int, ...] = ()
+    """The sizes of memory draws whose rows `choose` selects; then `draws` does not apply."""
+
     columns: tuple[str, ...] = ()
     """What is stored with each sample: `"logits"` (adapted, as in the loss), `"raw_logits"`."""
 
@@ -156,6 +159,15 @@ class Method(nn.Module):
     def make_views(self, transform: Transform) -> dict[str, Transform]:
         """Return the transforms of further views of the samples, by name."""
         return {}
+
+    def choose(self, pool: Pool, u: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Return the rows (n,) and weights (n,) of each draw in `chosen`, from memory or new batch.
+
+        `u` has n uniform numbers in [0, 1) for each draw. The labels of the pool are on the device,
+        so the shapes cannot depend on them: a sample that is not wanted has weight 0. The weights
+        have mean 1, and become `Batch.each`.
+        """
+        raise NotImplementedError
 
     def observe(self, new: Batch, mem: Sequence[Batch]) -> None:
         """Called once in each step after its forward passes, before any loss.

@@ -75,8 +75,8 @@ def label_counts(batches: Sequence[Batch], C: int) -> Tensor:
 def log_counts(counts: Tensor) -> Tensor:
     """Return log(n + 1e-50), computed so that float32 is enough.
 
-    >>> log_counts(torch.tensor([0.0, 1.0, 2.0])).round(decimals=3).tolist()
-    [-115.129..., 0.0, 0.693...]
+    >>> [round(v, 3) for v in log_counts(torch.tensor([0.0, 1.0, 2.0])).tolist()]
+    [-115.129, 0.0, 0.693]
     """
     return torch.where(counts > 0, counts.clamp(min=1).log(), SMALLEST)
 

@@ -18,6 +18,7 @@ from dualcba.methods.clser import CLSER
 from dualcba.methods.derpp import DERpp
 from dualcba.methods.er import ER
 from dualcba.methods.er_ace import ERACE
+from dualcba.methods.gsa import GSA
 from dualcba.methods.icarl import ICaRL
 from dualcba.methods.las import LAS
 from dualcba.methods.lucir import LUCIR
@@ -38,6 +39,7 @@ METHODS: dict[str, type[Method]] = {
     "er-ace": ERACE,
     "ss-il": SSIL,
     "las": LAS,
+    "gsa": GSA,
 }
 """The methods by name, without the suffix of an adaptor."""
 

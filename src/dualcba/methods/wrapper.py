@@ -26,14 +26,14 @@ from torch import Tensor
 
 from dualcba.data.transforms import Transform
 from dualcba.losses import Batch, Term
-from dualcba.memory import Memory
+from dualcba.memory import Memory, Pool
 from dualcba.methods.base import Context, Method
 
 PREFIX = "base_"
 """What the options of the wrapped method begin with."""
 
 KEPT = (
-    "draws", "columns", "repeats", "rereads_task", "one_per_class", "single_pass",
+    "draws", "chosen", "columns", "repeats", "rereads_task", "one_per_class", "single_pass",
     "needs_boundaries",
 )  # fmt: skip
 """The attributes of the wrapped method that its wrapper has too."""
@@ -64,6 +64,10 @@ class Wrapper(Method):
     def make_views(self, transform: Transform) -> dict[str, Transform]:
         """Return the views of the wrapped method."""
         return self.method.make_views(transform)
+
+    def choose(self, pool: Pool, u: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Delegate to the wrapped method."""
+        return self.method.choose(pool, u)
 
     def observe(self, new: Batch, mem: Sequence[Batch]) -> None:
         """Delegate to the wrapped method."""

@@ -44,6 +44,25 @@ class MemoryDraw(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenDraw(Generic[T]):
+    """Samples that the method chooses from the memory and the new batch, see `Method.choose`."""
+
+    u: T
+    """(n,) uniform numbers in [0, 1)."""
+
+    augment: T | None
+    """(n, ...) parameters of the augmentation; None if the transform is not random."""
+
+    views: dict[str, T] = field(default_factory=dict)
+    """As in `MemoryDraw`."""
+
+    @property
+    def size(self) -> int:
+        """The number of samples."""
+        return len(self.u)
+
+
+@dataclass(frozen=True, slots=True)
 class BalancedDraw(Generic[T]):
     """Samples drawn evenly over the classes of a `Pool`; their labels are on the device."""
 
@@ -66,7 +85,7 @@ class BatchDraws(Generic[T]):
     new_augment: T | None
     """Parameters of the augmentation of the new samples."""
 
-    memory: tuple[MemoryDraw[T], ...]
+    memory: tuple[MemoryDraw[T], ...] | tuple[ChosenDraw[T], ...]
     """The memory draws of the inner loss, `Method.draws` of them unless the memory is empty."""
 
     outer_batch: MemoryDraw[T] | BalancedDraw[T] | None
@@ -147,14 +166,19 @@ class StepSampler:
 
     def _batches(self, n: int, outer_batch: bool) -> BatchDraws[Array]:
         new_augment = self._augment(n)
-        count = self.method.draws if self.context.memory.filled else 0
-        memory = tuple([self._memory_draw() for _ in range(count)])
+        memory = self._memory_draws() if self.context.memory.filled else ()
         fresh = self._outer_draw() if outer_batch else None
         views = self._views(n - self.method.labelled)
         if self.method.memory_views:
-            memory = tuple([replace(draw, views=self._views(draw.size)) for draw in memory])
+            memory = tuple([replace(d, views=self._views(d.size)) for d in memory])  # type: ignore[misc]
         filled = np.array([self.context.memory.filled]) if self.pooled else None
         return BatchDraws(new_augment, memory, fresh, views, filled)
+
+    def _memory_draws(self) -> tuple[MemoryDraw[Array], ...] | tuple[ChosenDraw[Array], ...]:
+        if not self.method.chosen:
+            return tuple([self._memory_draw() for _ in range(self.method.draws)])
+        rng = self.rng["memory"]
+        return tuple([ChosenDraw(rng.random(n), self._augment(n)) for n in self.method.chosen])
 
     def _outer_draw(self) -> MemoryDraw[Array] | BalancedDraw[Array]:
         if not self.balanced:

@@ -22,7 +22,7 @@ from dualcba.normalization.statistics import (
     grouped_statistics,
     without_tracking,
 )
-from dualcba.training.draws import BalancedDraw, BatchDraws
+from dualcba.training.draws import BalancedDraw, BatchDraws, ChosenDraw, MemoryDraw
 
 Raw = tuple[Tensor, Tensor, Mapping[str, Tensor]]
 """Samples, labels and the columns stored with them."""
@@ -76,8 +76,8 @@ class ForwardPass:
         self, x: Tensor, y: Tensor, drawn: BatchDraws[Tensor]
     ) -> tuple[Batch, list[Batch]]:
         """B_trn: the new batch, with its other views, and the memory draws."""
-        raw: list[Raw] = [(x, y, {})]
-        raw += [self.context.memory.read(draw.rows) for draw in drawn.memory]
+        draws, weights = self._memory_batches(x, y, drawn)
+        raw: list[Raw] = [(x, y, {}), *draws]
         params = [drawn.new_augment, *(draw.augment for draw in drawn.memory)]
         inputs = self.augmented([samples for samples, _, _ in raw], params)
         viewed = self._sources(raw)
@@ -93,7 +93,22 @@ class ForwardPass:
         for k in range(len(viewed) if self.views else 0):
             views = dict(zip(self.views, rest[k :: len(viewed)], strict=True))
             (new, *mem)[k].views = views
+        for batch, each in zip(mem, weights, strict=False):  # there may be no weights
+            for one in (batch, *batch.views.values()):
+                one.each = each
         return new, mem
+
+    def _memory_batches(
+        self, x: Tensor, y: Tensor, drawn: BatchDraws[Tensor]
+    ) -> tuple[list[Raw], list[Tensor]]:
+        """Read the memory draws, and return their weights if the method chooses the rows."""
+        plain = [draw.rows for draw in drawn.memory if isinstance(draw, MemoryDraw)]
+        u = [draw.u for draw in drawn.memory if isinstance(draw, ChosenDraw)]
+        if not u:
+            return [self.context.memory.read(rows) for rows in plain], []
+        pool = self._pool(y, drawn.filled)
+        chosen = self.method.choose(pool, u)
+        return [pool.read(rows, x) for rows, _ in chosen], [each for _, each in chosen]
 
     def _sources(self, raw: Sequence[Raw]) -> list[Raw]:
         """Return the raw batches that have views: unlabelled new samples, and memory draws."""

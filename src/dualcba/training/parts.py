@@ -104,8 +104,9 @@ def make_parts(
     outer_loop = OuterLoop(adaptor, rng, method, context, given)
     balanced = given.outer_draw == "balanced"
     sampler = StepSampler(
-        given.seed, context, method, views, balanced=balanced, pooled=uses_pool(given)
-    )
+        given.seed, context, method, views, balanced=balanced,
+        pooled=uses_pool(given) or bool(method.chosen),
+    )  # fmt: skip
     optimizer = SGD(trainable(network) + trainable(method), lr=lr, fused=True)
     monitor = LossMonitor(engine)
     backup = Backup(context, method, outer_loop, optimizer)
