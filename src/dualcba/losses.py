@@ -41,10 +41,7 @@ class Batch:
 
 
 def inner_batches(new: Batch, mem: Sequence[Batch]) -> list[Batch]:
-    """Return all batches of the inner loss, in the order of their rows.
-
-    The views come last, one view of all batches after the other.
-    """
+    """Return all batches of the inner loss, in the order of their rows."""
     views = [b.views[name] for name in new.views for b in (new, *mem) if name in b.views]
     return [new, *mem, *views]
 

@@ -126,13 +126,13 @@ def _adapted_loss(
 ) -> Tensor:
     """Return L_trn at the logits Z, corrected by the adaptor."""
     r = adaptor(Z)
-    first, *rest = [_with_rows_of(Z, b) for b in (new, *mem)]
+    first, *rest = (_at(b, Z) for b in (new, *mem))
     return method.loss(first, rest, lambda b: adaptor.adapt(b.z, r[b.rows]))
 
 
-def _with_rows_of(Z: Tensor, batch: Batch) -> Batch:
-    """Return a batch, with its views, at the logits Z."""
-    views = {name: b.with_logits(Z[b.rows]) for name, b in batch.views.items()}
+def _at(batch: Batch, Z: Tensor) -> Batch:
+    """Return a batch with its rows of the logits Z, and so its views."""
+    views = {name: view.with_logits(Z[view.rows]) for name, view in batch.views.items()}
     return replace(batch, z=Z[batch.rows], views=views)
 
 

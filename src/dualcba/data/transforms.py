@@ -38,6 +38,9 @@ class Transform(nn.Module):
     scale: Tensor
     shift: Tensor
 
+    source: str = ""
+    """The name of the view whose pixels it starts from; empty for the sample itself."""
+
     def __init__(
         self, mean: Sequence[float], std: Sequence[float], *, pad: int = 0, flip: bool = False
     ) -> None:
@@ -85,8 +88,8 @@ class Transform(nn.Module):
 class Mirrored(Transform):
     """The mirror images of what another transform gives, with parameters drawn anew.
 
-    >>> mirrored = Mirrored(Transform([0.0], [1.0]))
-    >>> mirrored(torch.tensor([[[[1.0, 2.0]]]])).flatten().tolist()
+    >>> mirrored, x = Mirrored(Transform([0.0], [1.0])), torch.tensor([[[[1.0, 2.0]]]])
+    >>> mirrored(x, torch.zeros(1, 3)).flatten().tolist()
     [2.0, 1.0]
     """
 
@@ -97,8 +100,8 @@ class Mirrored(Transform):
 
     @property
     def random(self) -> bool:
-        """Whether the other transform is random."""
-        return self.base.random
+        """Always True: the images are mirrored at least."""
+        return True
 
     def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
         """Draw the parameters of the other transform."""
@@ -106,11 +109,7 @@ class Mirrored(Transform):
 
     def augment(self, x: Tensor, params: Tensor) -> Tensor:
         """Augment and mirror images without normalising them."""
-        return self.base.augment(x, params).flip(-1)
-
-    def forward(self, x: Tensor, params: Tensor | None = None) -> Tensor:
-        """Return normalised mirror images."""
-        return self.base(x, params).flip(-1)
+        return (self.base.augment(x, params) if self.base.random else x).flip(-1)
 
 
 def crop_by_gather(x: Tensor, params: Tensor, pad: int) -> Tensor:

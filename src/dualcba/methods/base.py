@@ -5,9 +5,9 @@ them at raw or adapted logits. So every method works with CBA, Dual-CBA, IBN and
 
 A sample can have several views. The usual one is augmented as the dataset says. Further ones are
 declared by `make_views`, as transforms by name: each makes another input from the same raw sample,
-or, if `chained`, from the pixels of the view before it. A transform that is not random gives the
-raw sample, normalised. The new batch has all these views. Memory draws have them too if
-`memory_views`. A view is a `Batch` in `Batch.views`, with logits and rows of its own, so the terms
+or from the pixels of an earlier view, its `source`. A transform that is not random gives the raw
+sample, normalised. The new batch has all these views. Memory draws have them too if `memory_views`.
+A view is a `Batch` in `Batch.views`, with logits and rows of its own, so the terms
 of a loss can use it like any other batch, adapted or raw. Each view passes the network with batch
 statistics of its own.
 """
@@ -36,13 +36,15 @@ def call_directly(key: Hashable, fn: Callable[..., None], *inputs: Tensor) -> No
     fn(*inputs)
 
 
-def pass_separately(network: Network, batches: Sequence[Batch]) -> list[tuple[Tensor, Tensor]]:
+def pass_separately(
+    network: Network, batches: Sequence[Batch], views: Sequence[str] = ()
+) -> list[tuple[Tensor, Tensor]]:
     """Return logits and features of each batch; the default of `Context.passes`.
 
     A single sample has no batch statistics; the network's running statistics are used instead.
     """
     outputs = []
-    for batch in batches:
+    for batch in (*batches, *(b.views[name] for name in views for b in batches)):
         with evaluation_mode(network) if len(batch.x) == 1 else nullcontext():
             outputs.append(network(batch.x))
     return outputs
@@ -61,10 +63,10 @@ class Context:
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
     """The context for forward passes that the method itself makes in a step."""
 
-    passes: Callable[[Network, Sequence[Batch]], list[tuple[Tensor, Tensor]]] = pass_separately
-    """`passes(network, batches)` returns logits and features of the inputs of batches by another
-    network of the method's, such as a teacher, with batch statistics, as the inner batches pass the
-    trained network: together or one by one, and in the same precision."""
+    passes: Callable[..., list[tuple[Tensor, Tensor]]] = pass_separately
+    """`passes(network, [new, *mem], views)` returns logits and features of these batches, and of
+    their views with these names, by another network of the method's, such as a teacher. They pass
+    it as they pass the trained network: together or one by one, and in the same precision."""
 
     good: Tensor = field(default_factory=lambda: torch.tensor(True))
     """() bool: whether the current step is kept. On a GPU `after_step` is also called for a step
@@ -105,12 +107,6 @@ class Method(nn.Module):
     rereads_task: bool = False
     """Whether `end_task` needs the samples of the task."""
 
-    memory_views: bool = False
-    """Whether memory draws have the views of `make_views`, as the new batch has."""
-
-    chained: bool = False
-    """Whether each view of `make_views` is made from the view before, the first from raw pixels."""
-
     merge: bool = False
     """Whether a run mixes the samples of the memory into the data of each task."""
 
@@ -128,6 +124,12 @@ class Method(nn.Module):
 
     0 means that any sample may be labelled.
     """
+
+    memory_views: bool = False
+    """Whether the memory draws have the views of `make_views` too, not only the new batch."""
+
+    own_head: bool = False
+    """Whether it replaces the last layer of the network by one of its own."""
 
     one_per_class: bool = False
     """Whether the memory must hold at least one sample of every class."""

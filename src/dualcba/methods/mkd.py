@@ -15,6 +15,7 @@ from dualcba.errors import expected
 from dualcba.losses import Batch, Divergence, Term
 from dualcba.methods.base import Context, Method
 from dualcba.methods.clser import frozen_copy, update_average
+from dualcba.methods.views import raw_view
 from dualcba.methods.wrapper import Wrapper
 from dualcba.options.definition import check_choice
 
@@ -132,13 +133,6 @@ def default_weight(alpha: float) -> float:
     (5.5, 10.0)
     """
     return max(0.0, 4.5 * math.log10(alpha) + 14.5)
-
-
-def raw_view(transform: Transform) -> Transform:
-    """Return a transform that normalises as another one does and augments nothing."""
-    view = Transform([0.0], [1.0])
-    view.scale, view.shift = transform.scale, transform.shift
-    return view
 
 
 def _number(name: str, value: object) -> float:

@@ -7,7 +7,7 @@ on the device as the same dataclasses with tensors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -35,7 +35,7 @@ class MemoryDraw(Generic[T]):
     """(n, ...) parameters of the augmentation; None if the transform is not random."""
 
     views: dict[str, T] = field(default_factory=dict)
-    """Parameters of random views of the samples, by name, if the method has views of draws."""
+    """Parameters of the method's other views of them, by name; empty unless `memory_views`."""
 
     @property
     def size(self) -> int:
@@ -92,7 +92,7 @@ class BatchDraws(Generic[T]):
     """B_buf, the fresh draw of the outer step; None if the step takes none."""
 
     views: dict[str, T]
-    """Parameters of the method's other random views of the new samples, by name."""
+    """Parameters of the method's other views of the new samples, by name."""
 
     filled: T | None = None
     """(1,) the number of samples in the memory; None if the step does not use it."""
@@ -120,6 +120,13 @@ def uses_pool(options: TrainingOptions) -> bool:
     return options.outer_draw == "balanced" or bool(counted)
 
 
+def draw_views(
+    views: Mapping[str, Transform], rng: np.random.Generator, n: int
+) -> dict[str, Array]:
+    """Draw the parameters of all views of n samples."""
+    return {name: view.draw(rng, n) for name, view in views.items()}
+
+
 class StepSampler:
     """Named random generators of one seed, and what each step draws from them.
 
@@ -143,7 +150,7 @@ class StepSampler:
         self.views = views
         unused = {
             "method": type(method).noise is Method.noise,
-            "augmentation": not any(t.random for t in (context.transform, *views.values())),
+            "augmentation": not context.transform.random and not views,
         }
         self.used = [name for name in self.rng if not unused.get(name)]
         self.balanced = balanced
@@ -168,17 +175,20 @@ class StepSampler:
         new_augment = self._augment(n)
         memory = self._memory_draws() if self.context.memory.filled else ()
         fresh = self._outer_draw() if outer_batch else None
-        views = self._views(n - self.method.labelled)
-        if self.method.memory_views:
-            memory = tuple([replace(d, views=self._views(d.size)) for d in memory])  # type: ignore[misc]
+        views = draw_views(self.views, self.rng["augmentation"], n - self.method.labelled)
         filled = np.array([self.context.memory.filled]) if self.pooled else None
         return BatchDraws(new_augment, memory, fresh, views, filled)
 
     def _memory_draws(self) -> tuple[MemoryDraw[Array], ...] | tuple[ChosenDraw[Array], ...]:
+        views = self.method.memory_views
         if not self.method.chosen:
-            return tuple([self._memory_draw() for _ in range(self.method.draws)])
-        rng = self.rng["memory"]
-        return tuple([ChosenDraw(rng.random(n), self._augment(n)) for n in self.method.chosen])
+            return tuple([self._memory_draw(views=views) for _ in range(self.method.draws)])
+        return tuple([self._chosen_draw(n, views=views) for n in self.method.chosen])
+
+    def _chosen_draw(self, n: int, *, views: bool) -> ChosenDraw[Array]:
+        u, augment = self.rng["memory"].random(n), self._augment(n)
+        drawn = draw_views(self.views, self.rng["augmentation"], n) if views else {}
+        return ChosenDraw(u, augment, drawn)
 
     def _outer_draw(self) -> MemoryDraw[Array] | BalancedDraw[Array]:
         if not self.balanced:
@@ -187,14 +197,14 @@ class StepSampler:
         u = (np.arange(n) + self.rng["memory"].random(n)) / n
         return BalancedDraw(u, self._augment(n))
 
-    def _memory_draw(self) -> MemoryDraw[Array]:
+    def _memory_draw(self, *, views: bool = False) -> MemoryDraw[Array]:
         rows = self.context.memory.draw(self.context.batch_size, self.rng["memory"])
-        return MemoryDraw(rows, self._augment(len(rows)))
-
-    def _views(self, n: int) -> dict[str, Array]:
-        """Draw the parameters of the random views of n samples."""
-        rng = self.rng["augmentation"]
-        return {name: view.draw(rng, n) for name, view in self.views.items() if view.random}
+        augment = self._augment(len(rows))
+        if not views:
+            return MemoryDraw(rows, augment)
+        return MemoryDraw(
+            rows, augment, draw_views(self.views, self.rng["augmentation"], len(rows))
+        )
 
     def _augment(self, n: int) -> Array | None:
         transform = self.context.transform

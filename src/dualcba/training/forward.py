@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
 from dualcba.data import Transform
-from dualcba.engine.torch_private import BatchNormBase
 from dualcba.losses import Batch
 from dualcba.memory import Pool
 from dualcba.methods import Context, Method
@@ -35,8 +36,8 @@ class ForwardPass:
     """Forward passes with batch statistics, as in training.
 
     With `concat` all batches pass the network together and share batch statistics. Otherwise each
-    batch has statistics of its own, and so have the views of all samples. `tracking` is the
-    learner's option of that name. `cast_weights` casts the weights of a network within a context.
+    batch has statistics of its own. `tracking` is the learner's option of that name.
+    `cast_weights` casts the weights of a network within a context.
     """
 
     def __init__(
@@ -61,7 +62,6 @@ class ForwardPass:
         self.task_aware = [layer for layer in self.norm_layers if isinstance(layer, TaskAware)]
         self.samplewise = context.network.samplewise
         self.cast_weights = cast_weights
-        self._per_view = 1  # the number of inner batches in this step, without their views
 
     def restore_modes(self) -> None:
         """Put the network back into training mode, if the caller has put it into evaluation mode.
@@ -80,19 +80,19 @@ class ForwardPass:
         raw: list[Raw] = [(x, y, {}), *draws]
         params = [drawn.new_augment, *(draw.augment for draw in drawn.memory)]
         inputs = self.augmented([samples for samples, _, _ in raw], params)
-        viewed = self._sources(raw)
-        self._per_view = len(raw)
-        for made in self._views(viewed, drawn) if self.views else ():
-            inputs += made
-            raw += viewed
+        if self.views:
+            seen, drawn_views = self._viewed(raw), [drawn.views, *(d.views for d in drawn.memory)]
+            inputs += self._view_inputs([samples for samples, _, _ in seen], drawn_views)
+            raw += seen * len(self.views)
         with self.context.autocast():
             outputs = self.through(inputs, [labels for _, labels, _ in raw])
         batches = _batches(inputs, raw, outputs)
-        new, *mem = batches[: 1 + len(drawn.memory)]
-        rest = batches[1 + len(drawn.memory) :]
-        for k in range(len(viewed) if self.views else 0):
-            views = dict(zip(self.views, rest[k :: len(viewed)], strict=True))
-            (new, *mem)[k].views = views
+        count = 1 + len(drawn.memory)
+        new, *mem = batches[:count]
+        for k, name in enumerate(self.views):
+            first = count + k * len(seen)
+            for batch, view in zip((new, *mem), batches[first : first + len(seen)], strict=False):
+                batch.views = {**batch.views, name: view}
         for batch, each in zip(mem, weights, strict=False):  # there may be no weights
             for one in (batch, *batch.views.values()):
                 one.each = each
@@ -110,22 +110,25 @@ class ForwardPass:
         chosen = self.method.choose(pool, u)
         return [pool.read(rows, x) for rows, _ in chosen], [each for _, each in chosen]
 
-    def _sources(self, raw: Sequence[Raw]) -> list[Raw]:
-        """Return the raw batches that have views: unlabelled new samples, and memory draws."""
-        first, (x, y, _) = self.method.labelled, raw[0]
-        draws = raw[1:] if self.method.memory_views else ()
-        return [(x[first:], y[first:], {}), *((x, y, {}) for x, y, _ in draws)]
+    def _viewed(self, raw: Sequence[Raw]) -> list[Raw]:
+        """Return the samples that have other views: new ones and, if so, memory draws."""
+        x, y, _ = raw[0]
+        first = self.method.labelled
+        stored = raw[1:] if self.method.memory_views else ()
+        return [(x[first:], y[first:], {}), *((x, y, {}) for x, y, _ in stored)]
 
-    def _views(self, raw: Sequence[Raw], drawn: BatchDraws[Tensor]) -> Iterator[list[Tensor]]:
-        """Yield the inputs of each view, for each raw batch."""
-        x, sizes = _joined([samples for samples, _, _ in raw]), [len(y) for _, y, _ in raw]
-        params = [drawn.views, *(draw.views for draw in drawn.memory)][: len(raw)]
+    def _view_inputs(
+        self, samples: Sequence[Tensor], drawn: Sequence[Mapping[str, Tensor]]
+    ) -> list[Tensor]:
+        """Augment and normalise each view of all batches in one call; views may be chained."""
+        inputs: list[Tensor] = []
+        pixels = {"": _cat(samples)}
         for name, view in self.views.items():
-            given = _joined([p[name] for p in params]) if view.random else None
-            if self.method.chained:
-                x = x if given is None else view.augment(x, given)
-            inputs = view.normalize(x) if self.method.chained else view(x, given)
-            yield list(torch.split(inputs, sizes))
+            params = _cat([d[name] for d in drawn[: len(samples)]])
+            source = pixels[view.source]
+            pixels[name] = view.augment(source, params) if view.random else source
+            inputs += torch.split(view.normalize(pixels[name]), [len(part) for part in samples])
+        return inputs
 
     def outer_batch(self, x: Tensor, y: Tensor, drawn: BatchDraws[Tensor]) -> Batch:
         """B_buf: a fresh draw from the memory, or evenly over the classes of memory and new batch.
@@ -162,65 +165,63 @@ class ForwardPass:
         inputs = self.context.transform(torch.cat(raw), torch.cat(drawn) if drawn else None)
         return list(torch.split(inputs, [len(part) for part in raw]))
 
-    def through(
-        self, inputs: Sequence[Tensor], labels: Sequence[Tensor], network: Network | None = None
-    ) -> Sequence[Outputs]:
-        """Return logits and features of each batch, by default of the trained network."""
+    def through(self, inputs: Sequence[Tensor], labels: Sequence[Tensor]) -> Sequence[Outputs]:
+        """Return logits and features of each batch."""
         sizes = [len(v) for v in inputs]
         parts, labels = self._with_own_statistics(inputs), self._with_own_statistics(labels)
         tracked = self._tracked(len(inputs), len(parts))
-        layers = self.norm_layers if network is None else batch_norms(network)
-        concat = self.concat and not self.method.memory_views  # then each view is one part
         alike = len(parts[0]) > 1 and len({len(part) for part in parts}) == 1
         together = alike and self.samplewise and all(tracked)
-        if not concat and not together:
-            each = self._one_by_one(parts, labels, tracked, network, layers)
-            z, h = map(torch.cat, zip(*each, strict=True))
+        joint = self.concat and len(parts) == 1
+        if not joint and not together:
+            z, h = map(torch.cat, zip(*self._one_by_one(parts, labels, tracked), strict=True))
         else:
-            groups = nullcontext() if concat else grouped_statistics(layers, len(parts))
+            groups = nullcontext() if joint else grouped_statistics(self.norm_layers, len(parts))
             with groups:
-                z, h = self.outputs(torch.cat(parts), torch.cat(labels), network=network)
+                z, h = self.outputs(_cat(parts), _cat(labels))
         return list(zip(torch.split(z, sizes), torch.split(h, sizes), strict=True))
 
-    def passes(self, network: Network, batches: Sequence[Batch]) -> list[Outputs]:
-        """Return logits and features of inner batches by another network; see `Context.passes`."""
+    def passes(
+        self, network: Network, batches: Sequence[Batch], views: Sequence[str] = ()
+    ) -> list[Outputs]:
+        """Return logits and features of batches by another network; see `Context.passes`."""
+        other = copy.copy(self)
+        other.context = replace(self.context, network=network)
+        other.views = {name: self.views[name] for name in views}
+        other.norm_layers, other.task_aware = batch_norms(network), []
+        all_ = [*batches, *(b.views[name] for name in views for b in batches)]
         with self.context.autocast(), self.cast_weights(network):
-            return list(self.through([b.x for b in batches], [b.y for b in batches], network))
+            return list(other.through([b.x for b in all_], [b.y for b in all_]))
 
     def _with_own_statistics(self, batches: Sequence[Tensor]) -> list[Tensor]:
-        """Return the parts that have batch statistics of their own.
+        """Return the parts that have their own statistics.
 
-        Each batch is one. The new batch is split where labelled samples lead it. With `concat` and
-        views of all samples, all batches of one view are a part.
+        With `concat` this is all, or each view of all samples. Otherwise it is each batch, and the
+        new batch is split where labelled samples lead it.
         """
+        if self.concat:
+            size = len(batches)
+            if self.method.memory_views:
+                size //= 1 + len(self.views)
+            return [_cat(batches[k : k + size]) for k in range(0, len(batches), size)]
         first = self.method.labelled
         led = first and len(batches[0]) > first
         new = batches[0].tensor_split([first]) if led else [batches[0]]
-        parts = [*new, *batches[1:]]
-        if not (self.concat and self.method.memory_views):
-            return parts
-        count = self._per_view
-        return [_joined(parts[k : k + count]) for k in range(0, len(parts), count)]
+        return [*new, *batches[1:]]
 
     def _tracked(self, batches: int, parts: int) -> list[bool]:
         """Return whether each part updates the running statistics; the new batch has 1 or 2."""
-        if self.tracking == "all":
-            return [True] * parts
-        own = parts - batches + 1
-        views = len(self.views) * (self._per_view if self.method.memory_views else 1)
+        own, views = parts - batches + 1, len(self.views)
+        if self.method.memory_views:
+            views *= batches // (1 + views)
         memory = parts - own - views
-        if self.tracking == "memory" and not memory:
+        if self.tracking == "all" or (self.tracking == "memory" and not memory):
             return [True] * parts
         new = [self.tracking == "labelled"] + [False] * (own - 1)
         return [*new, *[True] * memory, *[False] * views]
 
     def _one_by_one(
-        self,
-        inputs: Sequence[Tensor],
-        labels: Sequence[Tensor],
-        tracked: Sequence[bool],
-        network: Network | None,
-        layers: Sequence[BatchNormBase],
+        self, inputs: Sequence[Tensor], labels: Sequence[Tensor], tracked: Sequence[bool]
     ) -> list[Outputs]:
         """Pass each batch separately, batches of one sample last.
 
@@ -229,27 +230,20 @@ class ForwardPass:
         """
         outputs: dict[int, Outputs] = {}
         for i in sorted(range(len(inputs)), key=lambda i: len(inputs[i]) == 1):
-            with nullcontext() if tracked[i] else without_tracking(layers):
-                outputs[i] = self.outputs(inputs[i], labels[i], network=network)
+            with nullcontext() if tracked[i] else without_tracking(self.norm_layers):
+                outputs[i] = self.outputs(inputs[i], labels[i])
         return [outputs[i] for i in range(len(inputs))]
 
     def outputs(
-        self,
-        inputs: Tensor,
-        y: Tensor,
-        parameters: Mapping[str, Tensor] | None = None,
-        *,
-        network: Network | None = None,
+        self, inputs: Tensor, y: Tensor, parameters: Mapping[str, Tensor] | None = None
     ) -> Outputs:
         """Return logits and features, with `parameters` in the place of the network's own if given.
 
-        A single sample has no batch statistics; the running statistics are used instead. `network`
-        is by default the trained one; another one is not given the tasks of the samples.
+        A single sample has no batch statistics; the running statistics are used instead.
         """
-        tasks = self.sample_tasks(y) if network is None else nullcontext()
-        network = network or self.context.network
+        network = self.context.network
         mode = evaluation_mode(network) if len(inputs) == 1 else nullcontext()
-        with mode, tasks:
+        with mode, self.sample_tasks(y):
             if parameters is None:
                 return network(inputs)  # type: ignore[no-any-return]
             return functional_call(network, dict(parameters), (inputs,))  # type: ignore[no-any-return]
@@ -263,7 +257,8 @@ class ForwardPass:
         return sample_tasks(self.task_aware, tasks)
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
+def _cat(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate tensors; a single one stays as it is."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
