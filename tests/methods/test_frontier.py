@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from dualcba.engine import Captured
 from dualcba.losses import Batch
 from dualcba.methods import SUFFIXES
 
-METHODS = ["las", "er+mkd", "gsa"]
+METHODS = ["las", "pcr", "er+mkd", "gsa", "obc"]
 WRAPPED = ["er-ace+mkd", "derpp+mkd", "las+mkd", "gsa+mkd"]
 NAMES = [f"{name}{kind}" for name in METHODS for kind in ("", *(f"-{k}" for k in SUFFIXES))]
 DUAL = [f"{name}-dual-cba" for name in (*METHODS, *WRAPPED)]
@@ -66,14 +67,14 @@ def test_derivatives_and_the_outer_gradient_are_those_of_autograd(
             with torch.enable_grad():
                 check_derivatives(term, term.batch.z, s)
         assert learner.adaptor is not None
-        adaptor, head = learner.adaptor.double(), learner.network.head
-        weight = nn.Linear(1, 1)
-        weight.weight, weight.bias = (nn.Parameter(p.double()) for p in head.parameters())
+        adaptor, head = learner.adaptor.double(), deepcopy(learner.network.head).double()
+        surrogate = getattr(learner.method, "surrogate", nn.Identity()).double()
         closed, unrolled = (
-            hypergradient(adaptor, learner.method, new, mem, outer, weight, 0.3, closed_form=form)
+            hypergradient(adaptor, learner.method, new, mem, outer, head, 0.3, closed_form=form)
             for form in (True, False)
         )
         learner.adaptor.float()
+        surrogate.float()
         for a, b in zip(closed, unrolled, strict=True):
             assert a is not None
             assert b is not None

@@ -98,6 +98,9 @@ class Method(nn.Module):
     chosen: tuple[int, ...] = ()
     """The sizes of memory draws whose rows `choose` selects; then `draws` does not apply."""
 
+    extra_draw: bool = False
+    """Whether `extra_step` is called with a further memory draw."""
+
     columns: tuple[str, ...] = ()
     """What is stored with each sample: `"logits"` (adapted, as in the loss), `"raw_logits"`."""
 
@@ -192,6 +195,13 @@ class Method(nn.Module):
     def noise(self, rng: np.random.Generator, step: int) -> NDArray[np.float64] | None:
         """Return random numbers for one step, drawn on the host before the step."""
         return None
+
+    def extra_step(self, batch: Batch) -> None:
+        """Called in the step after the update of θ, with the outputs of a further memory draw.
+
+        They have no gradient and are those of the updated network. It is not called while the
+        memory is empty. `context.good` applies as for `after_step`.
+        """
 
     def after_step(self, noise: Tensor | None) -> None:
         """Called in the step after the update of θ, with the result of `noise` on the device.

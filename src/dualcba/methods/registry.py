@@ -23,6 +23,8 @@ from dualcba.methods.icarl import ICaRL
 from dualcba.methods.las import LAS
 from dualcba.methods.lucir import LUCIR
 from dualcba.methods.mkd import MKD
+from dualcba.methods.obc import OBC
+from dualcba.methods.pcr import PCR
 from dualcba.methods.rar import RAR
 from dualcba.methods.ss_il import SSIL
 from dualcba.methods.wrapper import Wrapper
@@ -39,7 +41,9 @@ METHODS: dict[str, type[Method]] = {
     "er-ace": ERACE,
     "ss-il": SSIL,
     "las": LAS,
+    "pcr": PCR,
     "gsa": GSA,
+    "obc": OBC,
 }
 """The methods by name, without the suffix of an adaptor."""
 

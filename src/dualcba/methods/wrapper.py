@@ -33,8 +33,8 @@ PREFIX = "base_"
 """What the options of the wrapped method begin with."""
 
 KEPT = (
-    "draws", "chosen", "columns", "repeats", "rereads_task", "one_per_class", "single_pass",
-    "needs_boundaries",
+    "draws", "chosen", "extra_draw", "columns", "repeats", "rereads_task", "one_per_class",
+    "single_pass", "needs_boundaries", "own_head",
 )  # fmt: skip
 """The attributes of the wrapped method that its wrapper has too."""
 
@@ -84,6 +84,10 @@ class Wrapper(Method):
     def noise(self, rng: np.random.Generator, step: int) -> NDArray[np.float64] | None:
         """Delegate to the wrapped method."""
         return self.method.noise(rng, step)
+
+    def extra_step(self, batch: Batch) -> None:
+        """Delegate to the wrapped method."""
+        self.method.extra_step(batch)
 
     def after_step(self, noise: Tensor | None) -> None:
         """Delegate to the wrapped method."""

@@ -97,6 +97,9 @@ class BatchDraws(Generic[T]):
     filled: T | None = None
     """(1,) the number of samples in the memory; None if the step does not use it."""
 
+    extra: MemoryDraw[T] | None = None
+    """The draw of the method's `extra_step`; None if it has none."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepDraws(Generic[T]):
@@ -177,7 +180,8 @@ class StepSampler:
         fresh = self._outer_draw() if outer_batch else None
         views = draw_views(self.views, self.rng["augmentation"], n - self.method.labelled)
         filled = np.array([self.context.memory.filled]) if self.pooled else None
-        return BatchDraws(new_augment, memory, fresh, views, filled)
+        extra = self._memory_draw() if self.method.extra_draw and memory else None
+        return BatchDraws(new_augment, memory, fresh, views, filled, extra)
 
     def _memory_draws(self) -> tuple[MemoryDraw[Array], ...] | tuple[ChosenDraw[Array], ...]:
         views = self.method.memory_views

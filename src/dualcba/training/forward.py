@@ -37,7 +37,7 @@ class ForwardPass:
 
     With `concat` all batches pass the network together and share batch statistics. Otherwise each
     batch has statistics of its own. `tracking` is the learner's option of that name.
-    `cast_weights` casts the weights of a network within a context.
+    `cast_weights` casts the weights of a network, None for the trained one, within a context.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ForwardPass:
         *,
         concat: bool,
         tracking: str = "all",
-        cast_weights: Callable[[Network], AbstractContextManager[object]] = lambda _: nullcontext(),
+        cast_weights: Callable[..., AbstractContextManager[object]] = lambda _: nullcontext(),
     ) -> None:
         self.context = context
         self.method = method
@@ -154,6 +154,15 @@ class ForwardPass:
         if fresh is not None:  # samples of the new batch: nothing is stored with them yet
             columns = {k: torch.where(fresh[:, None], z.to(c), c) for k, c in columns.items()}
         return Batch(inputs, y, z, h, columns, frequencies=frequencies)
+
+    @torch.no_grad()
+    def extra_batch(self, draw: MemoryDraw[Tensor]) -> Batch:
+        """Return a further memory draw; running statistics are left unchanged."""
+        x, y, columns = self.context.memory.read(draw.rows)
+        inputs = self.context.transform(x, draw.augment)
+        layers = self.norm_layers
+        with without_tracking(layers), self.context.autocast(), self.cast_weights(None):
+            return Batch(inputs, y, *self.outputs(inputs, y), columns)
 
     def _pool(self, y: Tensor, filled: Tensor | None) -> Pool:
         assert filled is not None

@@ -137,6 +137,8 @@ class TrainingStep:
             loss = self.guard.only_if_good(loss.detach(), torch.nan)
             interrupts.defer()
             self.optimizer.step()
+            if drawn.batches.extra is not None:
+                self.method.extra_step(self.forward_pass.extra_batch(drawn.batches.extra))
             self.method.after_step(drawn.noise)
             self.context.sets.appear(y, all_labelled=not self.method.unlabelled)
             self.context.memory.write(drawn.slots, x, y, columns)
