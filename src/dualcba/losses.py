@@ -244,6 +244,18 @@ class Shifted:
         return self.term.curvature(z + self.shift, s)
 
 
+def scaled(term: Term, factor: float) -> Term:
+    """Return a term with another weight; all terms have one, or a term inside that has.
+
+    >>> z = torch.zeros(2, 4)
+    >>> scaled(MeanSquaredError(Batch(z, z, z, z), z + 3), 0.5).value(z).item()
+    4.5
+    """
+    if isinstance(term, Shifted):
+        return replace(term, term=scaled(term.term, factor))
+    return replace(term, weight=term.weight * factor)  # type: ignore[type-var, attr-defined]
+
+
 def total(terms: list[Term], adapt: Adapt) -> Tensor:
     """Return the sum of the terms, each at adapted or raw logits."""
     values = [t.value(adapt(t.batch) if t.adapted else t.batch.z) for t in terms]

@@ -14,12 +14,13 @@ from typing import get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualcba.engine.packet import Array, Layout, pack, unpack
 from dualcba.errors import one_of
 from dualcba.normalization.statistics import (
     RunningStatistics,
+    batch_norms,
     evaluation_mode,
     grouped_statistics,
     ibn_momentum,
@@ -63,7 +64,9 @@ class Predictor:
         self.average = average
         self.augment = augment
         self.seen_only = seen_only
-        self.layers = parts.forward_pass.trained_norm_layers
+        others = [layer for network in parts.method.networks() for layer in batch_norms(network)]
+        trained = [layer for layer in others if layer.training]
+        self.layers = [*parts.forward_pass.trained_norm_layers, *trained]
         self._running = RunningStatistics(self.layers)
         self._estimated = RunningStatistics(self.layers)
         self._estimated_at = -1  # the step of the cached estimate
@@ -137,9 +140,10 @@ class Predictor:
     def _pass_over_memory(self, packet: Tensor, *, layout: Layout) -> None:
         drawn: MemoryDraw[Tensor] = unpack(packet, layout)
         size, most = self._batching()
-        network, layers = self.context.network, self.layers
+        networks = nn.ModuleList([self.context.network, *self.method.networks()])
+        layers = self.layers
         with (
-            evaluation_mode(network, layers),
+            evaluation_mode(networks, layers),
             temporary_momentum(layers) as weigh,
             torch.no_grad(),
             self.precision.cast_weights(),
@@ -155,7 +159,9 @@ class Predictor:
                     if most > 1
                     else nullcontext()
                 ):
-                    network(self.context.transform(x, augment))
+                    inputs = self.context.transform(x, augment)
+                    for network in networks:
+                        network(inputs)
 
     def _batching(self) -> tuple[int, int]:
         """Return the size of the batches of the pass, and how many of them go together at most.

@@ -32,6 +32,8 @@ def double_targets(method: Any, new: Batch, mem: Sequence[Batch]) -> None:
     if getattr(method, "_cached", None) is not None:
         x, targets = method._cached
         method._cached = x, [t.double() for t in targets]
+    if hasattr(method, "_outputs"):
+        method._outputs = [tuple(t.detach().double() for t in pair) for pair in method._outputs]
 
 
 def inside(learner: Learner, look: Look) -> list[int]:
@@ -41,10 +43,13 @@ def inside(learner: Learner, look: Look) -> list[int]:
 
     def spy(new: Batch, mem: Sequence[Batch], outer: Batch | None) -> None:
         assert outer is not None
+        outputs = getattr(learner.method, "_outputs", None)
         with torch.no_grad():
             look(in_double(new), [in_double(b) for b in mem], in_double(outer))
         if hasattr(learner.method, "_cached"):
             learner.method._cached = None  # it may be in float64
+        if outputs is not None:
+            learner.method._outputs = outputs
         seen.append(len(mem))
         step(new, mem, outer)
 

@@ -20,7 +20,7 @@ from dualcba.engine import Captured
 from dualcba.losses import Batch
 from dualcba.methods import SUFFIXES
 
-METHODS = ["las", "pcr", "er+mkd", "gsa", "obc"]
+METHODS = ["las", "pcr", "gsa", "obc", "er+mkd", "er+ccl-dc"]
 WRAPPED = ["er-ace+mkd", "derpp+mkd", "las+mkd", "gsa+mkd"]
 NAMES = [f"{name}{kind}" for name in METHODS for kind in ("", *(f"-{k}" for k in SUFFIXES))]
 DUAL = [f"{name}-dual-cba" for name in (*METHODS, *WRAPPED)]

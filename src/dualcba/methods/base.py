@@ -223,6 +223,10 @@ class Method(nn.Module):
         """
         yield
 
+    def networks(self) -> list[Network]:
+        """Return further networks that `scores` uses; IBN estimates their statistics too."""
+        return []
+
     def before_scores(self) -> None:
         """Called in evaluation mode before `scores`, to compute class means for example."""
 

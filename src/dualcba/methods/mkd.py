@@ -71,7 +71,7 @@ class MKD(Wrapper):
             raise ValueError(expected("temperature", temperature, "a number above 0"))
         check_choice("predict", predict, PREDICTORS)
         self.alpha, self.temperature, self.predict = alpha, temperature, predict
-        self.weight = default_weight(alpha) if weight is None else _number("weight", weight)
+        self.weight = default_weight(alpha) if weight is None else at_least_0("weight", weight)
         self._cached: tuple[Tensor, list[Tensor]] | None = None  # inputs and targets of a step
 
     def bind(self, context: Context) -> None:
@@ -135,7 +135,8 @@ def default_weight(alpha: float) -> float:
     return max(0.0, 4.5 * math.log10(alpha) + 14.5)
 
 
-def _number(name: str, value: object) -> float:
+def at_least_0(name: str, value: object) -> float:
+    """Return the number, or raise unless it is finite and at least 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ValueError(expected(name, value, "a number of at least 0"))
     return float(value)

@@ -22,7 +22,7 @@ class FixedCosineHead(CosineHead):
     def __init__(self, weight: Tensor, scale: float) -> None:
         super().__init__(weight, scale)
         del self.scale
-        self.scale = scale
+        self.scale = scale  # type: ignore[assignment]
 
 
 class PCR(Method):

@@ -14,6 +14,7 @@ from typing import TypeVar, get_args, overload
 from dualcba.errors import expected
 from dualcba.methods.base import Method
 from dualcba.methods.bic import BiC
+from dualcba.methods.ccl_dc import CCLDC
 from dualcba.methods.clser import CLSER
 from dualcba.methods.derpp import DERpp
 from dualcba.methods.er import ER
@@ -47,7 +48,7 @@ METHODS: dict[str, type[Method]] = {
 }
 """The methods by name, without the suffix of an adaptor."""
 
-WRAPPERS: dict[str, type[Wrapper]] = {"mkd": MKD}
+WRAPPERS: dict[str, type[Wrapper]] = {"mkd": MKD, "ccl-dc": CCLDC}
 """Methods around another one, by name, as in `er+mkd`."""
 
 SUFFIXES: tuple[str, ...] = get_args(AdaptorKind)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from dualcba.data.transforms import Transform
 from dualcba.losses import Batch, Term
 from dualcba.memory import Memory, Pool
 from dualcba.methods.base import Context, Method
+from dualcba.nets import Network
 
 PREFIX = "base_"
 """What the options of the wrapped method begin with."""
@@ -107,6 +107,10 @@ class Wrapper(Method):
         with self.method.predicting():
             yield
 
+    def networks(self) -> list[Network]:
+        """Delegate to the wrapped method."""
+        return self.method.networks()
+
     def before_scores(self) -> None:
         """Delegate to the wrapped method."""
         self.method.before_scores()
@@ -116,21 +120,28 @@ class Wrapper(Method):
         return self.method.scores(x)
 
 
-@cache
 def around(base: type[Method], wrapper: type[Wrapper]) -> type[Method]:
-    """Return the class of a wrapper around a base, with the options of both.
+    """Return the class of a wrapper around a base, with the options of both; always the same one.
 
     >>> from dualcba.methods.derpp import DERpp
     >>> from dualcba.methods.mkd import MKD
     >>> around(DERpp, MKD)(alpha=0.02, base_alpha=0.5).method.alpha
     0.5
     """
+    if (base, wrapper) not in _made:
+        _made[base, wrapper] = _make(base, wrapper)
+    return _made[base, wrapper]
 
+
+_made: dict[tuple[type[Method], type[Wrapper]], type[Method]] = {}
+
+
+def _make(base: type[Method], wrapper: type[Wrapper]) -> type[Method]:
     def init(self: Any, **options: Any) -> None:
         inner = {k: v for k, v in options.items() if k.startswith(PREFIX)}
         own = {k: v for k, v in options.items() if k not in inner}
         method = base(**{k.removeprefix(PREFIX): v for k, v in inner.items()})
-        wrapper.__init__(self, method, **own)  # type: ignore[arg-type]
+        wrapper.__init__(self, method, **own)
 
     own = [p for p in _parameters(wrapper) if p.name != "method"]
     inner = [p.replace(name=PREFIX + p.name) for p in _parameters(base)]
