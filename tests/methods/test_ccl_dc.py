@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ def test_predictions_are_the_mean_of_both_networks(
     assert differ(before, learner.state_dict()) == []
     logits = []
     for network in (learner.network, learner.method.peer):
-        alone = make_learner("er", network=network.module, **given)
+        alone = make_learner("er", network=deepcopy(network.module), **given)
         alone.memory.load_state_dict(learner.memory.state_dict())
         logits.append(alone.predict_proba(images.test_x).log())
     want = torch.stack(logits).mean(0).softmax(1)
