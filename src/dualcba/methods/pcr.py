@@ -68,6 +68,6 @@ class PCR(Method):
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return the cross-entropy of both views at z + log n, which is L less a constant."""
         batches = [new, *mem]
-        batches += [b.views["raw"] for b in batches]
+        batches += [b.views["raw"] for b in batches if "raw" in b.views]  # a view has no views
         n = label_counts(batches, new.z.shape[1]).to(new.z.dtype)
         return adjusted(batches, log_counts(n))
