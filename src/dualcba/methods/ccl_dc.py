@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from dualcba.data.randaugment import check_images
+from dualcba.data.randaugment import RandAugment, check_images
 from dualcba.data.transforms import Transform
 from dualcba.errors import expected
 from dualcba.losses import Adapt, Batch, Divergence, Term, scaled, total
@@ -88,7 +88,7 @@ class CCLDC(Wrapper):
         self.weight = usual if weight is None else at_least_0("weight", weight)
         self.peers, self.temperature = peers, temperature
         self.operations, self.magnitude = operations, magnitude
-        self.make_views(Transform([0.0], [1.0]))  # raises if the options of RandAugment are wrong
+        RandAugment(operations, magnitude)  # raises if these options are wrong
         self._outputs: list[tuple[Tensor, Tensor]] = []  # of the peer in this step
 
     def bind(self, context: Context) -> None:
