@@ -178,6 +178,42 @@ class MeanSquaredError:
 
 
 @dataclass(slots=True, eq=False)
+class Divergence:
+    """weight · T² · mean KL(softmax(target / T) ‖ softmax(z / T)): distillation, at raw logits.
+
+    >>> z, target = torch.zeros(1, 2), torch.tensor([[8.0, 0.0]])
+    >>> round(Divergence(Batch(z, z, z, z), target, temperature=4.0).value(z).item(), 4)
+    5.245
+    """
+
+    batch: Batch
+    target: Tensor  # (n, C) logits of the teacher
+    temperature: float
+    weight: float = 1.0
+    adapted: bool = False
+
+    def _scale(self, z: Tensor, power: int) -> Tensor | float:
+        scale = self.weight * self.temperature**power / len(z)
+        each = self.batch.each
+        return scale if each is None else scale * each.to(z.dtype).unsqueeze(1)
+
+    def value(self, z: Tensor) -> Tensor:
+        """Return the mean divergence over the batch, times T²."""
+        p, q = (logits.div(self.temperature).log_softmax(1) for logits in (self.target, z))
+        return (p.exp() * (p - q) * self._scale(z, 2)).sum()
+
+    def gradient(self, z: Tensor) -> Tensor:
+        """Return T (q − p) / n, times the weights, with q = softmax(z / T)."""
+        p, q = (logits.div(self.temperature).softmax(1) for logits in (self.target, z))
+        return (q - p).mul_(self._scale(z, 1))
+
+    def curvature(self, z: Tensor, s: Tensor) -> Tensor:
+        """Return q ⊙ (s − ⟨q, s⟩) / n, times the weights."""
+        q = z.div(self.temperature).softmax(1)
+        return softmax_backward(s, q, 1, q.dtype).mul_(self._scale(z, 0))
+
+
+@dataclass(slots=True, eq=False)
 class Shifted:
     """A term at z + shift, with a constant shift (C,) for all samples.
 
@@ -206,6 +242,18 @@ class Shifted:
     def curvature(self, z: Tensor, s: Tensor) -> Tensor:
         """Return its curvature at z + shift, applied to s."""
         return self.term.curvature(z + self.shift, s)
+
+
+def scaled(term: Term, factor: float) -> Term:
+    """Return a term with another weight; all terms have one, or a term inside that has.
+
+    >>> z = torch.zeros(2, 4)
+    >>> scaled(MeanSquaredError(Batch(z, z, z, z), z + 3), 0.5).value(z).item()
+    4.5
+    """
+    if isinstance(term, Shifted):
+        return replace(term, term=scaled(term.term, factor))
+    return replace(term, weight=term.weight * factor)  # type: ignore[type-var, attr-defined]
 
 
 def total(terms: list[Term], adapt: Adapt) -> Tensor:

@@ -15,13 +15,14 @@ from typing import cast, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualcba.engine.packet import Array, Layout, pack, unpack
 from dualcba.errors import one_of
 from dualcba.methods.nearest_mean import NearestMean
 from dualcba.normalization.statistics import (
     RunningStatistics,
+    batch_norms,
     evaluation_mode,
     grouped_statistics,
     ibn_momentum,
@@ -66,7 +67,9 @@ class Predictor:
         self.average = average
         self.augment = augment
         self.seen_only = seen_only
-        self.layers = parts.forward_pass.trained_norm_layers
+        others = [layer for network in parts.method.networks() for layer in batch_norms(network)]
+        trained = [layer for layer in others if layer.training]
+        self.layers = [*parts.forward_pass.trained_norm_layers, *trained]
         self._running = RunningStatistics(self.layers)
         self._estimated = RunningStatistics(self.layers)
         self._estimated_at = -1  # the step of the cached estimate
@@ -107,14 +110,16 @@ class Predictor:
             self._depth += 1
             if estimate:
                 running.save()
+            predicting = self.method.predicting() if self._depth == 1 else nullcontext()
             try:
-                if estimate:
-                    self._estimate(step)
-                with evaluation_mode(self.context.network):
-                    with self.precision.autocast():
-                        self.method.before_scores()
-                    with self._class_means(statistics):
-                        yield
+                with predicting:
+                    if estimate:
+                        self._estimate(step)
+                    with evaluation_mode(self.context.network):
+                        with self.precision.autocast():
+                            self.method.before_scores()
+                        with self._class_means(statistics):
+                            yield
             finally:
                 self._depth -= 1
                 if estimate:
@@ -180,9 +185,10 @@ class Predictor:
     def _pass_over_memory(self, packet: Tensor, *, layout: Layout) -> None:
         drawn: MemoryDraw[Tensor] = unpack(packet, layout)
         size, most = self._batching()
-        network, layers = self.context.network, self.layers
+        networks = nn.ModuleList([self.context.network, *self.method.networks()])
+        layers = self.layers
         with (
-            evaluation_mode(network, layers),
+            evaluation_mode(networks, layers),
             temporary_momentum(layers) as weigh,
             torch.no_grad(),
             self.precision.cast_weights(),
@@ -198,7 +204,9 @@ class Predictor:
                     if most > 1
                     else nullcontext()
                 ):
-                    network(self.context.transform(x, augment))
+                    inputs = self.context.transform(x, augment)
+                    for network in networks:
+                        network(inputs)
 
     def _batching(self) -> tuple[int, int]:
         """Return the size of the batches of the pass, and how many of them go together at most.

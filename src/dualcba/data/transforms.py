@@ -95,6 +95,33 @@ class Transform(nn.Module):
         )
 
 
+class Mirrored(Transform):
+    """The mirror images of what another transform gives, with parameters drawn anew.
+
+    >>> mirrored, x = Mirrored(Transform([0.0], [1.0])), torch.tensor([[[[1.0, 2.0]]]])
+    >>> mirrored(x, torch.zeros(1, 3)).flatten().tolist()
+    [2.0, 1.0]
+    """
+
+    def __init__(self, base: Transform) -> None:
+        super().__init__([0.0], [1.0])
+        self.base = base
+        self.scale, self.shift = base.scale, base.shift
+
+    @property
+    def random(self) -> bool:
+        """Always True: the images are mirrored at least."""
+        return True
+
+    def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+        """Draw the parameters of the other transform."""
+        return self.base.draw(rng, n)
+
+    def augment(self, x: Tensor, params: Tensor) -> Tensor:
+        """Augment and mirror images without normalising them."""
+        return (self.base.augment(x, params) if self.base.random else x).flip(-1)
+
+
 def crop_by_gather(x: Tensor, params: Tensor, pad: int) -> Tensor:
     """Crop and flip with a single gather, which is fast on a GPU."""
     n, channels, height, width = x.shape

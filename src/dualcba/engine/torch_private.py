@@ -35,6 +35,9 @@ foreach_sub = torch._foreach_sub
 foreach_mul_ = torch._foreach_mul_
 """`foreach_mul_(targets, factor)`: targets *= factor in place; the factor may be a () tensor."""
 
+foreach_lerp_ = torch._foreach_lerp_
+"""`foreach_lerp_(targets, others, weight)`: targets += weight · (others − targets), in place."""
+
 foreach_zero_ = torch._foreach_zero_
 """`foreach_zero_(targets)`: set a list of tensors to zero, in place."""
 

@@ -4,6 +4,7 @@ from dualcba.evaluation.alignment import Alignment
 from dualcba.evaluation.evaluator import ANYTIME, Evaluator
 from dualcba.evaluation.neighbours import Neighbours
 from dualcba.evaluation.prequential import Prequential
+from dualcba.evaluation.random_features import RandomFeatures
 from dualcba.evaluation.recorders import Clock, Predictions, Recorder, Scoring, Transitions
 from dualcba.evaluation.scores import interval, summarize
 from dualcba.prediction import STATISTICS
@@ -26,5 +27,6 @@ RECORDERS: dict[str, type[Recorder]] = {
     "alignment": Alignment,
     "prequential": Prequential,
     "neighbours": Neighbours,
+    "random-features": RandomFeatures,
 }
 """The values of `--record`."""

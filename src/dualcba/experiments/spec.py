@@ -58,6 +58,7 @@ class Spec(RunOptions):
         fill(self, self._defaults(), self.adaptor)
         _check_dataset(self)
         _check_setting(self)
+        _check_boundaries(self)
         _check_epochs(self, epochs_given)
         _check_real_time(self)
         check_adaptor_parts(self)
@@ -135,6 +136,12 @@ def _check_setting(spec: Spec) -> None:
     if spec.labelled_batches == "cycled" and not semi:
         wanted = "'mixed' unless the setting is semi-supervised"
         raise ValueError(expected("labelled_batches", spec.labelled_batches, wanted))
+
+
+def _check_boundaries(spec: Spec) -> None:
+    if parse_method(spec.method)[0].needs_boundaries and spec.boundaries != "given":
+        wanted = f"'given': {spec.method} draws by tasks"
+        raise ValueError(expected("boundaries", spec.boundaries, wanted))
 
 
 def _check_epochs(spec: Spec, given: bool) -> None:

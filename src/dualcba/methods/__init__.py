@@ -3,11 +3,12 @@
 from dualcba.methods.base import Context, Method
 from dualcba.methods.naming import method_names, parse_method
 from dualcba.methods.options import check_options
-from dualcba.methods.registry import METHODS, SUFFIXES, register
+from dualcba.methods.registry import METHODS, SUFFIXES, WRAPPERS, register
 
 __all__ = [
     "METHODS",
     "SUFFIXES",
+    "WRAPPERS",
     "Context",
     "Method",
     "check_options",

@@ -2,12 +2,20 @@
 
 A method is independent of bias adaptors. It defines the terms of its loss; the learner evaluates
 them at raw or adapted logits. So every method works with CBA, Dual-CBA, IBN and all engines.
+
+A sample can have several views. The usual one is augmented as the dataset says. Further ones are
+declared by `make_views`, as transforms by name: each makes another input from the same raw sample,
+or from the pixels of an earlier view, its `source`. A transform that is not random gives the raw
+sample, normalised. The new batch has all these views. Memory draws have them too if `memory_views`.
+A view is a `Batch` in `Batch.views`, with logits and rows of its own, so the terms
+of a loss can use it like any other batch, adapted or raw. Each view passes the network with batch
+statistics of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,14 +25,29 @@ from torch import Tensor, nn
 
 from dualcba.data.transforms import Transform
 from dualcba.losses import Adapt, Batch, CrossEntropy, Term, total
-from dualcba.memory import Memory, Reservoir
+from dualcba.memory import Memory, Pool, Reservoir
 from dualcba.nets import Network
+from dualcba.normalization.statistics import evaluation_mode
 from dualcba.tasks.class_sets import ClassSets
 
 
 def call_directly(key: Hashable, fn: Callable[..., None], *inputs: Tensor) -> None:
     """Call `fn`; the default of `Context.run`."""
     fn(*inputs)
+
+
+def pass_separately(
+    network: Network, batches: Sequence[Batch], views: Sequence[str] = ()
+) -> list[tuple[Tensor, Tensor]]:
+    """Return logits and features of each batch; the default of `Context.passes`.
+
+    A single sample has no batch statistics; the network's running statistics are used instead.
+    """
+    outputs = []
+    for batch in (*batches, *(b.views[name] for name in views for b in batches)):
+        with evaluation_mode(network) if len(batch.x) == 1 else nullcontext():
+            outputs.append(network(batch.x))
+    return outputs
 
 
 @dataclass
@@ -39,6 +62,11 @@ class Context:
     batch_size: int
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
     """The context for forward passes that the method itself makes in a step."""
+
+    passes: Callable[..., list[tuple[Tensor, Tensor]]] = pass_separately
+    """`passes(network, [new, *mem], views)` returns logits and features of these batches, and of
+    their views with these names, by another network of the method's, such as a teacher. They pass
+    it as they pass the trained network: together or one by one, and in the same precision."""
 
     good: Tensor = field(default_factory=lambda: torch.tensor(True))
     """() bool: whether the current step is kept. On a GPU `after_step` is also called for a step
@@ -78,6 +106,12 @@ class Method(nn.Module):
     draws: int = 1
     """The number of independent memory draws per step."""
 
+    chosen: tuple[int, ...] = ()
+    """The sizes of memory draws whose rows `choose` selects; then `draws` does not apply."""
+
+    extra_draw: bool = False
+    """Whether `extra_step` is called with a further memory draw."""
+
     columns: tuple[str, ...] = ()
     """What is stored with each sample: `"logits"` (adapted, as in the loss), `"raw_logits"`."""
 
@@ -92,6 +126,9 @@ class Method(nn.Module):
 
     merge: bool = False
     """Whether a run mixes the samples of the memory into the data of each task."""
+
+    needs_boundaries: bool = False
+    """Whether task boundaries must be given, not inferred."""
 
     semi_supervised: bool = False
     """Whether FixMatch can wrap the method."""
@@ -150,6 +187,21 @@ class Method(nn.Module):
         """
         return {}
 
+    def choose(self, pool: Pool, u: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Return the rows (n,) and weights (n,) of each draw in `chosen`, from memory or new batch.
+
+        `u` has n uniform numbers in [0, 1) for each draw. The labels of the pool are on the device,
+        so the shapes cannot depend on them: a sample that is not wanted has weight 0. The weights
+        have mean 1, and become `Batch.each`.
+        """
+        raise NotImplementedError
+
+    def observe(self, new: Batch, mem: Sequence[Batch]) -> None:
+        """Called once in each step after its forward passes, before any loss.
+
+        Buffers that are changed here are restored if the step fails.
+        """
+
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return the terms of the inner loss; `mem` is empty while the memory is empty."""
         raise NotImplementedError
@@ -166,6 +218,13 @@ class Method(nn.Module):
         """Return random numbers for one step, drawn on the host before the step."""
         return None
 
+    def extra_step(self, batch: Batch) -> None:
+        """Called in the step after the update of θ, with the outputs of a further memory draw.
+
+        They have no gradient and are those of the updated network. It is not called while the
+        memory is empty. `context.good` applies as for `after_step`.
+        """
+
     def after_step(self, noise: Tensor | None) -> None:
         """Called in the step after the update of θ, with the result of `noise` on the device.
 
@@ -177,6 +236,18 @@ class Method(nn.Module):
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Called when a task ends, with its raw samples if `rereads_task`, else with none."""
+
+    @contextmanager
+    def predicting(self) -> Iterator[None]:
+        """A context around each evaluation, with other weights in the network, for example.
+
+        Within it the statistics of IBN are estimated too. Afterwards all must be as before.
+        """
+        yield
+
+    def networks(self) -> list[Network]:
+        """Return further networks that `scores` uses; IBN estimates their statistics too."""
+        return []
 
     def before_scores(self) -> None:
         """Called in evaluation mode before `scores`, to compute class means for example."""
@@ -192,6 +263,11 @@ class Method(nn.Module):
         an average, returns the outputs of those; the read-out `ncm` uses the features.
         """
         return self.context.network(x)  # type: ignore[no-any-return]
+
+    @classmethod
+    def wrappable(cls) -> bool:
+        """Whether a method such as MKD can go around it: its loss is the sum of its terms."""
+        return cls.adaptable and cls.loss is Method.loss
 
     @property
     def closed_form(self) -> bool:

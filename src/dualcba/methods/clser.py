@@ -80,7 +80,7 @@ class CLSER(Method):
     def bind(self, context: Context) -> None:
         """Initialise both averages with the network."""
         super().bind(context)
-        self.stable, self.plastic = (_frozen_copy(context.network) for _ in range(2))
+        self.stable, self.plastic = (frozen_copy(context.network) for _ in range(2))
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return CE(new) + CE(mem) + w·MSE(z(mem), z_ema(mem))."""
@@ -149,8 +149,9 @@ def _logits(average: Network, x: Tensor) -> Tensor:
         return average(x)[0]  # type: ignore[no-any-return]
 
 
-def _frozen_copy(network: Network) -> Network:
+def frozen_copy(network: Network) -> Network:
+    """Return a copy that is not trained and has no running statistics, only batch statistics."""
     copy = deepcopy(network).requires_grad_(False)  # training mode; frozen layers stay frozen
     for layer in batch_norms(copy):
-        layer.track_running_stats = False  # batch statistics only
+        layer.track_running_stats = False
     return copy

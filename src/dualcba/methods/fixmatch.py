@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dualcba.data.randaugment import RandAugment, RandAugmentTransform, check_images
 from dualcba.data.transforms import Transform
 from dualcba.losses import Batch, CrossEntropy, Term
 from dualcba.memory import Memory
-from dualcba.methods.base import Context, Method
+from dualcba.methods.base import Method
+from dualcba.methods.wrapper import Wrapper
 
 
-class FixMatch(Method):
+class FixMatch(Wrapper):
     """The loss of a method on labelled samples, plus FixMatch on unlabelled samples (label −1).
 
     L = L_method(labelled, mem) + weight · mean over unlabelled of [max p ≥ threshold] CE(strong, ŷ)
@@ -49,39 +48,29 @@ class FixMatch(Method):
     def __init__(
         self, method: Method, *, threshold: float = 0.95, weight: float = 1.0, labelled: int = 0
     ) -> None:
-        super().__init__()
-        self.method = method
+        super().__init__(method)
         self.threshold = threshold
         self.weight = weight
         self.labelled = labelled
-        for name in ("draws", "columns", "repeats", "rereads_task", "one_per_class", "single_pass"):
-            setattr(self, name, getattr(method, name))
-
-    def bind(self, context: Context) -> None:
-        """Bind the wrapped method too."""
-        super().bind(context)
-        self.method.bind(context)
 
     def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Memory:
         """Return the memory of the wrapped method; raise unless the samples are images."""
         check_images(shape, dtype)
-        return self.method.make_memory(size, shape, dtype, C)
-
-    def make_transform(self, transform: Transform) -> Transform:
-        """Return the augmentation of the wrapped method, used for the weak view."""
-        return self.method.make_transform(transform)
+        return super().make_memory(size, shape, dtype, C)
 
     def make_views(self, transform: Transform) -> dict[str, Transform]:
         """Return the transform of the strong view."""
         strong = RandAugment(operations=2, magnitude=10, cutout=True)
         return {"strong": RandAugmentTransform(transform, strong)}
 
+    def observe(self, new: Batch, mem: Sequence[Batch]) -> None:
+        """Let the wrapped method observe the labelled samples."""
+        self.method.observe(self._labelled(new, (new.y >= 0).to(new.z.dtype)), mem)
+
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return the method's terms of labelled samples, and CE(strong, ŷ) of unlabelled ones."""
         labelled = (new.y >= 0).to(new.z.dtype)
-        n = len(labelled)
-        weights = labelled * (n / labelled.sum().clamp(min=1.0))
-        terms = self.method.terms(replace(new, y=new.y.clamp(min=0), each=weights), mem)
+        terms = self.method.terms(self._labelled(new, labelled), mem)
         unlabelled = 1 - labelled[self.labelled :]  # among the samples with a strong view
         confidence, guess = new.z[self.labelled :].detach().softmax(1).max(1)
         confident = (confidence >= self.threshold).to(labelled.dtype) * unlabelled
@@ -89,34 +78,7 @@ class FixMatch(Method):
         each = confident * (len(unlabelled) / unlabelled.sum().clamp(min=1.0))
         return [*terms, CrossEntropy(strong, self.weight, each=each)]
 
-    def outer_terms(self, outer_batch: Batch) -> list[Term]:
-        """Delegate to the wrapped method."""
-        return self.method.outer_terms(outer_batch)
-
-    def noise(self, rng: np.random.Generator, step: int) -> NDArray[np.float64] | None:
-        """Delegate to the wrapped method."""
-        return self.method.noise(rng, step)
-
-    def after_step(self, noise: Tensor | None) -> None:
-        """Delegate to the wrapped method."""
-        self.method.after_step(noise)
-
-    def begin_task(self) -> None:
-        """Delegate to the wrapped method."""
-        self.method.begin_task()
-
-    def end_task(self, x: Tensor, y: Tensor) -> None:
-        """Delegate to the wrapped method."""
-        self.method.end_task(x, y)
-
-    def before_scores(self) -> None:
-        """Delegate to the wrapped method."""
-        self.method.before_scores()
-
-    def scores(self, x: Tensor) -> Tensor:
-        """Delegate to the wrapped method."""
-        return self.method.scores(x)
-
-    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Delegate to the wrapped method."""
-        return self.method.outputs(x)
+    def _labelled(self, new: Batch, labelled: Tensor) -> Batch:
+        """Return the batch with weights (n,) that leave out unlabelled samples, with mean 1."""
+        weights = labelled * (len(labelled) / labelled.sum().clamp(min=1.0))
+        return replace(new, y=new.y.clamp(min=0), each=weights)

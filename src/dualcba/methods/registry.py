@@ -14,14 +14,21 @@ from typing import TypeVar, get_args, overload
 from dualcba.errors import expected
 from dualcba.methods.base import Method
 from dualcba.methods.bic import BiC
+from dualcba.methods.ccl_dc import CCLDC
 from dualcba.methods.clser import CLSER
 from dualcba.methods.derpp import DERpp
 from dualcba.methods.er import ER
 from dualcba.methods.er_ace import ERACE
+from dualcba.methods.gsa import GSA
 from dualcba.methods.icarl import ICaRL
+from dualcba.methods.las import LAS
 from dualcba.methods.lucir import LUCIR
+from dualcba.methods.mkd import MKD
+from dualcba.methods.obc import OBC
+from dualcba.methods.pcr import PCR
 from dualcba.methods.rar import RAR
 from dualcba.methods.ss_il import SSIL
+from dualcba.methods.wrapper import Wrapper
 from dualcba.options import AdaptorKind
 
 METHODS: dict[str, type[Method]] = {
@@ -34,8 +41,15 @@ METHODS: dict[str, type[Method]] = {
     "bic": BiC,
     "er-ace": ERACE,
     "ss-il": SSIL,
+    "las": LAS,
+    "pcr": PCR,
+    "gsa": GSA,
+    "obc": OBC,
 }
 """The methods by name, without the suffix of an adaptor."""
+
+WRAPPERS: dict[str, type[Wrapper]] = {"mkd": MKD, "ccl-dc": CCLDC}
+"""Methods around another one, by name, as in `er+mkd`."""
 
 SUFFIXES: tuple[str, ...] = get_args(AdaptorKind)
 """The kinds of adaptors, as suffixes of a method's name."""

@@ -77,6 +77,11 @@ class SSIL(DistillationMethod):
             ]
         return terms
 
+    @classmethod
+    def wrappable(cls) -> bool:
+        """True: `loss` is the sum of the terms, computed in one pass of the teacher."""
+        return True
+
     def _tasks(self) -> tuple[Tensor, Tensor]:
         """Return the task that announced each class, and the mask of classes of earlier tasks."""
         owner = self.context.sets.owner

@@ -14,7 +14,9 @@ from dualcba.errors import expected
 from dualcba.options.definition import check_choice
 from dualcba.parsing import parse_json
 
-RecorderName = Literal["predictions", "transitions", "alignment", "prequential", "neighbours"]
+RecorderName = Literal[
+    "predictions", "transitions", "alignment", "prequential", "neighbours", "random-features"
+]
 
 
 def numbers(text: str) -> int | list[int] | str:

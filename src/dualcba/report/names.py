@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dualcba.errors import unknown
-from dualcba.methods import METHODS
+from dualcba.methods import METHODS, WRAPPERS
 from dualcba.options import CBA
 
 MISSING = "–"
@@ -35,9 +35,14 @@ def method_title(name: str) -> str:
 
     >>> method_title("derpp"), method_title("derpp-dual-cba"), method_title("mine-cba")
     ('DER++', 'DER-Dual-CBA', 'mine-CBA')
+    >>> method_title("er-ace+mkd"), method_title("er+mkd-cba")
+    ('ER-ACE + MKD', 'ER + MKD-CBA')
     """
     base, kind = split_method(name)
-    title = (base in METHODS and METHODS[base].title) or base
+    first, plus, wrapper = base.partition("+")
+    title = (first in METHODS and METHODS[first].title) or first
+    if plus:
+        title += " + " + ((wrapper in WRAPPERS and WRAPPERS[wrapper].title) or wrapper)
     return (title.rstrip("+") if kind else title) + KINDS[kind]
 
 

@@ -19,7 +19,7 @@ class Backup:
     The forward passes of a step change the running statistics, and φ is updated before θ. The
     weights and the moments of their optimiser are changed last. So they need a copy only if
     something can still fail after their update: another update with the same batch
-    (`Method.repeats`), or the method's `after_step`.
+    (`Method.repeats`), or the method's `extra_step` or `after_step`.
     """
 
     def __init__(
@@ -38,7 +38,8 @@ class Backup:
             buffers = [b for b in buffers if b.is_floating_point()]
         theta = [p.detach() for group in optimizer.param_groups for p in group["params"]]
         self.repeats = method.repeats > 1
-        late = self.repeats or type(method).after_step is not Method.after_step
+        late = self.repeats or method.extra_draw
+        late = late or type(method).after_step is not Method.after_step
         own = [*(p.detach() for p in method.parameters()), *buffers] if self.repeats else []
         self.weights = [*theta, *own] if late else []
         self.others: list[Tensor] = []  # that a step changes last; used with repeated updates

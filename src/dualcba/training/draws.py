@@ -44,6 +44,25 @@ class MemoryDraw(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
+class ChosenDraw(Generic[T]):
+    """Samples that the method chooses from the memory and the new batch, see `Method.choose`."""
+
+    u: T
+    """(n,) uniform numbers in [0, 1)."""
+
+    augment: T | None
+    """(n, ...) parameters of the augmentation; None if the transform is not random."""
+
+    views: dict[str, T] = field(default_factory=dict)
+    """As in `MemoryDraw`."""
+
+    @property
+    def size(self) -> int:
+        """The number of samples."""
+        return len(self.u)
+
+
+@dataclass(frozen=True, slots=True)
 class BalancedDraw(Generic[T]):
     """Samples drawn evenly over the classes of a `Pool`; their labels are on the device."""
 
@@ -66,7 +85,7 @@ class BatchDraws(Generic[T]):
     new_augment: T | None
     """Parameters of the augmentation of the new samples."""
 
-    memory: tuple[MemoryDraw[T], ...]
+    memory: tuple[MemoryDraw[T], ...] | tuple[ChosenDraw[T], ...]
     """The memory draws of the inner loss, `Method.draws` of them unless the memory is empty."""
 
     outer_batch: MemoryDraw[T] | BalancedDraw[T] | None
@@ -77,6 +96,9 @@ class BatchDraws(Generic[T]):
 
     filled: T | None = None
     """(1,) the number of samples in the memory; None if the step does not use it."""
+
+    extra: MemoryDraw[T] | None = None
+    """The draw of the method's `extra_step`; None if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +176,23 @@ class StepSampler:
 
     def _batches(self, n: int, outer_batch: bool) -> BatchDraws[Array]:
         new_augment = self._augment(n)
-        count = self.method.draws if self.context.memory.filled else 0
-        memory = tuple([self._memory_draw(views=self.method.memory_views) for _ in range(count)])
+        memory = self._memory_draws() if self.context.memory.filled else ()
         fresh = self._outer_draw() if outer_batch else None
         views = draw_views(self.views, self.rng["augmentation"], n - self.method.labelled)
         filled = np.array([self.context.memory.filled]) if self.pooled else None
-        return BatchDraws(new_augment, memory, fresh, views, filled)
+        extra = self._memory_draw() if self.method.extra_draw and memory else None
+        return BatchDraws(new_augment, memory, fresh, views, filled, extra)
+
+    def _memory_draws(self) -> tuple[MemoryDraw[Array], ...] | tuple[ChosenDraw[Array], ...]:
+        views = self.method.memory_views
+        if not self.method.chosen:
+            return tuple([self._memory_draw(views=views) for _ in range(self.method.draws)])
+        return tuple([self._chosen_draw(n, views=views) for n in self.method.chosen])
+
+    def _chosen_draw(self, n: int, *, views: bool) -> ChosenDraw[Array]:
+        u, augment = self.rng["memory"].random(n), self._augment(n)
+        drawn = draw_views(self.views, self.rng["augmentation"], n) if views else {}
+        return ChosenDraw(u, augment, drawn)
 
     def _outer_draw(self) -> MemoryDraw[Array] | BalancedDraw[Array]:
         if not self.balanced:

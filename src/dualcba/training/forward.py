@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from dualcba.data import Transform
 from dualcba.losses import Batch
 from dualcba.memory import Pool
 from dualcba.methods import Context, Method
+from dualcba.nets import Network
 from dualcba.normalization.layers import TaskAware, sample_tasks
 from dualcba.normalization.statistics import (
     batch_norms,
@@ -20,7 +23,7 @@ from dualcba.normalization.statistics import (
     grouped_statistics,
     without_tracking,
 )
-from dualcba.training.draws import BalancedDraw, BatchDraws
+from dualcba.training.draws import BalancedDraw, BatchDraws, ChosenDraw, MemoryDraw
 
 Raw = tuple[Tensor, Tensor, Mapping[str, Tensor]]
 """Samples, labels and the columns stored with them."""
@@ -34,6 +37,7 @@ class ForwardPass:
 
     With `concat` all batches pass the network together and share batch statistics. Otherwise each
     batch has statistics of its own. `tracking` is the learner's option of that name.
+    `cast_weights` casts the weights of a network, None for the trained one, within a context.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class ForwardPass:
         *,
         concat: bool,
         tracking: str = "all",
+        cast_weights: Callable[..., AbstractContextManager[object]] = lambda _: nullcontext(),
     ) -> None:
         self.context = context
         self.method = method
@@ -56,6 +61,7 @@ class ForwardPass:
         self._modes = [(module, module.training) for module in context.network.modules()]
         self.task_aware = [layer for layer in self.norm_layers if isinstance(layer, TaskAware)]
         self.samplewise = context.network.samplewise
+        self.cast_weights = cast_weights
 
     def restore_modes(self) -> None:
         """Put the network back into training mode, if the caller has put it into evaluation mode.
@@ -70,8 +76,8 @@ class ForwardPass:
         self, x: Tensor, y: Tensor, drawn: BatchDraws[Tensor]
     ) -> tuple[Batch, list[Batch]]:
         """B_trn: the new batch, with its other views, and the memory draws."""
-        raw: list[Raw] = [(x, y, {})]
-        raw += [self.context.memory.read(draw.rows) for draw in drawn.memory]
+        draws, weights = self._memory_batches(x, y, drawn)
+        raw: list[Raw] = [(x, y, {}), *draws]
         params = [drawn.new_augment, *(draw.augment for draw in drawn.memory)]
         joined, inputs = self.augmented([samples for samples, _, _ in raw], params)
         if self.views:
@@ -88,7 +94,22 @@ class ForwardPass:
             first = count + k * len(seen)
             for batch, view in zip((new, *mem), batches[first : first + len(seen)], strict=False):
                 batch.views = {**batch.views, name: view}
+        for batch, each in zip(mem, weights, strict=False):  # there may be no weights
+            for one in (batch, *batch.views.values()):
+                one.each = each
         return new, mem
+
+    def _memory_batches(
+        self, x: Tensor, y: Tensor, drawn: BatchDraws[Tensor]
+    ) -> tuple[list[Raw], list[Tensor]]:
+        """Read the memory draws, and return their weights if the method chooses the rows."""
+        plain = [draw.rows for draw in drawn.memory if isinstance(draw, MemoryDraw)]
+        u = [draw.u for draw in drawn.memory if isinstance(draw, ChosenDraw)]
+        if not u:
+            return [self.context.memory.read(rows) for rows in plain], []
+        pool = self._pool(y, drawn.filled)
+        chosen = self.method.choose(pool, u)
+        return [pool.read(rows, x) for rows, _ in chosen], [each for _, each in chosen]
 
     def _viewed(self, raw: Sequence[Raw]) -> list[Raw]:
         """Return the samples that have other views: new ones and, if so, memory draws."""
@@ -135,6 +156,15 @@ class ForwardPass:
             columns = {k: torch.where(fresh[:, None], z.to(c), c) for k, c in columns.items()}
         return Batch(inputs, y, z, h, columns, frequencies=frequencies)
 
+    @torch.no_grad()
+    def extra_batch(self, draw: MemoryDraw[Tensor]) -> Batch:
+        """Return a further memory draw; running statistics are left unchanged."""
+        x, y, columns = self.context.memory.read(draw.rows)
+        inputs = self.context.transform(x, draw.augment)
+        layers = self.norm_layers
+        with without_tracking(layers), self.context.autocast(), self.cast_weights(None):
+            return Batch(inputs, y, *self.outputs(inputs, y), columns)
+
     def _pool(self, y: Tensor, filled: Tensor | None) -> Pool:
         assert filled is not None
         return Pool(self.context.memory, filled, y, self.context.sets.num_classes)
@@ -167,6 +197,18 @@ class ForwardPass:
                 y = _cat(labels) if self.task_aware else labels[0]
                 z, h = self.outputs(_cat(parts) if joined is None else joined, y)
         return list(zip(z.split_with_sizes(sizes), h.split_with_sizes(sizes), strict=True))
+
+    def passes(
+        self, network: Network, batches: Sequence[Batch], views: Sequence[str] = ()
+    ) -> list[Outputs]:
+        """Return logits and features of batches by another network; see `Context.passes`."""
+        other = copy.copy(self)
+        other.context = replace(self.context, network=network)
+        other.views = {name: self.views[name] for name in views}
+        other.norm_layers, other.task_aware = batch_norms(network), []
+        all_ = [*batches, *(b.views[name] for name in views for b in batches)]
+        with self.context.autocast(), self.cast_weights(network):
+            return list(other.through([b.x for b in all_], [b.y for b in all_]))
 
     def _with_own_statistics(self, batches: Sequence[Tensor]) -> list[Tensor]:
         """Return the parts that have their own statistics.

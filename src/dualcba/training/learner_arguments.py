@@ -125,6 +125,9 @@ class LearnerArguments(TrainingOptions):
         object.__setattr__(self, "transform", transform)
         check_network(self.network)
         _check_method(base, self.buffer, self.num_classes)
+        if base.needs_boundaries and self.boundaries != "given":
+            wanted = f"'given': {type(base).__name__} draws by tasks"
+            raise ValueError(expected("boundaries", self.boundaries, wanted))
 
 
 def keywords_of(

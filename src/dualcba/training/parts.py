@@ -99,15 +99,18 @@ def make_parts(
     method.bind(context)
     method.to(engine.device)
     forward_pass = ForwardPass(
-        context, method, views, concat=given.forward == "concat", tracking=given.tracking
-    )
+        context, method, views, concat=given.forward == "concat", tracking=given.tracking,
+        cast_weights=precision.cast_weights,
+    )  # fmt: skip
+    context.passes = forward_pass.passes
     optimizer = make_optimizer(trainable(network) + trainable(method), lr, given)
     virtual = make_virtual_step(optimizer, lr, given)
     outer_loop = OuterLoop(adaptor, rng, method, context, given, virtual)
     balanced = given.outer_draw == "balanced"
     sampler = StepSampler(
-        given.seed, context, method, views, balanced=balanced, pooled=uses_pool(given)
-    )
+        given.seed, context, method, views, balanced=balanced,
+        pooled=uses_pool(given) or bool(method.chosen),
+    )  # fmt: skip
     monitor = LossMonitor(engine)
     backup = Backup(context, method, outer_loop, optimizer)
     statistics = running_averages(forward_pass.trained_norm_layers)

@@ -61,9 +61,10 @@ class Precision:
         self.device = device
         self.network = network
 
-    def cast_weights(self) -> AbstractContextManager[object]:
-        """Use bfloat16 copies of the network's weights, all cast in one launch, if bf16 is set."""
-        return self.network.cast_weights(torch.bfloat16) if self.bf16 else nullcontext()
+    def cast_weights(self, network: Network | None = None) -> AbstractContextManager[object]:
+        """Use bfloat16 copies of a network's weights, all cast in one launch, if bf16 is set."""
+        network = network or self.network
+        return network.cast_weights(torch.bfloat16) if self.bf16 else nullcontext()
 
     def autocast(self) -> AbstractContextManager[object]:
         """Run operations in bfloat16 if bf16 is set.

@@ -161,6 +161,7 @@ class TrainingStep:
         collect_penalties(self.forward_pass.task_aware)  # discard what a failed step may have left
         x = self.guard.inputs(x)
         new, mem, outer_batch = self._batches(x, y, drawn.batches)
+        self.method.observe(new, mem)
         self.outer_loop.observe(new, mem, drawn.batches.filled)
         if update_adaptor:
             self.outer_loop.step(new, mem, outer_batch)
@@ -173,8 +174,11 @@ class TrainingStep:
             with self.engine.branch():  # the update of all weights takes the longest
                 self.optimizer.step()
             self.guard.undo_if_refused()
-            if type(self.method).after_step is not Method.after_step:
+            extra = drawn.batches.extra
+            if type(self.method).after_step is not Method.after_step or extra is not None:
                 self.engine.join_branch()
+            if extra is not None:
+                self.method.extra_step(self.forward_pass.extra_batch(extra))
             self.method.after_step(drawn.noise)
             self._keep(x, y, drawn, columns, loss.detach())
             self.engine.join_branch()

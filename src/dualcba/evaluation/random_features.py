@@ -1,0 +1,119 @@
+"""A control without network and memory: random features of pixels and a linear discriminant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualcba.evaluation.recorders import BATCH, Recorder
+from dualcba.randomness import generator
+
+FEATURES = 2000
+"""The number of random features."""
+
+
+class RandomFeatures(Recorder):
+    """Accuracy at the end of the stream of a classifier that learns no representation, in percent.
+
+    Random Fourier features φ = √(2/D)·cos(Wx + b) of the normalised pixels x stand for a Gaussian
+    kernel of width √(d/2), d being the number of pixels. The classifier is the class mean that is
+    nearest in the Mahalanobis distance of the covariance within classes, shrunk by OAS. It sees
+    each sample of the stream once, keeps sums only, and needs neither tasks nor a memory. A method
+    that is not better has gained nothing by its features.
+
+    References
+    ----------
+    Prabhu et al., RanDumb: a simple approach that questions the efficacy of continual
+    representation learning, 2024. Chen et al., Shrinkage algorithms for MMSE covariance estimation,
+    2010.
+    """
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **given)
+        d = int(np.prod(self.data.input_shape))
+        rng = generator(self.learner.seed, "random-features")
+        weight, phase = rng.normal(0, np.sqrt(2 / d), (d, FEATURES)), rng.random(FEATURES)
+        self.weight = self.engine.receive(torch.from_numpy(weight).float())
+        self.phase = self.engine.receive(torch.from_numpy(2 * np.pi * phase).float())
+        self.lda = ShrinkageLDA(FEATURES, self.data.num_classes, self.weight.device)
+        self.waiting: list[tuple[Tensor, Tensor]] = []
+
+    def before_step(self, x: Tensor, y: Tensor) -> None:
+        """Learn from the new batch; several batches are added to the sums at once."""
+        self.waiting.append((x.clone(), y.clone()))
+        if sum(len(labels) for _, labels in self.waiting) >= BATCH:
+            self._learn()
+
+    def _learn(self) -> None:
+        if self.waiting:
+            x, y = (torch.cat(part) for part in zip(*self.waiting, strict=True))
+            self.lda.update(self.features(x), y)
+            self.waiting = []
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the features (n, D) of raw samples, in float64."""
+        pixels = self.learner.parts.context.transform(x).flatten(1).float()
+        phi = torch.addmm(self.phase, pixels, self.weight).cos().double()
+        return phi.mul_(np.sqrt(2 / FEATURES))
+
+    def result(self) -> dict[str, Any]:
+        """Return `{"acc": …, "tasks": […]}`."""
+        self._learn()
+        weight, bias = self.lda.classifier()
+        tasks = []
+        for task in self.stream:
+            right = 0
+            for part in torch.split(torch.from_numpy(task.test), BATCH):
+                scores = self.features(self.engine.receive(self.data.test_x[part])) @ weight + bias
+                y = self.engine.receive(self.data.test_y[part])
+                right += int((scores.argmax(1) == y).sum())
+            tasks.append(100 * right / len(task.test))
+        return {"acc": sum(tasks) / len(tasks), "tasks": tasks}
+
+
+class ShrinkageLDA:
+    """A linear discriminant from sums over a stream, with a shrunk covariance.
+
+    >>> lda = ShrinkageLDA(1, 2, torch.device("cpu"))
+    >>> x = torch.tensor([[0.0], [1.0], [4.0], [5.0]], dtype=torch.float64)
+    >>> lda.update(x, torch.tensor([0, 0, 1, 1]))
+    >>> weight, bias = lda.classifier()
+    >>> (x @ weight + bias).argmax(1).tolist()
+    [0, 0, 1, 1]
+    """
+
+    def __init__(self, features: int, classes: int, device: torch.device) -> None:
+        zeros = torch.zeros(features + classes, features, dtype=torch.float64, device=device)
+        self.products, self.sums = zeros[:features], zeros[features:]  # Σ φφᵀ, Σ φ of each class
+        self.counts = zeros.new_zeros(classes)
+
+    def update(self, phi: Tensor, y: Tensor) -> None:
+        """Add features (n, D) and labels (n,) to the sums; a label of −1 is left out."""
+        classes = torch.arange(len(self.counts), device=y.device)
+        member = (y.unsqueeze(1) == classes).to(phi.dtype)
+        labelled = phi * (y >= 0).unsqueeze(1)
+        self.products.addmm_(labelled.T, labelled)
+        self.sums.addmm_(member.T, phi)
+        self.counts += member.sum(0)
+
+    def classifier(self) -> tuple[Tensor, Tensor]:
+        """Return the weights (D, C) and the bias (C,) of the scores; −∞ for a class without one."""
+        counts = self.counts.clamp(min=1).unsqueeze(1)
+        means, n = self.sums / counts, self.counts.sum().clamp(min=1)
+        covariance = (self.products - means.T @ self.sums) / n
+        weight = torch.linalg.solve(shrink(covariance, n), means.T)
+        bias = -0.5 * (means.T * weight).sum(0)
+        return weight, bias.masked_fill(self.counts == 0, -torch.inf)
+
+
+def shrink(covariance: Tensor, n: Tensor) -> Tensor:
+    """Return (1 − s)·Σ + s·μ·I with μ the mean of the diagonal and s by the OAS formula."""
+    D = len(covariance)
+    mean, square = covariance.trace() / D, (covariance**2).mean()
+    below = (n + 1) * (square - mean**2 / D)
+    s = torch.where(below > 0, (square + mean**2) / below, 1.0).clamp(max=1)
+    floor = torch.finfo(mean.dtype).tiny  # so that it has an inverse even if all samples are equal
+    return (1 - s) * covariance + (s * mean + floor) * torch.eye(D, device=mean.device)

@@ -1,0 +1,201 @@
+"""CCL-DC: two networks that teach each other along a chain of views, around any method."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from dualcba.data.randaugment import RandAugment, check_images
+from dualcba.data.transforms import Transform
+from dualcba.errors import expected
+from dualcba.losses import Adapt, Batch, Divergence, Term, scaled, total
+from dualcba.memory import Memory
+from dualcba.methods.base import Context, Method
+from dualcba.methods.er_ace import ERACE
+from dualcba.methods.mkd import at_least_0
+from dualcba.methods.views import chain_of_views
+from dualcba.methods.wrapper import Wrapper
+from dualcba.nets import Network
+from dualcba.normalization.statistics import evaluation_mode
+
+CHAIN = ("v0", "v1", "v2", "v3")
+"""The views of a sample, each more distorted than the one before."""
+
+LESSONS = (("v3", "v3"), ("v1", "v0"), ("v2", "v1"), ("v3", "v2"))
+"""The view of the peer and the own view that it teaches."""
+
+
+class CCLDC(Wrapper):
+    """Collaborative learning and distillation chain: two networks, five views of each sample.
+
+    L = ½·[L_base(x̂) + Σ_j L_base(v_j)] + λ·[D(v3 → v3) + D(v1 → v0) + D(v2 → v1) + D(v3 → v2)]
+
+    x̂ is the augmented sample as usual. v0 is the raw sample, v1 a crop and flip of v0, v2 and v3
+    RandAugment of the view before. D(a → b) = T²·KL(softmax(a/T) ‖ softmax(b/T)), one mean over all
+    new and memory samples, from the peer's constant logits of one view to the own logits of
+    another, at raw logits. Both networks are trained by this loss; predictions use the mean of
+    their logits. With a single peer the network teaches itself.
+
+    The second network starts from weights of its own, which follow from those of the first. With a
+    bias adaptor, its logits are corrected by the same r as those of the first network, and the
+    virtual step of the first network alone trains the adaptor.
+
+    Parameters
+    ----------
+    method
+        The method to wrap.
+    peers
+        The number of networks, 1 or 2.
+    weight
+        λ; by default 1 around ER-ACE and 2 around other methods.
+    temperature
+        T.
+    operations, magnitude
+        The number of RandAugment operations for v2 and for v3, and their strength from 0 to 30. The
+        authors use 3 and 15 on CIFAR, and 1 and 11 on Tiny-ImageNet.
+
+    References
+    ----------
+    Wang et al., Improving plasticity in online continual learning via collaborative learning, CVPR
+    2024.
+    """
+
+    title = "CCL-DC"
+    memory_views = True
+
+    def __init__(
+        self,
+        method: Method,
+        *,
+        peers: int = 2,
+        weight: float | None = None,
+        temperature: float = 4.0,
+        operations: int = 3,
+        magnitude: int = 15,
+    ) -> None:
+        super().__init__(method)
+        if peers not in (1, 2):
+            raise ValueError(expected("peers", peers, "1 or 2"))
+        if not temperature > 0:
+            raise ValueError(expected("temperature", temperature, "a number above 0"))
+        usual = 1.0 if isinstance(method, ERACE) else 2.0
+        self.weight = usual if weight is None else at_least_0("weight", weight)
+        self.peers, self.temperature = peers, temperature
+        self.operations, self.magnitude = operations, magnitude
+        RandAugment(operations, magnitude)  # raises if these options are wrong
+        self._outputs: list[tuple[Tensor, Tensor]] = []  # of the peer in this step
+
+    def bind(self, context: Context) -> None:
+        """Make the second network."""
+        super().bind(context)
+        if self.peers == 2:
+            self.peer = fresh_copy(context.network)
+
+    def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Memory:
+        """Return the memory of the wrapped method; raise unless the samples are images."""
+        check_images(shape, dtype)
+        return super().make_memory(size, shape, dtype, C)
+
+    def make_views(self, transform: Transform) -> dict[str, Transform]:
+        """Return the chain of views, and the views of the wrapped method."""
+        chain = chain_of_views(transform, self.operations, self.magnitude)
+        return {**self.method.make_views(transform), **chain}
+
+    def observe(self, new: Batch, mem: Sequence[Batch]) -> None:
+        """Pass all views through the second network."""
+        super().observe(new, mem)
+        if self.peers == 2:
+            self._outputs = self.context.passes(self.peer, [new, *mem], CHAIN)
+
+    def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
+        """Return the terms of the first network."""
+        batches = [new, *mem]
+        return self._terms(batches, self._of_peer(batches) if self._outputs else batches)
+
+    def loss(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
+        """Return the sum of the losses of both networks."""
+        loss = total(self.terms(new, mem), adapt)
+        if not self._outputs:
+            return loss
+        batches = [new, *mem]
+        return loss + total(self._terms(self._of_peer(batches), batches), adapt)
+
+    def _terms(self, own: Sequence[Batch], teachers: Sequence[Batch]) -> list[Term]:
+        """Return the terms of a network, of its own batches and those of its teacher."""
+        terms = self.method.terms(own[0], own[1:])
+        for name in CHAIN:
+            new, *mem = (replace(b.views[name], columns=b.columns) for b in own)
+            terms += self.method.terms(new, mem)
+        terms = [scaled(term, 0.5) for term in terms]
+        share = self.weight / sum(len(b.y) for b in own)
+        for source, target in LESSONS:
+            for batch, teacher in zip(own, teachers, strict=True):
+                view, lesson = batch.views[target], teacher.views[source].z.detach()
+                terms.append(Divergence(view, lesson, self.temperature, share * len(view.y)))
+        return terms
+
+    def _of_peer(self, batches: Sequence[Batch]) -> list[Batch]:
+        """Return the batches with the outputs of the second network."""
+        made, n = [], len(batches)
+        for k, batch in enumerate(batches):
+            (z, h), *rest = self._outputs[k::n]
+            views = {
+                name: replace(batch.views[name], z=other_z, h=other_h)
+                for name, (other_z, other_h) in zip(CHAIN, rest, strict=True)
+            }
+            made.append(replace(batch, z=z, h=h, views=views))
+        return made
+
+    def after_step(self, noise: Tensor | None) -> None:
+        """Discard the outputs of the second network."""
+        super().after_step(noise)
+        self._outputs = []
+
+    @property
+    def closed_form(self) -> bool:
+        """True: the second network does not depend on the logits of the first, only on r."""
+        return True
+
+    def networks(self) -> list[Network]:
+        """Return the second network, if there is one."""
+        return [self.peer] if self.peers == 2 else []
+
+    @contextmanager
+    def predicting(self) -> Iterator[None]:
+        """Put the second network into evaluation mode."""
+        with ExitStack() as stack:
+            for network in self.networks():
+                stack.enter_context(evaluation_mode(network))
+            stack.enter_context(super().predicting())
+            yield
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Return the mean of the logits of all networks."""
+        own = super().scores(x)
+        others = [network(x)[0] for network in self.networks()]
+        return torch.stack([own, *others]).mean(0) if others else own
+
+
+def fresh_copy(network: Network) -> Network:
+    """Return a network of the same kind with other weights; all layers that can are reset.
+
+    The weights are a function of those of the given network, not of torch's global generator.
+    """
+    copy = deepcopy(network).cpu()
+    seed = zlib.crc32(b"".join(p.detach().numpy().tobytes() for p in copy.parameters()))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for module in copy.modules():
+            _reset(module)
+    return copy
+
+
+def _reset(module: nn.Module) -> None:
+    if callable(reset := getattr(module, "reset_parameters", None)):
+        reset()

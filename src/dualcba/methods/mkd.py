@@ -1,0 +1,142 @@
+"""MKD: distillation from a moving average of the network, around any method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from dualcba.data.augmentation import plain
+from dualcba.data.transforms import Transform
+from dualcba.engine.torch_private import foreach_copy_, foreach_lerp_
+from dualcba.errors import expected
+from dualcba.losses import Batch, Divergence, Term
+from dualcba.methods.base import Context, Method
+from dualcba.methods.clser import frozen_copy, update_average
+from dualcba.methods.wrapper import Wrapper
+from dualcba.options.definition import check_choice
+
+PREDICTORS = ("average", "student", "teacher")
+
+
+class MKD(Wrapper):
+    """Momentum knowledge distillation: a moving average of the network teaches the network.
+
+    L = L_base + λ/2 · [D(z_T(x̂), z(x̂)) + D(z_T(x̂), z(x))]
+
+    D(a, b) = T²·KL(softmax(a/T) ‖ softmax(b/T)), one mean over all new and memory samples; x̂ is the
+    augmented sample and x the raw one. After each step the teacher follows: θ_T ← (1 − α)·θ_T +
+    α·θ. It is normalised by batch statistics. Distillation is at raw logits, with or without a bias
+    adaptor. Predictions use the weights (θ + θ_T)/2: under BN with the running statistics of the
+    network, under IBN with those that are estimated for the averaged weights.
+
+    Parameters
+    ----------
+    method
+        The method to wrap.
+    alpha
+        The rate of the teacher, α.
+    temperature
+        T.
+    weight
+        λ; by default 4.5·log₁₀ α + 14.5, which is 5.5 at α = 0.01, and at least 0.
+    predict
+        The weights that predict: `"average"`, or those of the `"student"` or the `"teacher"` alone.
+
+    References
+    ----------
+    Michel et al., Rethinking momentum knowledge distillation in online continual learning, ICML
+    2024.
+    """
+
+    title = "MKD"
+    memory_views = True
+
+    def __init__(
+        self,
+        method: Method,
+        *,
+        alpha: float = 0.01,
+        temperature: float = 4.0,
+        weight: float | None = None,
+        predict: str = "average",
+    ) -> None:
+        super().__init__(method)
+        if not 0 < alpha <= 1:
+            raise ValueError(expected("alpha", alpha, "a number above 0, at most 1"))
+        if not temperature > 0:
+            raise ValueError(expected("temperature", temperature, "a number above 0"))
+        check_choice("predict", predict, PREDICTORS)
+        self.alpha, self.temperature, self.predict = alpha, temperature, predict
+        self.weight = default_weight(alpha) if weight is None else at_least_0("weight", weight)
+        self._cached: tuple[Tensor, list[Tensor]] | None = None  # inputs and targets of a step
+
+    def bind(self, context: Context) -> None:
+        """Initialise the teacher with the network."""
+        super().bind(context)
+        self.teacher = frozen_copy(context.network)
+
+    def make_views(self, transform: Transform) -> dict[str, Transform]:
+        """Return the raw view, and the views of the wrapped method."""
+        return {**self.method.make_views(transform), "raw": plain(transform)}
+
+    def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
+        """Return the terms of the wrapped method, and the distillation of both views."""
+        batches = [new, *mem]
+        share = self.weight / 2 / sum(len(b.y) for b in batches)
+        terms = self.method.terms(new, mem)
+        for batch, target in zip(batches, self.targets(batches), strict=True):
+            for view in (batch, batch.views["raw"]):
+                weight = share * len(view.y)
+                terms.append(Divergence(view, target, self.temperature, weight))
+        return terms
+
+    def targets(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Return the teacher's logits of each batch, computed once per step."""
+        if self._cached is None or self._cached[0] is not batches[0].x:
+            with torch.no_grad():
+                logits = [z for z, _ in self.context.passes(self.teacher, batches)]
+            self._cached = batches[0].x, logits
+        return self._cached[1]
+
+    def after_step(self, noise: Tensor | None) -> None:
+        """Update the teacher."""
+        super().after_step(noise)
+        self._cached = None
+        rate = torch.where(self.context.good, 1 - self.alpha, 1.0)  # a refused step changes nothing
+        theta = list(self.context.network.parameters())
+        update_average(list(self.teacher.parameters()), theta, rate)
+
+    @contextmanager
+    def predicting(self) -> Iterator[None]:
+        """Put the weights that predict into the network, and its own back afterwards."""
+        share = {"student": 0.0, "average": 0.5, "teacher": 1.0}[self.predict]
+        theta = [p.detach() for p in self.context.network.parameters()]
+        own = [p.clone() for p in theta] if share else []
+        try:
+            if own:
+                foreach_lerp_(theta, [p.detach() for p in self.teacher.parameters()], share)
+            with super().predicting():
+                yield
+        finally:
+            if own:
+                foreach_copy_(theta, own)
+
+
+def default_weight(alpha: float) -> float:
+    """Return λ for a rate α.
+
+    >>> default_weight(0.01), default_weight(0.1)
+    (5.5, 10.0)
+    """
+    return max(0.0, 4.5 * math.log10(alpha) + 14.5)
+
+
+def at_least_0(name: str, value: object) -> float:
+    """Return the number, or raise unless it is finite and at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(expected(name, value, "a number of at least 0"))
+    return float(value)

@@ -1,0 +1,71 @@
+"""OBC: online bias correction, by a classifier that is trained on the memory alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dualcba.engine.torch_private import foreach_add_, foreach_mul_
+from dualcba.losses import Adapt, Batch, CrossEntropy, Term, total
+from dualcba.methods.base import Context, Method
+
+
+class OBC(Method):
+    """Train the features on new and memory samples, and the last layer on the memory alone.
+
+    L = CE(new; by a surrogate last layer) + CE(mem; by the last layer)
+
+    After the update of all weights, the last layer alone takes a step of plain gradient descent on
+    the cross-entropy of a further memory draw, by features of the updated network. So no sample of
+    the newest task is over-represented in the last layer, which predicts. Logits of new samples are
+    those of the surrogate layer, so a bias adaptor corrects the memory samples only.
+
+    Parameters
+    ----------
+    rate
+        The learning rate of the last layer's own step, in learning rates of the network.
+
+    References
+    ----------
+    Chrysakis and Moens, Online bias correction for task-free continual learning, ICLR 2023.
+    """
+
+    title = "OBC"
+    extra_draw = True
+
+    def __init__(self, *, rate: float = 1.0) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def bind(self, context: Context) -> None:
+        """Make the surrogate layer, a copy of the last layer."""
+        super().bind(context)
+        self.surrogate = copy.deepcopy(context.network.head)
+
+    def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
+        """Return CE(mem), what depends on the logits of the last layer."""
+        return [CrossEntropy(batch) for batch in mem]
+
+    def loss(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
+        """Return the cross-entropies of both layers."""
+        surrogate = F.cross_entropy(self.surrogate(new.h), new.y)
+        return surrogate + total(self.terms(new, mem), adapt) if mem else surrogate
+
+    def extra_step(self, batch: Batch) -> None:
+        """Train the last layer on features of a further memory draw."""
+        head = self.context.network.head
+        parameters = [p for p in head.parameters() if p.requires_grad]
+        with torch.enable_grad():
+            loss = F.cross_entropy(head(batch.h), batch.y)
+            change = list(torch.autograd.grad(loss, parameters))
+        foreach_mul_(change, self.rate * self.context.lr * self.context.good)
+        foreach_add_([p.detach() for p in parameters], change, alpha=-1)
+
+    @property
+    def closed_form(self) -> bool:
+        """True: the surrogate layer does not depend on the logits of the last layer."""
+        return True

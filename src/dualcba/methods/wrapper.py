@@ -1,0 +1,164 @@
+"""Methods around other methods, such as distillation from a teacher added to any base.
+
+The name of a wrapped method is `<base>+<wrapper>`, as in `er+mkd` or `er-ace+ccl-dc`. The suffix of
+a bias adaptor comes last: `er+mkd-dual-cba`. There is one wrapper at most, and its base is a method
+whose loss is a sum of terms. A name stands for a class (`around`) that is made from both classes:
+its options are those of the wrapper and, with the prefix `base_`, those of the base, as in
+`base_alpha`. In Python, `MKD(ERACE(), alpha=0.01)` makes the same method.
+
+A wrapper passes on everything that it does not define itself, so it writes down only what it adds:
+terms, views, a state, a way to predict. The views of both are made (`Method.make_views`). Memory
+draws, stored columns and the memory are those of the base.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualcba.data.transforms import Transform
+from dualcba.losses import Batch, Term
+from dualcba.memory import Memory, Pool
+from dualcba.methods.base import Context, Method
+from dualcba.nets import Network
+
+PREFIX = "base_"
+"""What the options of the wrapped method begin with."""
+
+KEPT = (
+    "draws", "chosen", "extra_draw", "columns", "repeats", "rereads_task", "one_per_class",
+    "single_pass", "needs_boundaries", "own_head", "stores_in_steps",
+)  # fmt: skip
+"""The attributes of the wrapped method that its wrapper has too."""
+
+
+class Wrapper(Method):
+    """A method around another one; what it does not define is that of the wrapped method."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        self.method = method
+        for name in KEPT:
+            setattr(self, name, getattr(method, name))
+
+    def bind(self, context: Context) -> None:
+        """Bind the wrapped method too."""
+        super().bind(context)
+        self.method.bind(context)
+
+    def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Memory:
+        """Return the memory of the wrapped method."""
+        return self.method.make_memory(size, shape, dtype, C)
+
+    def make_transform(self, transform: Transform) -> Transform:
+        """Return the augmentation of the wrapped method."""
+        return self.method.make_transform(transform)
+
+    def make_views(self, transform: Transform) -> dict[str, Transform]:
+        """Return the views of the wrapped method."""
+        return self.method.make_views(transform)
+
+    def choose(self, pool: Pool, u: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Delegate to the wrapped method."""
+        return self.method.choose(pool, u)
+
+    def observe(self, new: Batch, mem: Sequence[Batch]) -> None:
+        """Delegate to the wrapped method."""
+        self.method.observe(new, mem)
+
+    def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
+        """Delegate to the wrapped method."""
+        return self.method.terms(new, mem)
+
+    def outer_terms(self, outer_batch: Batch) -> list[Term]:
+        """Delegate to the wrapped method."""
+        return self.method.outer_terms(outer_batch)
+
+    def noise(self, rng: np.random.Generator, step: int) -> NDArray[np.float64] | None:
+        """Delegate to the wrapped method."""
+        return self.method.noise(rng, step)
+
+    def extra_step(self, batch: Batch) -> None:
+        """Delegate to the wrapped method."""
+        self.method.extra_step(batch)
+
+    def after_step(self, noise: Tensor | None) -> None:
+        """Delegate to the wrapped method."""
+        self.method.after_step(noise)
+
+    def begin_task(self) -> None:
+        """Delegate to the wrapped method."""
+        self.method.begin_task()
+
+    def end_task(self, x: Tensor, y: Tensor) -> None:
+        """Delegate to the wrapped method."""
+        self.method.end_task(x, y)
+
+    @contextmanager
+    def predicting(self) -> Iterator[None]:
+        """Delegate to the wrapped method."""
+        with self.method.predicting():
+            yield
+
+    def networks(self) -> list[Network]:
+        """Delegate to the wrapped method."""
+        return self.method.networks()
+
+    def before_scores(self) -> None:
+        """Delegate to the wrapped method."""
+        self.method.before_scores()
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Delegate to the wrapped method."""
+        return self.method.scores(x)
+
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Delegate to the wrapped method."""
+        return self.method.outputs(x)
+
+
+def around(base: type[Method], wrapper: type[Wrapper]) -> type[Method]:
+    """Return the class of a wrapper around a base, with the options of both; always the same one.
+
+    >>> from dualcba.methods.derpp import DERpp
+    >>> from dualcba.methods.mkd import MKD
+    >>> around(DERpp, MKD)(alpha=0.02, base_alpha=0.5).method.alpha
+    0.5
+    """
+    if (base, wrapper) not in _made:
+        _made[base, wrapper] = _make(base, wrapper)
+    return _made[base, wrapper]
+
+
+_made: dict[tuple[type[Method], type[Wrapper]], type[Method]] = {}
+
+
+def _make(base: type[Method], wrapper: type[Wrapper]) -> type[Method]:
+    def init(self: Any, **options: Any) -> None:
+        inner = {k: v for k, v in options.items() if k.startswith(PREFIX)}
+        own = {k: v for k, v in options.items() if k not in inner}
+        method = base(**{k.removeprefix(PREFIX): v for k, v in inner.items()})
+        wrapper.__init__(self, method, **own)
+
+    own = [p for p in _parameters(wrapper) if p.name != "method"]
+    inner = [p.replace(name=PREFIX + p.name) for p in _parameters(base)]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [p.replace(kind=keyword) for p in (*own, *inner)]
+    init.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    members = {name: getattr(base, name) for name in KEPT}
+    members |= {"__init__": init, "__doc__": wrapper.__doc__, "__module__": wrapper.__module__}
+    return type(f"{base.__name__}{wrapper.__name__}", (wrapper,), members)
+
+
+def _parameters(method: type[Method]) -> list[inspect.Parameter]:
+    """Return the options of a method, which are the arguments of its constructor."""
+    parameters = inspect.signature(method.__init__).parameters.values()
+    kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [p for p in parameters if p.name != "self" and p.kind not in kinds]

@@ -1,0 +1,170 @@
+"""MKD against NumPy: distillation of two views, the teacher, and the weights that predict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from frontier_helpers import divergences, inside, log_softmax, numbers
+
+from dualcba import Dataset, Learner
+from dualcba.experiments import Spec
+from dualcba.losses import Batch, Divergence, identity, inner_batches
+from dualcba.methods import Method, check_options, parse_method
+from dualcba.methods.derpp import DERpp
+from dualcba.methods.er import ER
+from dualcba.methods.mkd import MKD, default_weight
+from dualcba.methods.wrapper import Wrapper
+
+
+def test_derivatives_of_the_divergence_against_numpy() -> None:
+    rng = np.random.default_rng(0)
+    z, target, s = rng.normal(size=(3, 7, 5))
+    T, w, n = 4.0, 1.7, 7
+    batch = Batch(*(torch.from_numpy(z) for _ in range(4)))
+    term = Divergence(batch, torch.from_numpy(target), T, w)
+    p, q = np.exp(log_softmax(target / T)), np.exp(log_softmax(z / T))
+    assert term.value(batch.z).item() == pytest.approx(w * divergences(target, z, T).mean())
+    np.testing.assert_allclose(term.gradient(batch.z), w * T * (q - p) / n, rtol=1e-12)
+    want = w * q * (s - (q * s).sum(1, keepdims=True)) / n
+    np.testing.assert_allclose(term.curvature(batch.z, torch.from_numpy(s)), want, rtol=1e-10)
+
+
+def mkd(learner: Learner) -> MKD:
+    assert isinstance(learner.method, MKD)
+    return learner.method
+
+
+@pytest.mark.parametrize("base", ["er", "derpp", "er-ace"])
+@pytest.mark.parametrize("forward", ["split", "concat"])
+def test_loss_against_numpy(base: str, forward: str, make_learner: Any, teach: Any) -> None:
+    options = {"alpha": 0.1, "temperature": 3.0}
+    learner = make_learner(f"{base}+mkd-dual-cba", method_options=options, forward=forward)
+    method = mkd(learner)
+
+    def look(new: Batch, mem: list[Batch], outer: Batch) -> None:
+        batches = [new, *mem]
+        inner = method.method.loss(new, mem, identity).item()
+        z, raw = (np.concatenate([numbers(v.z) for v in views]) for views in (
+            batches, [b.views["raw"] for b in batches]))  # fmt: skip
+        method.teacher.train()
+        x = [b.x for b in batches]
+        x = [torch.cat(x)] if forward == "concat" else x
+        target = np.concatenate([numbers(method.teacher(v)[0]) for v in x])
+        D = divergences(target, z, 3.0).mean() + divergences(target, raw, 3.0).mean()
+        want = inner + 10.0 / 2 * D
+        assert method.loss(new, mem, identity).item() == pytest.approx(want, rel=1e-5)
+
+    seen = inside(learner, look)
+    teach(learner)
+    assert len(seen) == 3
+
+
+def test_views_of_new_and_memory_samples(make_learner: Any, teach: Any, images: Dataset) -> None:
+    learner = make_learner("er+mkd-dual-cba")
+    transform = learner.parts.context.transform
+
+    def look(new: Batch, mem: list[Batch], outer: Batch) -> None:
+        assert [b.rows.start for b in inner_batches(new, mem)] == [0, 8, 16, 24]
+        stored = learner.memory.x.flatten(1).tolist()
+        pixels = (mem[0].views["raw"].x - transform.shift.view(-1, 1, 1)) * 255
+        pixels = pixels / transform.scale.view(-1, 1, 1)
+        for sample, label in zip(pixels.round().flatten(1).tolist(), mem[0].y, strict=True):
+            assert learner.memory.y[stored.index(sample)] == label
+        assert not torch.equal(mem[0].x, mem[0].views["raw"].x)
+        assert torch.equal(mem[0].y, mem[0].views["raw"].y)
+
+    seen = inside(learner, look)
+    teach(learner)
+    assert seen
+
+
+def test_the_teacher_is_a_moving_average(make_learner: Any, teach: Any, images: Dataset) -> None:
+    learner = teach(make_learner("er+mkd", method_options={"alpha": 0.2}))
+    before = [numbers(p) for p in mkd(learner).teacher.parameters()]
+    learner.observe(images.train_x[:8], images.train_y[:8])
+    now = [numbers(p) for p in mkd(learner).teacher.parameters()]
+    theta = [numbers(p) for p in learner.network.parameters()]
+    for old, new, student in zip(before, now, theta, strict=True):
+        np.testing.assert_allclose(new, 0.8 * old + 0.2 * student, rtol=1e-5, atol=1e-7)
+    counts = [m.num_batches_tracked for m in mkd(learner).teacher.modules()
+              if hasattr(m, "num_batches_tracked")]  # fmt: skip
+    assert not any(bool(c) for c in counts)  # no running statistics
+
+
+@pytest.mark.parametrize("statistics", ["bn", "ibn"])
+def test_predictions_use_averaged_weights(
+    statistics: str, make_learner: Any, teach: Any, images: Dataset, differ: Any
+) -> None:
+    """IBN estimates its statistics for these weights: a learner that has them predicts the same."""
+    learner = teach(make_learner("er+mkd", ibn=statistics == "ibn"))
+    before = learner.state_dict()
+    answers = learner.predict_proba(images.test_x)
+    assert differ(before, learner.state_dict()) == []
+    other = make_learner("er+mkd", ibn=statistics == "ibn", method_options={"predict": "student"})
+    other.load_state_dict(before)
+    student = other.predict_proba(images.test_x)
+    with torch.no_grad():
+        for p, q in zip(other.network.parameters(), mkd(learner).teacher.parameters(), strict=True):
+            p.copy_((p + q) / 2)
+    other.parts.context.network.eval()
+    other._predictor.forget()
+    torch.testing.assert_close(other.predict_proba(images.test_x), answers, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(student, answers, atol=1e-3)
+
+
+def test_names_and_options() -> None:
+    assert default_weight(0.01) == pytest.approx(5.5)
+    assert default_weight(1e-4) == 0
+    method = parse_method("derpp+mkd-dual-cba")[0](alpha=0.05, base_alpha=0.3)
+    assert isinstance(method, MKD)
+    assert isinstance(method.method, DERpp)
+    assert (method.alpha, method.method.alpha, method.draws) == (0.05, 0.3, 2)
+    assert parse_method("derpp+mkd")[0] is parse_method("derpp+mkd-cba")[0]
+    spec = Spec(method="er-ace+mkd-cba", method_options={"temperature": 2.0})
+    assert (spec.adaptor, spec.name) == ("cba", Spec.name.fget(spec))  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"no option 'beta', expected one of alpha, temperature"):
+        check_options("derpp+mkd", {"beta": 0.5})
+    check_options("derpp+mkd", {"base_beta": 0.5})
+    with pytest.raises(ValueError, match=r"option .base_beta. of .derpp\+mkd. is -1, expected"):
+        check_options("derpp+mkd", {"base_beta": -1})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("er+mdk", "unknown wrapper in the method 'er[+]mdk' 'mdk', did you mean 'mkd'"),
+        ("icarl+mkd", "unknown base in the method 'icarl[+]mkd' 'icarl'.*known: er, derpp"),
+        ("er+mkd+mkd", "unknown wrapper in the method 'er[+]mkd[+]mkd' 'mkd[+]mkd'"),
+        ("ex+mkd", "unknown method 'ex[+]mkd', did you mean 'er[+]mkd'"),
+    ],
+)
+def test_names_that_do_not_exist(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_method(name)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": 0.0}, "alpha is 0.0, expected a number above 0, at most 1"),
+        ({"temperature": 0.0}, "temperature is 0.0, expected a number above 0"),
+        ({"weight": -1}, "weight is -1, expected a number of at least 0"),
+        ({"predict": "both"}, "predict"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MKD(ER(), **options)
+
+
+def test_semi_supervised_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'semi-0.2' does not fit the method 'er\+mkd'"):
+        Spec(method="er+mkd", setting="semi-0.2")
+
+
+def test_a_wrapper_hands_everything_on() -> None:
+    hooks = {name for name, member in vars(Method).items() if callable(member)}
+    assert hooks - vars(Wrapper).keys() == {"loss"}  # which is the sum of the terms
