@@ -152,6 +152,9 @@ def test_the_sums_are_in_the_state(make_learner: Any, teach: Any) -> None:
     assert state["tensors"]["method.sums"].sum() > 0
     learner.new_task([4, 5])
     assert learner.method.steps == 0
+    state["tensors"]["method.steps"] += 0.5
+    with pytest.raises(ValueError, match=r"'method.steps' has 5.5, expected a whole number"):
+        learner.load_state_dict(state)
     state["tensors"]["method.sums"] -= 100
     with pytest.raises(ValueError, match=r"'method.sums' has .* expected no negative value"):
         learner.load_state_dict(state)

@@ -12,7 +12,7 @@ from dualcba.methods import METHODS, SUFFIXES
 
 NAMES = [
     f"{base}{end}"
-    for base in ("er", "derpp", "clser", "rar", "er-ace", "ss-il")
+    for base in ("er", "derpp", "clser", "rar", "er-ace", "ss-il", "las", "pcr", "gsa", "obc")
     for end in ("", "-cba", "-dual-cba", "-balanced-cba")
 ]
 

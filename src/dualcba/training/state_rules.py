@@ -262,6 +262,7 @@ TENSORS: tuple[tuple[str, str, Callable[[Tensor, Given], bool]], ...] = (
     ("adaptor.prior.steps", "a whole number of at least 0", _moment_step),
     ("method.*counts", "no negative value", _from(0)),
     ("method.*sums", "no negative value", _from(0)),
+    ("method.*steps", "a whole number of at least 0", _moment_step),
     ("task_data.*.y", "labels of the classes", _task_labels),
     ("weights_rng", "the state of a torch generator", _weights_rng),
 )  # fmt: skip
