@@ -142,5 +142,6 @@ def test_captured_equals_eager(learnt: bool, make_learner: Make, teach: Make, ex
         teach(make_learner("er-dual-cba", engine=engine, **given), steps=8)
         for engine in ("eager", "captured")
     )
+    torch.cuda.synchronize()  # a captured step may still run
     for p, q in zip(one.network.parameters(), two.network.parameters(), strict=True):
         torch.testing.assert_close(p, q)

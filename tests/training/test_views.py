@@ -170,5 +170,6 @@ def test_views_are_captured(make_learner: Make, teach: Make, exact: None) -> Non
             teach(make_learner(Chain(), engine=engine, augmentation="full", **given), steps=8)
             for engine in ("eager", "captured")
         )
+        torch.cuda.synchronize()  # a captured step may still run
         for p, q in zip(one.network.parameters(), two.network.parameters(), strict=True):
             torch.testing.assert_close(p, q)

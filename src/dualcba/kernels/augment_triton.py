@@ -93,28 +93,28 @@ def _shift_hue(red, green, blue, shift):
 
 @triton.jit
 def augment_kernel(
-    x, params, out, H, W, columns,
+    x, numbers, out, H, W, columns,
     P: tl.constexpr, BYTES: tl.constexpr, COLOURS: tl.constexpr,
 ):  # fmt: skip
-    """Augment one image of three channels."""
+    """Augment one image of three channels, by its numbers; Triton has a `params` of its own."""
     image, pixel, size = tl.program_id(0), tl.arange(0, P), H * W
     inside = pixel < size
-    params += image * columns
+    numbers += image * columns
     x += image * 3 * size
     out += image * 3 * size
-    left, right, across = _source(params, 0, pixel % W, W)
-    top, bottom, down = _source(params, 3, pixel // W, H)
+    left, right, across = _source(numbers, 0, pixel % W, W)
+    top, bottom, down = _source(numbers, 3, pixel // W, H)
     red = _pixels(x, top, bottom, down, left, right, across, W, inside, BYTES)
     green = _pixels(x + size, top, bottom, down, left, right, across, W, inside, BYTES)
     blue = _pixels(x + 2 * size, top, bottom, down, left, right, across, W, inside, BYTES)
     if COLOURS:
         for k in tl.static_range(BLENDS):
             if k == BEFORE:
-                shift = _parameter(params, CROP + 3 * BLENDS)
+                shift = _parameter(numbers, CROP + 3 * BLENDS)
                 red, green, blue = _shift_hue(red, green, blue, shift)
-            factor = _parameter(params, CROP + 3 * k)
-            mean = _parameter(params, CROP + 3 * k + 1)
-            grey = _parameter(params, CROP + 3 * k + 2)
+            factor = _parameter(numbers, CROP + 3 * k)
+            mean = _parameter(numbers, CROP + 3 * k + 1)
+            grey = _parameter(numbers, CROP + 3 * k + 2)
             red, green, blue = _blend(red, green, blue, factor, mean, grey, inside, size)
     tl.store(out + pixel, red, mask=inside)
     tl.store(out + size + pixel, green, mask=inside)

@@ -97,4 +97,4 @@ def _clear_spare_row(memory: nn.Module, state: dict[str, Tensor], prefix: str, *
     """Set the spare row to zero in a `state_dict`, so that equal memories have equal states."""
     for name, _buffer in memory.named_buffers(recurse=False):
         state[prefix + name] = state[prefix + name].clone()
-        state[prefix + name][-1] = 0
+        state[prefix + name][-1].zero_()  # an assignment would wait for a GPU
