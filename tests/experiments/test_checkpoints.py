@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,7 +40,7 @@ Check = Callable[..., None]
 
 
 def spec(method: str = "er-dual-cba", **given: Any) -> Spec:
-    fields: dict[str, Any] = {"tasks": 3, "batch_size": 8, "buffer": 20, "network": "mlp"}
+    fields: dict[str, Any] = {"tasks": 3, "batch_size": 12, "buffer": 20, "network": "mlp"}
     return Spec(method=method, **fields | {"eval_every": 3} | given)
 
 
@@ -53,17 +54,18 @@ def outcome(run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.fixture
 def check(differ: Any, tmp_path: Path) -> Callable[..., None]:
-    """Write a checkpoint after so many batches; the run that loads it must end alike."""
+    """Write checkpoints after so many batches; the runs that load them must end alike."""
 
     def resume(wanted: Spec, data: Dataset, *where: int) -> None:
+        whole = Run(wanted, data, CPU)
+        for _ in whole.steps():
+            if whole.taken in where:
+                write_state_file(tmp_path / str(whole.taken), run_state(whole))
+        result, state = outcome(whole)
         for at in where:
-            whole, path = Run(wanted, data, CPU), tmp_path / "file"
-            for _ in whole.steps():
-                if whole.taken == at:
-                    write_state_file(path, run_state(whole))
-            result, state = outcome(whole)
             again = Run(wanted, data, CPU)
-            load_run_state(again, read_run_state(path, wanted, again.data.origin))
+            state_then = read_run_state(tmp_path / str(at), wanted, again.data.origin)
+            load_run_state(again, state_then)
             assert again.taken == at
             after, state_after = outcome(again)
             assert after == result
@@ -106,7 +108,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"optimizer": "adamw", "memory_batch": 12, "head": "cosine", "readout": "ncm"},
     {"optimizer": "sgd", "momentum": 0.9, "while_empty": "store"},
     {"class_order": "shuffled", "seed": 5, "validation": 0.2, "freeze_after": 2},
-    {"method": "er-balanced-cba", "outer_warmup": 3, "network": "resnet18-slim", "tasks": 2},
+    {"network": "resnet18-slim", "eval_every": 0, "batch_size": 24, "tasks": 2},
 ]
 
 
@@ -292,25 +294,43 @@ HARM: dict[Callable[[Path], None], str] = {
 }
 
 
+@pytest.fixture(scope="module")
+def two(images: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoints of a run after 7 and 9 batches."""
+    out = tmp_path_factory.mktemp("two")
+    interrupted(spec("er"), images, out, 7, 9)
+    return out
+
+
+@pytest.mark.parametrize("sound", [True, False])
 @pytest.mark.parametrize("harm", HARM)
-def test_damaged_checkpoints(harm: Callable[[Path], None], images: Dataset, tmp_path: Path) -> None:
+def test_damaged_checkpoints(
+    harm: Callable[[Path], None], sound: bool, images: Dataset, two: Path, tmp_path: Path
+) -> None:
     """The newest sound one is used and named; without one, a line says that the run starts anew."""
     wanted = spec("er")
+    folder = shutil.copytree(two / wanted.name, tmp_path / wanted.name)
+    newest, older = checkpoint_paths(folder)
+    for path in [newest] if sound else [newest, older]:
+        harm(path)
+    notes: list[str] = []
+    run = resumed(lambda: Run(wanted, images, CPU), folder, notes.append)
+    assert run.taken == (7 if sound else 0)
+    *left_out, last = notes
+    assert len(left_out) == (1 if sound else 2)
+    assert all(HARM[harm] in line and "; it is left out" in line for line in left_out)
+    assert all("checkpoint-" in line and "\n" not in line for line in left_out)
+    assert last.endswith(f"from {older.name}" if sound else "it starts from the beginning")
+
+
+def test_a_run_beside_a_damaged_checkpoint_ends_alike(images: Dataset, tmp_path: Path) -> None:
+    wanted = spec("er")
     expected, _ = finished(wanted, images, tmp_path / "whole")
-    for sound in (True, False):
-        out = tmp_path / str(sound)
-        interrupted(wanted, images, out, 7, 9)
-        newest, older = checkpoint_paths(out / wanted.name)
-        for path in [newest] if sound else [newest, older]:
-            harm(path)
-        result, notes = finished(wanted, images, out)
-        assert result == expected
-        *left_out, last = notes
-        assert len(left_out) == (1 if sound else 2)
-        assert all(HARM[harm] in line and "; it is left out" in line for line in left_out)
-        assert all("checkpoint-" in line and "\n" not in line for line in left_out)
-        wanted_end = f"from {older.name}" if sound else "it starts from the beginning"
-        assert last.endswith(wanted_end)
+    interrupted(wanted, images, tmp_path, 7, 9)
+    _no_points(checkpoint_paths(tmp_path / wanted.name)[0])  # a part of it is loaded
+    result, notes = finished(wanted, images, tmp_path)
+    assert (result, len(notes)) == (expected, 2)
+    assert [path.name for path in (tmp_path / wanted.name).iterdir()] == ["result.json"]
 
 
 # ---------------------------------------------------------------- a disk that is full or slow
@@ -424,7 +444,7 @@ def test_on_a_gpu_a_run_goes_on_alike(
 
     The first steps after a checkpoint run eagerly, which equals captured ones up to rounding.
     """
-    wanted = spec(method, record=["prequential"])
+    wanted = spec(method, record=["prequential"], batch_size=8)
     whole = on_gpu(wanted, images, engine)
     keeper = Keeper(whole, tmp_path, Interval(steps=whole.total // 2), print)
     for _ in whole.steps():
@@ -460,7 +480,7 @@ def no_waiting() -> Iterator[None]:
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:.*prototype.*")
 def test_on_a_gpu_a_copy_does_not_wait(images: Dataset) -> None:
-    run = on_gpu(spec("er-dual-cba"), images)
+    run = on_gpu(spec("er-dual-cba", batch_size=8), images)
     for _ in run.steps():
         if run.taken > 12:
             break

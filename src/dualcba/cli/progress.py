@@ -17,6 +17,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from dualcba.cli.failures import FailedRunsError, Failures, InterruptedRunsError, resume_hint
@@ -126,7 +127,7 @@ def _bars(show: bool) -> Progress:
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]:>6.0f} samples/s  {task.fields[acc]:>8}"),
-        TimeLeft(),
+        TimeLeft(table_column=Column(no_wrap=True)),
     )
     return Progress(*columns, console=Console(stderr=True), disable=not show)
 

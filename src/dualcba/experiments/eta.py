@@ -184,9 +184,9 @@ class Remaining:
         return left_in_all * (now - begun) / (self.done - before)
 
     def words(self, now: float) -> str:
-        """Return the time left as text."""
+        """Return the time left as text; nothing if it is not known or none is left."""
         left = self.seconds(now)
-        return "" if left is None else f"about {in_words(left)} left"
+        return "" if not left else f"about {in_words(left)} left"
 
 
 def in_words(seconds: float) -> str:
