@@ -1,4 +1,4 @@
-"""The commands: `dualcba run`, `resume`, `reproduce`, `report`, `bench`, `list`, `data`.
+"""The commands: `dualcba run`, `resume`, `reproduce`, `report`, `bench`, `list`, `data`, `doctor`.
 
 Only what `--help` needs is imported here; each command imports the rest when it is called.
 """
@@ -147,6 +147,17 @@ def bench(given: dict[str, Any]) -> None:
     )  # fmt: skip
     if options.json:
         typer.echo(json.dumps(found))
+
+
+@app.command()
+def doctor(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Show what this machine has: Python, torch, GPUs, Triton, data, disk, extras.
+
+    Exits with 1 if something that runs need is missing.
+    """
+    from dualcba.cli.doctor import doctor_command
+
+    doctor_command(data_dir, as_json=as_json)
 
 
 @app.command("list")
