@@ -1,4 +1,5 @@
-"""The commands: `dualcba run`, `resume`, `reproduce`, `report`, `bench`, `list`, `data`, `doctor`.
+"""The commands: `dualcba run`, `resume`, `reproduce`, `report`, `bench`, `list`, `data`,
+`runs`, `doctor`.
 
 Only what `--help` needs is imported here; each command imports the rest when it is called.
 """
@@ -31,6 +32,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Download and check datasets.")
 app.add_typer(data_app, name="data")
+runs_app = typer.Typer(no_args_is_help=True, help="List, show, compare and remove runs.")
+app.add_typer(runs_app, name="runs")
 
 INTERRUPTED = 130  # the exit code of shells
 CPU_MEMORY = "DefaultCPUAllocator: "  # torch raises a plain RuntimeError if a CPU has none left
@@ -41,6 +44,8 @@ DataDir = Annotated[
     Path | None,
     typer.Option(help="folder of the datasets; by default $DUALCBA_DATA, else ./data"),
 ]
+
+RunFolder = Annotated[Path, typer.Argument(help="the folder of a run")]
 
 
 class Listing(StrEnum):
@@ -209,6 +214,55 @@ def check(
 
     found = check_dataset(name, find_data(data_dir))
     typer.echo(json.dumps(asdict(found)) if as_json else found)
+
+
+@runs_app.command("ls")
+def runs_ls(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="folders of runs; by default ./runs")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the runs below folders: complete, planned and damaged ones."""
+    from dualcba.cli.runs import list_runs
+
+    list_runs(folders or [Path("runs")], as_json=as_json)
+
+
+@runs_app.command("show")
+def runs_show(run: RunFolder, as_json: Json = False) -> None:
+    """Show one run: its command, scores, times, versions and files."""
+    from dualcba.cli.runs import show_run
+
+    show_run(run, as_json=as_json)
+
+
+@runs_app.command("diff")
+def runs_diff(first: RunFolder, second: RunFolder, as_json: Json = False) -> None:
+    """Show in which options, versions and scores two runs differ."""
+    from dualcba.cli.runs import diff_runs
+
+    diff_runs(first, second, as_json=as_json)
+
+
+@runs_app.command("rm")
+def runs_rm(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs")],
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove runs, also from the plan, so that `resume` does not repeat them."""
+    from dualcba.cli.runs import remove_runs
+
+    remove_runs(runs, yes=yes, as_json=as_json)
+
+
+@runs_app.command("curves")
+def runs_curves(folder: Annotated[Path, typer.Argument(help="a folder of runs")]) -> None:
+    """Write `curves.parquet` beside results of earlier versions, which lack it."""
+    from dualcba.cli.runs import add_curves
+
+    add_curves(folder)
 
 
 # ---------------------------------------------------------------------- errors

@@ -19,6 +19,7 @@ import torch
 
 from dualcba.engine import resolve_device
 from dualcba.errors import expected
+from dualcba.experiments.curves import curve_files
 from dualcba.experiments.processes import (
     end_processes,
     end_with_parent,
@@ -74,7 +75,7 @@ def run_specs(
             step = run.learner.step
             if done:
                 result = run.result()
-                write_result(out, run.spec, result, run.files())
+                write_result(out, run.spec, result, run.files() | curve_files(result))
                 yield RunUpdate(run.spec, run.total, run.total, run.evaluator.accuracy(), result)
                 del run  # frees its memory before the next one is made
             elif every and step == 1:
