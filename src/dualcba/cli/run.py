@@ -29,6 +29,8 @@ from dualcba.experiments import (
     read_toml,
     write_plan,
 )
+from dualcba.experiments.purpose import Purpose, add_sweep, read_purpose
+from dualcba.experiments.sweep import Sweep, read_sweep, sweep_specs
 from dualcba.options import (
     ExecutionOptions,
     OutputOptions,
@@ -37,8 +39,10 @@ from dualcba.options import (
     RunOptions,
     definitions,
 )
+from dualcba.options.values import mapping
 from dualcba.report import summary
-from dualcba.report.tables.terminal import wide_console
+from dualcba.report.sweeps import Trial, best_data, best_lines, sweep_table, trials
+from dualcba.report.tables.terminal import rich_table, wide_console
 
 Options = TypeVar("Options", bound=ExecutionOptions)
 
@@ -55,14 +59,17 @@ def run_command(given: Mapping[str, Any], file: Path | None) -> None:
     wanted = _only(options, RunOptions) | {k: v for k, v in options.items() if k == "seeds"}
     execution = ExecutionOptions(**_only(options, ExecutionOptions))
     output = OutputOptions(**_only(options, OutputOptions))
-    specs = make_specs(wanted or DEMO)
-    out = _out_folder(options.get("out"), file, specs[0] if wanted else None)
+    sweep = read_sweep(mapping("sweep", options["sweep"])) if options.get("sweep") else None
+    specs = sweep_specs(sweep, wanted) if sweep else make_specs(wanted or DEMO)
+    out = _out_folder(options.get("out"), file, specs[0] if wanted or sweep else None)
     check_free(out, specs)
     execution = without_abreast_on_cpu(execution)
     load = Loader(execution.data_dir, known_data(out, read_results(out)))
     check_all(specs, load, execution)
     _note_unused_classes(specs[0].tasks, load(specs[0]).num_classes)
     write_plan(out, specs, load.origins)
+    if sweep is not None:
+        add_sweep(out, sweep, [spec.name for spec in specs])
     results = run_with_progress(specs, load, execution, out, show=output.verbose)
     _print(results, out, output)
 
@@ -99,13 +106,33 @@ def _note_unused_classes(tasks: Any, classes: int) -> None:
 
 
 def _print(results: Sequence[Result], out: Path, output: OutputOptions) -> None:
+    """Print the results of a call: those of sweeps by what varies, the others by method."""
+    sweeps, others = _by_sweep(results, out)
     if output.json:
-        typer.echo(json.dumps([result.to_dict() for result in results]))
+        listed = [result.to_dict() for result in results]
+        best = [one for sweep, found in sweeps for one in best_data(found, sweep)]
+        typer.echo(json.dumps({"best": best, "results": listed} if sweeps else listed))
     elif not output.quiet:
         console = wide_console()
-        for table in summary(results, console):
+        for table in summary(others, console) if others else ():
             console.print(table)
+        for sweep, found in sweeps:
+            console.print(rich_table(sweep_table(found, sweep)))
+            for line in best_lines(found, sweep):
+                typer.echo(line)
         typer.echo(f"{len(results)} results in {out}")
+
+
+def _by_sweep(
+    results: Sequence[Result], out: Path
+) -> tuple[list[tuple[Sweep, list[Trial]]], list[Result]]:
+    """Return the sweeps of a folder with their trials, and the results of no sweep."""
+    asked = (read_purpose(out) or Purpose()).sweeps
+    named = {result.spec.name: result for result in results if isinstance(result.spec, Spec)}
+    parts = [(one.sweep, [named[n] for n in one.runs if n in named]) for one in asked]
+    swept = {name for one in asked for name in one.runs}
+    others = [r for r in results if not (isinstance(r.spec, Spec) and r.spec.name in swept)]
+    return [(sweep, trials(found, sweep)) for sweep, found in parts if found], others
 
 
 def resume_command(given: Mapping[str, Any], out: Path) -> None:

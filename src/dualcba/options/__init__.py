@@ -22,6 +22,7 @@ from dualcba.options.values import (
     fraction,
     mapping,
     name_and_value,
+    name_and_values,
     numbers,
     path,
     path_text,
@@ -60,8 +61,8 @@ BALANCED: AdaptorKind = CBA[-1]
 
 DATA, METHOD, ADAPTOR = "Data", "Method", "Adaptor"
 NETWORK, EVALUATION = "Network and optimiser", "Evaluation"
-OUTPUT, HARDWARE = "Output", "Hardware"
-GROUPS = (DATA, METHOD, ADAPTOR, NETWORK, EVALUATION, OUTPUT, HARDWARE)
+SWEEP, OUTPUT, HARDWARE = "Sweep", "Output", "Hardware"
+GROUPS = (DATA, METHOD, ADAPTOR, NETWORK, EVALUATION, SWEEP, OUTPUT, HARDWARE)
 """The sections of `--help`, in order."""
 
 DATASET_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -305,6 +306,12 @@ class RunCommand(RunOptions, ExecutionOptions, OutputOptions):
     """Everything that `dualcba run` takes, on the command line and in a TOML file."""
 
     seeds: int = option(1, "number of seeds, counted from --seed", DATA, low=1)
+    sweep: dict[str, Any] = option(
+        dict,
+        "values of an option to try: NAME=VALUE,VALUE; a range NAME=LOW:HIGH or NAME=LOW:HIGH:log "
+        "with samples=N; score=NAME; scored on --validation 0.1 unless it is given",
+        SWEEP, repeatable=True, parse=name_and_values, accept=mapping,
+    )  # fmt: skip
     out: Path | None = option(
         None, "folder for the results; by default a new one below ./runs", OUTPUT, accept=path
     )

@@ -44,6 +44,37 @@ def name_and_value(text: str) -> tuple[str, Any]:
         raise ValueError(f"--option {name}: {error}") from None
 
 
+def name_and_values(text: str) -> tuple[str, Any]:
+    """Read `name=value,value` or a range `name=low:high` or `name=low:high:log`.
+
+    Each value is JSON where it is JSON. A single word after `samples`, `score` and `statistics` is
+    no list.
+
+    >>> name_and_values("buffer=200,500"), name_and_values("samples=20")
+    (('buffer', [200, 500]), ('samples', 20))
+    >>> name_and_values("lr=0.01:0.1:log")
+    ('lr', {'low': 0.01, 'high': 0.1, 'log': True})
+    """
+    name, sign, rest = text.partition("=")
+    if not sign or not rest:
+        raise ValueError(expected("--sweep", text, "name=value,value or name=low:high or :log"))
+    bounds = rest.removesuffix(":log").split(":")
+    ends = [_json_or_text(bound) for bound in bounds]
+    if len(bounds) == 2 and all(isinstance(end, int | float) for end in ends):
+        return name, {"low": ends[0], "high": ends[1], "log": rest.endswith(":log")}
+    if name in ("samples", "score", "statistics"):
+        return name, _json_or_text(rest)
+    whole = _json_or_text(f"[{rest}]")
+    return name, whole if isinstance(whole, list) else [_json_or_text(v) for v in rest.split(",")]
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError:
+        return text.strip()
+
+
 def task_division(name: str, value: Any) -> Any:
     """Accept a number of tasks, their sizes or their classes."""
     groups = isinstance(value, list | tuple) and all(map(_whole_list, value))
