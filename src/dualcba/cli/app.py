@@ -112,26 +112,39 @@ def resume(
 @takes(ReproduceCommand)
 def reproduce(
     given: dict[str, Any],
-    name: Annotated[str, typer.Argument(help="a name of `dualcba list experiments`, or all")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="a name of `dualcba list experiments`, or all, or a TOML file with a table of "
+            "your own"
+        ),
+    ],
 ) -> None:
-    """Run a table or figure of the paper.
+    """Run a table or figure of the paper, or a table of your own.
 
     Runs what is missing of it and shows it beside the paper's values.
     """
     from dualcba.cli.reproduce import reproduce_command
 
-    reproduce_command(name, ReproduceCommand(**given))
+    reproduce_command(name, given)
 
 
 @app.command()
 def report(
-    out: Annotated[Path, typer.Argument(help="a folder of results")],
+    folders: Annotated[list[Path], typer.Argument(help="one or more folders of results")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="the file to write; by default report.html in the folder, or here if there are "
+            "several"
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write an HTML report on a folder of results."""
+    """Write an HTML report on one or more folders of results."""
     from dualcba.report import write_report
 
-    path = write_report(out)
+    path = write_report(*folders, to=out)
     typer.echo(json.dumps({"report": str(path)}) if as_json else path)
 
 

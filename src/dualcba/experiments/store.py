@@ -89,17 +89,31 @@ def _read_each(paths: Iterable[Path]) -> Iterator[tuple[Path, Result]]:
             yield path.parent, read_result(path)
 
 
+def find_runs(*outs: Path) -> dict[Path, Result]:
+    """Return the complete runs below folders, at any depth, by the folder of each run."""
+    found: dict[Path, Result] = {}
+    for out in outs:
+        if not out.is_dir():
+            raise FileNotFoundError(f"{out} is missing, expected a folder of runs")
+        runs = _read_each(files_below(out, RESULT))
+        complete = {folder: result for folder, result in runs if result.complete}
+        if not complete:
+            raise ValueError(f"{out} holds no complete run, expected folders with a {RESULT}")
+        found |= complete
+    return found
+
+
+def distinct(results: Iterable[Result]) -> list[Result]:
+    """Return results, each spec and seed once."""
+    found: dict[Hashable, Result] = {}
+    for result in results:
+        found.setdefault((result.seed, frozen(result.fields)), result)
+    return list(found.values())
+
+
 def find_results(out: Path) -> list[Result]:
     """Return the complete results below a folder, at any depth, each spec and seed once."""
-    if not out.is_dir():
-        raise FileNotFoundError(f"{out} is missing, expected a folder of runs")
-    found: dict[Hashable, Result] = {}
-    for _, result in _read_each(files_below(out, RESULT)):
-        if result.complete:
-            found.setdefault((result.seed, frozen(result.fields)), result)
-    if not found:
-        raise ValueError(f"{out} holds no complete run, expected folders with a {RESULT}")
-    return list(found.values())
+    return distinct(find_runs(out).values())
 
 
 def read_result(path: Path) -> Result:

@@ -35,6 +35,11 @@ class Collection:
     title: str
     served: tuple[Served, ...]
 
+    @property
+    def first(self) -> Result:
+        """One of its results; all have its dataset, setting and buffer."""
+        return self.served[0].results[0]
+
 
 def collections(results: Iterable[Result]) -> list[Collection]:
     """Return the results by dataset, setting, buffer and the data that score them.
@@ -61,9 +66,14 @@ def _order(result: Result) -> tuple[str, bool, str, int, float]:
 
 def place_title(result: Result) -> str:
     """Return dataset, setting, buffer and whether it was scored on validation data, in words."""
+    return f"{stream_title(result)}, M = {result.spec.buffer}{validation_note(result)}"
+
+
+def stream_title(result: Result) -> str:
+    """Return dataset and setting in words."""
     spec = result.spec
     dataset = DATASETS.get(spec.dataset, Path(spec.dataset).name or spec.dataset)
-    return f"{dataset}, {spec.setting}, M = {spec.buffer}{validation_note(result)}"
+    return f"{dataset}, {spec.setting}"
 
 
 def validation_note(result: Result) -> str:
