@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from dualcba.cli.output import note
 from dualcba.experiments import Load, Result, Spec
 from dualcba.experiments.pool import (
     EVERY,
@@ -41,13 +42,26 @@ def run_with_progress(
     if jobs > 1:
         updates = run_specs_in_processes(specs, load, execution, out, jobs)
     else:
-        every = EVERY if show else 0
+        every = EVERY if show or execution.track else 0
         updates = run_specs(specs, load, execution, out, abreast=abreast, every=every)
-    with closing(updates), _bars(show) as progress:
+    with _tracking(execution.track, out) as track, closing(updates), _bars(show) as progress:
         bars = Bars(progress, len(specs))
         for update in updates:
             bars.show(update)
+            track(update)
     return read_all(specs, out)
+
+
+@contextmanager
+def _tracking(names: Sequence[str], out: Path) -> Iterator[Callable[[RunUpdate], None]]:
+    """Yield a function that tells trackers of an update; without trackers it does nothing."""
+    if not names:
+        yield lambda _: None
+        return
+    from dualcba.report.tracking import Tracking  # draws figures, so it is slow to import
+
+    with closing(Tracking(names, out, note)) as tracking:
+        yield tracking.see
 
 
 def read_all(specs: Sequence[Spec], out: Path) -> list[Result]:

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from dualcba.cli.progress import run_with_progress
-from dualcba.cli.run import without_abreast_on_cpu
+from dualcba.cli.run import usable_here
 from dualcba.experiments import Load, Loader, Spec, check_all
 from dualcba.experiments.eta import estimate, in_words
 from dualcba.experiments.paper.catalogue import Experiment, named
@@ -31,7 +31,7 @@ from dualcba.report.tables.terminal import show, wide_console
 def reproduce_command(name: str, given: Mapping[str, Any]) -> None:
     """Print what is needed and how long it takes, run what is missing, show and write all."""
     chosen, asked, options = _asked(name, given)
-    options = without_abreast_on_cpu(options)
+    options = usable_here(options)
     out = _folder(options)
     check_folder(out)
     results = read_results(out)

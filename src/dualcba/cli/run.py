@@ -43,6 +43,7 @@ from dualcba.options.values import mapping
 from dualcba.report import summary
 from dualcba.report.sweeps import Trial, best_data, best_lines, sweep_table, trials
 from dualcba.report.tables.terminal import rich_table, wide_console
+from dualcba.report.trackers import check_installed
 
 Options = TypeVar("Options", bound=ExecutionOptions)
 
@@ -63,7 +64,7 @@ def run_command(given: Mapping[str, Any], file: Path | None) -> None:
     specs = sweep_specs(sweep, wanted) if sweep else make_specs(wanted or DEMO)
     out = _out_folder(options.get("out"), file, specs[0] if wanted or sweep else None)
     check_free(out, specs)
-    execution = without_abreast_on_cpu(execution)
+    execution = usable_here(execution)
     load = Loader(execution.data_dir, known_data(out, read_results(out)))
     check_all(specs, load, execution)
     _note_unused_classes(specs[0].tasks, load(specs[0]).num_classes)
@@ -90,8 +91,12 @@ def _out_folder(given: Any, file: Path | None, first: Spec | None) -> Path:
     return Path("runs") / f"{Path(first.dataset).stem}-{first.setting}-{now}"
 
 
-def without_abreast_on_cpu(options: Options) -> Options:
-    """Return the options without --abreast, with a note, if they name a CPU."""
+def usable_here(options: Options) -> Options:
+    """Return the options as this machine can use them; raise if a tracker is not installed.
+
+    On a CPU --abreast has no effect and is left out, with a note.
+    """
+    check_installed(options.track)
     if options.abreast == 1 or resolve_device(options.device).type != "cpu":
         return options
     note("--abreast has no effect on a CPU; --jobs sets the number of processes")
@@ -137,7 +142,7 @@ def _by_sweep(
 
 def resume_command(given: Mapping[str, Any], out: Path) -> None:
     """Run the specs of a folder's plan that have no result."""
-    options = without_abreast_on_cpu(ResumeCommand(**given))
+    options = usable_here(ResumeCommand(**given))
     specs, results = read_plan(out), read_results(out)
     complete = list(results.values())
     missing = [spec for spec in specs if not _results_of([spec], complete)]

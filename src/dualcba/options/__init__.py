@@ -18,6 +18,7 @@ from dualcba.errors import expected
 from dualcba.options.definition import Option, definitions, fill, option, same_as
 from dualcba.options.values import (
     RecorderName,
+    TrackerName,
     class_order,
     fraction,
     mapping,
@@ -28,6 +29,7 @@ from dualcba.options.values import (
     path_text,
     recorders,
     task_division,
+    trackers,
 )
 
 __all__ = ["Option", "definitions", "fill", "option", "same_as"]
@@ -276,13 +278,17 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionOptions(Hardware):
-    """How many runs are computed at a time, and from which data."""
+    """How many runs are computed at a time, from which data, and which trackers log them."""
 
     jobs: int | None = option(None, "processes on a CPU; by default one per core", HARDWARE, low=1)
     abreast: int = option(1, "runs side by side on a GPU", HARDWARE, low=1)
     data_dir: Path | None = option(
         None, "folder of the datasets; by default $DUALCBA_DATA, else ./data", DATA, accept=path
     )
+    track: list[str] = option(
+        list, f"also log to: {', '.join(get_args(TrackerName))}; each needs its extra", OUTPUT,
+        repeatable=True, accept=trackers,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,6 +12,7 @@ from dualcba.options.definition import check_choice
 from dualcba.parsing import parse_json
 
 RecorderName = Literal["predictions", "transitions", "alignment", "prequential", "neighbours"]
+TrackerName = Literal["tensorboard", "mlflow", "wandb", "trackio"]
 
 
 def numbers(text: str) -> int | list[int] | str:
@@ -108,7 +109,15 @@ def mapping(name: str, value: Any) -> dict[str, Any]:
 
 def recorders(name: str, value: Any) -> list[str]:
     """Accept the names of recorders, in a list or separated by commas; each is kept once."""
-    known = get_args(RecorderName)
+    return _some_of(get_args(RecorderName), name, value)
+
+
+def trackers(name: str, value: Any) -> list[str]:
+    """Accept the names of trackers, in a list or separated by commas; each is kept once."""
+    return _some_of(get_args(TrackerName), name, value)
+
+
+def _some_of(known: Sequence[str], name: str, value: Any) -> list[str]:
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
         raise ValueError(expected(name, value, f"some of {', '.join(known)}"))
