@@ -152,3 +152,11 @@ def test_a_sweep_has_a_section_of_its_own(tmp_path: Path) -> None:
     text = write_report(tmp_path).read_text(encoding="utf-8")
     assert "best er: buffer 50 (ACC 90.5±6.4, IBN)" in text
     assert "on the test data: dualcba run --method er --dataset digits --buffer 50" in text
+
+
+def test_a_table_that_cannot_be_read_here_leaves_its_runs_among_ones_own(tmp_path: Path) -> None:
+    add_tables(own(tmp_path), [AskedTable("t", toml="[rows.a]\nmethod = 'not-installed'\n")])
+    runs = find_runs(tmp_path)
+    assert made_for(runs) == MadeFor()
+    _, sections = report_sections(distinct(runs.values()), made_for(runs))
+    assert sections[0].title == "Digits, online, M = 50"

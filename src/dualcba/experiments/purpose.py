@@ -29,6 +29,11 @@ class AskedTable:
     scale: str = "paper"
     toml: str | None = None
 
+    def __post_init__(self) -> None:
+        for key, value in vars(self).items():
+            if not isinstance(value, str) and (key, value) != ("toml", None):
+                raise ValueError(expected(key, value, "text"))
+
 
 @dataclass(frozen=True)
 class AskedSweep:

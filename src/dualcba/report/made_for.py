@@ -89,10 +89,17 @@ def _by_kind(
 
 
 def _served(tables: Mapping[AskedTable, list[Result]], asked: Iterable[AskedTable]) -> list[Shown]:
-    """Return tables with their results, without those that have none."""
+    """Return tables with their results, without those that have none.
+
+    A table of one's own may name a method that is not installed here; it is left out, and its runs
+    are shown like those of no table.
+    """
     found = []
     for one in asked:
-        experiment = _experiment(one)
+        try:
+            experiment = _experiment(one)
+        except ValueError:
+            continue
         served = serve(experiment, tables[one])
         found += [(experiment, served)] if any(s.results for s in served) else []
     return found
