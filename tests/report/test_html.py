@@ -210,6 +210,7 @@ def test_several_buffers_have_a_table_of_methods_and_buffers(results: list[Resul
     text = " ".join(Page(make_page([*other, *results], "two")).text.split())
     assert "Digits, online: ACC ↑ by buffer" in text
     assert "M = 50M = 100" in text.replace("M = 50 M = 100", "M = 50M = 100")
+    assert 'download="digits-online-seeds.csv"' in make_page([*other, *results], "two")
     assert "by buffer" not in make_page(results, "one")
 
 

@@ -31,7 +31,6 @@ from dualcba.report.names import SCORES, STATISTICS, slug
 from dualcba.report.results import Collection, collections
 from dualcba.report.sweeps import Trial, best_lines, best_of_each, sweep_table
 from dualcba.report.tables.collections import buffer_table, by_stream, seed_tables
-from dualcba.report.tables.latex import latex
 from dualcba.report.tables.model import Column, Table, number, p_value, spread, text_columns
 from dualcba.report.tables.scores import GAIN_NOTE, blocks, gain_table, newest_tables, with_gains
 
@@ -121,8 +120,9 @@ def _sweep(sweep: Sweep, found: list[Trial]) -> Section:
 def _by_buffer(title: str, groups: list[Collection]) -> Section:
     """Return tables of methods × buffers."""
     tables = [buffer_table(groups, title, score) for score in ("acc", "fm")]
-    text = "\n".join(latex(table) for table in tables)
-    return Section(f"{title}: all buffers", [*tables, Downloads({f"{slug(title)}.tex": text})])
+    served = [s for group in groups for s in group.served]
+    files = table_files(slug(title), "", tables, served, SHOWN, ())
+    return Section(f"{title}: all buffers", [*tables, Downloads(files)])
 
 
 def _beyond(shown: Sequence[Result], results: Sequence[Result]) -> list[Result]:
