@@ -120,6 +120,11 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 
 
+def _odd(rng: random.Random) -> Any:
+    """Return a copy: the next damage may change it, or put it into itself."""
+    return copy.deepcopy(rng.choice(VALUES))
+
+
 def damage_json(value: Any, rng: random.Random) -> Any:
     """Replace, remove or add something at a random place of a JSON value, in place."""
     places: list[tuple[Any, Any]] = []
@@ -131,15 +136,15 @@ def damage_json(value: Any, rng: random.Random) -> Any:
             places += [(outer, key) for key in keys]
             level += [outer[key] for key in keys]
     if not places:
-        return rng.choice(VALUES)
+        return _odd(rng)
     outer, key = rng.choice(places)
     how = rng.random()
     if how < 0.6:
-        outer[key] = rng.choice(VALUES)
+        outer[key] = _odd(rng)
     elif how < 0.75:
         del outer[key]
     elif how < 0.9 and isinstance(outer, dict):
-        outer[rng.choice(["x", "", "bn", "ibn", "step", "é", *outer])] = rng.choice(VALUES)
+        outer[rng.choice(["x", "", "bn", "ibn", "step", "é", *outer])] = _odd(rng)
     else:
         other, name = rng.choice(places)
         outer[key] = copy.deepcopy(other[name])  # a copy: it may hold this place itself

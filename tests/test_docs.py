@@ -183,7 +183,7 @@ def head(command: str) -> str:
         return " ".join(words[:3])
     if words[1].startswith("-"):
         return "dualcba"
-    return " ".join(words[:3] if words[1] == "data" else words[:2])
+    return " ".join(words[:3] if words[1] in ("data", "runs") and words[2:] else words[:2])
 
 
 @pytest.mark.parametrize("path", CURRENT, ids=name)
@@ -195,7 +195,8 @@ def test_commands_and_their_options_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", CURRENT, ids=name)
 def test_options_that_a_page_names_alone_exist(path: Path) -> None:
-    names = ("run", "resume", "reproduce", "report", "bench", "list", "data fetch", "data check")
+    names = ("run", "resume", "reproduce", "report", "bench", "list", "data fetch", "data check",
+             "runs ls", "runs rm", "doctor")  # fmt: skip
     known = {flag for command in names for flag in flags(help_of(f"dualcba {command}"))}
     for span in INLINE.findall(prose(path)):
         if span.startswith("--"):

@@ -370,6 +370,9 @@ def test_interrupted_in_the_middle(name: str, jobs: int, tmp_path: Path) -> None
     paths = list(tmp_path.glob("x/*/*"))
     assert paths
     for path in paths:
+        if path.name == "curves.parquet":  # written before the result, whole
+            assert {path.read_bytes()[:4], path.read_bytes()[-4:]} == {b"PAR1"}
+            continue
         if path.name == "result.json":
             assert json.loads(path.read_text())["status"] == "complete"
         else:
@@ -516,12 +519,13 @@ def test_a_corrupt_plan_is_one_line(content: str, word: str, dualcba: Run, tmp_p
 
 
 def test_the_report_of_a_folder(dualcba: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_report(out: Path, asked: Sequence[str]) -> Path:
-        return out / "-".join(["report.html", *asked])
+    def write_report(out: Path, *, to: Path | None, asked: Sequence[str]) -> Path:
+        return to or out / "-".join(["report.html", *asked])
 
     monkeypatch.setattr("dualcba.report.write_report", write_report)
     got = dualcba("report", "runs/x")
     assert (got.code, got.out) == (0, "runs/x/report.html\n")
+    assert dualcba("report", "runs/x", "--out", "my.html").out == "my.html\n"
     got = dualcba("report", "runs/x", "--score", "acc,fm", "--score", "bwt")
     assert (got.code, got.out) == (0, "runs/x/report.html-acc-fm-bwt\n")
 

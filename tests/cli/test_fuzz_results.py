@@ -16,11 +16,15 @@ import pytest
 from fuzzing import attempts, damage, damage_json, one_line_or_fine
 
 from dualcba.experiments import Result, Spec, write_plan, write_result
+from dualcba.experiments.purpose import AskedTable, add_sweep, add_tables
 from dualcba.experiments.result import Anytime
+from dualcba.experiments.sweep import read_sweep
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of NumPy, on means of extreme numbers
 BOTH = ("bn", "ibn")
 TASKS, CLASSES = 5, 10
+SWEEP = {"buffer": [100, 50], "lr": {"low": 0.01, "high": 0.1, "log": True}, "samples": 2}
+OWN = "title = 'Own'\n[rows.a]\nmethod = 'er'\nrecord = ['predictions']\npaper = [[1.0, nan]]\n"
 
 
 def recordings() -> dict[str, Any]:
@@ -62,7 +66,10 @@ def folder(tmp_path: Path) -> Path:
     for result in results:
         assert isinstance(result.spec, Spec)
         write_result(out, result.spec, result.to_dict())
-    write_plan(out, [r.spec for r in results if isinstance(r.spec, Spec)])
+    specs = [r.spec for r in results if isinstance(r.spec, Spec)]
+    write_plan(out, specs)
+    add_sweep(out, read_sweep(SWEEP), [spec.name for spec in specs[:2]])
+    add_tables(out, [AskedTable("main", "small"), AskedTable("main"), AskedTable("own", toml=OWN)])
     return out
 
 
@@ -94,6 +101,7 @@ COMMANDS: list[list[str]] = [
     ["reproduce", "main", "--scale", "small", "--dry-run", "--out"],
     ["reproduce", "predictions", "--scale", "small", "--out"],
     ["reproduce", "main", "--scale", "small", "--json", "--dry-run", "--out"],
+    ["runs", "ls"], ["runs", "ls", "--json"],
 ]  # fmt: skip
 
 
@@ -120,7 +128,7 @@ def test_damaged_results(dry_call: Any, folder: Path, few_figures: object) -> No
     for k in range(attempts(40)):
         shutil.rmtree(bad, ignore_errors=True)
         shutil.copytree(folder, bad)
-        path = rng.choice([*files, Path("plan.json")])
+        path = rng.choice([*files, Path("plan.json"), Path("purpose.json")])
         (bad / path).write_bytes(damaged((bad / path).read_bytes(), rng))
         command = rng.choice(COMMANDS)
         one_line_or_fine(*dry_call(*command, str(bad)), (k, command, path))

@@ -93,7 +93,7 @@ def experiment() -> Callable[..., Experiment]:
             Entry("ER, M = 50", "Digits, M = 50", spec | {"method": "er", "buffer": 50}, "bn", {}),
         )  # fmt: skip
         fields = {
-            "name": "small", "title": "Small & simple", "kind": "table", "figure": None,
+            "name": "small", "title": "Small & simple", "kind": "table", "figures": (),
             "scores": ("acc", "fm"), "entries": entries, "note": "A note of 5 %.",
         }  # fmt: skip
         return Experiment(**{**fields, **given})

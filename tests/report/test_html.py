@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -16,7 +17,10 @@ from dualcba.experiments import Result
 from dualcba.experiments.paper.catalogue import Experiment
 from dualcba.experiments.result import Anytime, ForeignSpec, make_spec
 from dualcba.report import render, sections, write_report
+from dualcba.report.comparison import serve
 from dualcba.report.html import make_page
+from dualcba.report.made_for import MadeFor
+from dualcba.report.names import method_title
 
 VOID = {"meta", "link", "img", "br", "hr"}
 
@@ -77,7 +81,7 @@ def test_every_section_can_be_reached(page: str) -> None:
     parsed = Page(page)
     ids = [a["id"] for _, a in parsed.tags if "id" in a]
     assert len(ids) == len(set(ids))
-    targets = [str(a["href"])[1:] for a in parsed.all("a")]
+    targets = [str(a["href"])[1:] for a in parsed.all("a") if "download" not in a]
     assert len(targets) > 8
     assert set(targets) <= set(ids)
 
@@ -173,21 +177,52 @@ def test_names_are_escaped(results: list[Result]) -> None:
 
 
 def test_experiments_with_runs_stand_beside_the_paper(
-    results: list[Result],
-    experiment: Callable[..., Experiment],
-    monkeypatch: pytest.MonkeyPatch,
+    results: list[Result], experiment: Callable[..., Experiment]
 ) -> None:
-    figure = experiment(name="curves", title="Curves", figure="anytime", scores=(), kind="figure")
-    absent = experiment(name="absent", title="Not run", entries=experiment().entries[2:])
-    catalogue = {e.name: e for e in (experiment(), figure, absent)}
-    monkeypatch.setattr(sections, "experiments", lambda: catalogue)
-    monkeypatch.setattr(sections, "small_experiments", lambda results: [])
-    text = Page(make_page(results, "runs")).text
-    assert "Small & simple" in text
-    assert re.search(r"of 3values within", text)
-    assert "Not run" not in text
-    assert "Curves" in text
-    assert "Digits, M = 50" not in text
+    curves = {"name": "curves", "title": "Curves", "scores": (), "kind": "figure"}
+    figure = experiment(**curves, figures=("anytime", "stability"))
+    made = MadeFor(paper=[(one, serve(one, results)) for one in (experiment(), figure)])
+    page = Page(make_page(results, "runs", made))
+    assert "Comparison with the paper" in page.text
+    assert "Small & simple" in page.text
+    assert re.search(r"of 3values within", page.text)
+    assert "Curves" in page.text
+    assert "Digits, M = 50" not in page.text
+    names = [str(one["id"]) for one in page.all("figure")]
+    assert {"figure-curves-anytime", "figure-curves-stability"} <= set(names)
+
+
+def test_the_files_of_a_table_are_in_the_page(page: str, recorded: list[Result]) -> None:
+    links = {a["download"]: str(a["href"]) for a in Page(page).all("a") if "download" in a}
+    stem = "digits-online-m-100"
+    assert set(links) == {f"{stem}{end}" for end in (".csv", "-seeds.csv", ".tex", "-gains.csv")}
+    texts = {name: b64decode(link.partition("base64,")[2]).decode() for name, link in links.items()}
+    lines = list(csv.DictReader(texts[f"{stem}-seeds.csv"].splitlines()))
+    for result in recorded:
+        (line,) = (
+            line for line in lines
+            if (line["row"], line["seed"], line["score"])
+            == (method_title(result.method), str(result.seed), "acc")
+        )  # fmt: skip
+        assert float(line["bn"]) == result.scores["bn"]["acc"]
+        assert float(line["ibn"]) == result.scores["ibn"]["acc"]
+    assert r"\begin{tabular}" in texts[f"{stem}.tex"]
+
+
+def test_each_seed_has_its_values(page: str, recorded: list[Result]) -> None:
+    text = Page(page).text
+    assert "Digits, online, M = 100: ACC ↑ of each seed" in text
+    for result in recorded:
+        assert f"{result.scores['ibn']['acc']:.1f}" in text
+
+
+def test_several_buffers_have_a_table_of_methods_and_buffers(results: list[Result]) -> None:
+    other = [replace(r, spec=make_spec(r.fields | {"buffer": 50})) for r in results]
+    text = " ".join(Page(make_page([*other, *results], "two")).text.split())
+    assert "Digits, online: ACC ↑ by buffer" in text
+    assert "M = 50M = 100" in text.replace("M = 50 M = 100", "M = 50M = 100")
+    assert 'download="digits-online-seeds.csv"' in make_page([*other, *results], "two")
+    assert "by buffer" not in make_page(results, "one")
 
 
 def test_an_empty_folder_is_one_clear_line(tmp_path: Path) -> None:
@@ -203,7 +238,7 @@ def test_an_experiment_writes_its_tables(
 ) -> None:
     paths = render(experiment(), results, tmp_path / "out")
     assert sorted(p.name for p in paths) == [
-        "small-gains.csv", "small.csv", "small.md", "small.tex"
+        "small-gains.csv", "small-seeds.csv", "small.csv", "small.md", "small.tex"
     ]  # fmt: skip
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in paths)
     text = (tmp_path / "out" / "small.md").read_text()
@@ -219,7 +254,7 @@ def test_an_experiment_writes_its_tables(
 def test_an_experiment_writes_its_figures(
     tmp_path: Path, results: list[Result], experiment: Callable[..., Experiment]
 ) -> None:
-    made = experiment(figure="anytime", scores=())
+    made = experiment(figures=("anytime",), scores=())
     names = [p.name for p in render(made, results, tmp_path)]
     assert names == ["small-1.svg", "small-1.png", "small.md"]
     text = (tmp_path / "small.md").read_text()
@@ -230,7 +265,7 @@ def test_an_experiment_writes_its_figures(
 def test_a_figure_without_its_recording_is_a_line(
     tmp_path: Path, results: list[Result], experiment: Callable[..., Experiment]
 ) -> None:
-    render(experiment(figure="alignment", scores=()), results, tmp_path)
+    render(experiment(figures=("alignment",), scores=()), results, tmp_path)
     assert "Alignment: left out" in (tmp_path / "small.md").read_text()
 
 

@@ -1,4 +1,5 @@
-"""The commands: `dualcba run`, `resume`, `reproduce`, `report`, `bench`, `list`, `data`.
+"""The commands: `dualcba run`, `resume`, `reproduce`, `report`, `bench`, `list`, `data`,
+`runs`, `doctor`.
 
 Only what `--help` needs is imported here; each command imports the rest when it is called.
 """
@@ -32,6 +33,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Download and check datasets.")
 app.add_typer(data_app, name="data")
+runs_app = typer.Typer(no_args_is_help=True, help="List, show, compare and remove runs.")
+app.add_typer(runs_app, name="runs")
 
 INTERRUPTED = 130  # the exit code of shells
 KEPT = "the runs that were complete are kept"
@@ -42,6 +45,8 @@ DataDir = Annotated[
     Path | None,
     typer.Option(help="folder of the datasets; by default $DUALCBA_DATA, else ./data"),
 ]
+
+RunFolder = Annotated[Path, typer.Argument(help="the folder of a run")]
 
 
 class Listing(StrEnum):
@@ -108,30 +113,44 @@ def resume(
 @takes(ReproduceCommand)
 def reproduce(
     given: dict[str, Any],
-    name: Annotated[str, typer.Argument(help="a name of `dualcba list experiments`, or all")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="a name of `dualcba list experiments`, or all, or a TOML file with a table of "
+            "your own"
+        ),
+    ],
 ) -> None:
-    """Run a table or figure of the paper.
+    """Run a table or figure of the paper, or a table of your own.
 
     Runs what is missing of it and shows it beside the paper's values.
     """
     from dualcba.cli.reproduce import reproduce_command
 
-    reproduce_command(name, ReproduceCommand(**given))
+    reproduce_command(name, given)
 
 
 @app.command()
 def report(
-    out: Annotated[Path, typer.Argument(help="a folder of results")],
+    folders: Annotated[list[Path], typer.Argument(help="one or more folders of results")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="the file to write; by default report.html in the folder, or here if there are "
+            "several"
+        ),
+    ] = None,
     score: Annotated[
         list[str] | None, typer.Option(help="further scores, such as learning_acc; repeatable")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write an HTML report on a folder of results."""
+    """Write an HTML report on one or more folders of results."""
     from dualcba.options.values import words
     from dualcba.report import write_report
 
-    path = write_report(out, words("score", ",".join(score)) if score else [])
+    asked = words("score", ",".join(score)) if score else []
+    path = write_report(*folders, to=out, asked=asked)
     typer.echo(json.dumps({"report": str(path)}) if as_json else path)
 
 
@@ -152,6 +171,17 @@ def bench(given: dict[str, Any]) -> None:
     )  # fmt: skip
     if options.json:
         typer.echo(json.dumps(found))
+
+
+@app.command()
+def doctor(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Show what this machine has: Python, torch, GPUs, Triton, data, disk, extras.
+
+    Exits with 1 if something that runs need is missing.
+    """
+    from dualcba.cli.doctor import doctor_command
+
+    doctor_command(data_dir, as_json=as_json)
 
 
 @app.command("list")
@@ -203,6 +233,55 @@ def check(
 
     found = check_dataset(name, find_data(data_dir))
     typer.echo(json.dumps(asdict(found)) if as_json else found)
+
+
+@runs_app.command("ls")
+def runs_ls(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="folders of runs; by default ./runs")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the runs below folders: complete, planned and damaged ones."""
+    from dualcba.cli.runs import list_runs
+
+    list_runs(folders or [Path("runs")], as_json=as_json)
+
+
+@runs_app.command("show")
+def runs_show(run: RunFolder, as_json: Json = False) -> None:
+    """Show one run: its command, scores, times, versions and files."""
+    from dualcba.cli.runs import show_run
+
+    show_run(run, as_json=as_json)
+
+
+@runs_app.command("diff")
+def runs_diff(first: RunFolder, second: RunFolder, as_json: Json = False) -> None:
+    """Show in which options, versions and scores two runs differ."""
+    from dualcba.cli.runs import diff_runs
+
+    diff_runs(first, second, as_json=as_json)
+
+
+@runs_app.command("rm")
+def runs_rm(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs")],
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove runs, also from the plan, so that `resume` does not repeat them."""
+    from dualcba.cli.runs import remove_runs
+
+    remove_runs(runs, yes=yes, as_json=as_json)
+
+
+@runs_app.command("curves")
+def runs_curves(folder: Annotated[Path, typer.Argument(help="a folder of runs")]) -> None:
+    """Write `curves.parquet` beside results of earlier versions, which lack it."""
+    from dualcba.cli.runs import add_curves
+
+    add_curves(folder)
 
 
 # ---------------------------------------------------------------------- errors

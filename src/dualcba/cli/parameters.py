@@ -122,6 +122,8 @@ def _metavar(option: Option) -> str | None:
         return "|".join(option.choices)
     if option.name == "method_options":
         return "NAME=VALUE"
+    if option.name == "sweep":
+        return "NAME=VALUES"
     return METAVARS.get(option.kind, "PATH" if "Path" in str(option.type) else "TEXT")
 
 

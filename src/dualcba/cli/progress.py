@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from rich.table import Column
 from rich.text import Text
 
 from dualcba.cli.failures import FailedRunsError, Failures, InterruptedRunsError, resume_hint
+from dualcba.cli.output import note
 from dualcba.experiments import Load, Result, Spec
 from dualcba.experiments.eta import Remaining
 from dualcba.experiments.pool import (
@@ -55,12 +56,13 @@ def run_with_progress(
     interrupt, by default with `resume`.
     """
     again = again or resume_hint(out)
-    with _bars(show) as progress:
+    with _tracking(execution.track, out) as track, _bars(show) as progress:
         bars = Bars(progress, len(specs))
         failures = Failures(bars.say)
         alone = len(specs) == 1  # its error is that of the command
         with _interrupts_named(again):
-            _run(specs, load, execution, out, bars, None if alone else failures.add, show=show)
+            failed = None if alone else failures.add
+            _run(specs, load, execution, out, bars, failed, track, show=show)
     done = [spec for spec in specs if spec.name not in failures.found]
     results = read_all(done, out)
     if failures.found:
@@ -75,6 +77,7 @@ def _run(
     out: Path,
     bars: Bars,
     failed: Failed | None,
+    track: Callable[[RunUpdate], None],
     *,
     show: bool,
 ) -> None:
@@ -87,13 +90,15 @@ def _run(
             specs, load, execution, out, jobs, failed=failed, checkpoints=kept
         )
     else:
+        every = EVERY if show or execution.track else 0
         updates = run_specs(
-            specs, load, execution, out, abreast=abreast, every=EVERY if show else 0,
-            failed=failed, checkpoints=kept,
+            specs, load, execution, out, abreast=abreast, every=every, failed=failed,
+            checkpoints=kept,
         )  # fmt: skip
     with closing(updates), stop.listening() if in_turn else nullcontext():
         for update in updates:
             bars.show(update)
+            track(update)
 
 
 @contextmanager
@@ -103,6 +108,18 @@ def _interrupts_named(again: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise InterruptedRunsError(f"complete runs and checkpoints are kept; {again}") from None
+
+
+@contextmanager
+def _tracking(names: Sequence[str], out: Path) -> Iterator[Callable[[RunUpdate], None]]:
+    """Yield a function that tells trackers of an update; without trackers it does nothing."""
+    if not names:
+        yield lambda _: None
+        return
+    from dualcba.report.tracking import Tracking  # draws figures, so it is slow to import
+
+    with closing(Tracking(names, out, note)) as tracking:
+        yield tracking.see
 
 
 def read_all(specs: Sequence[Spec], out: Path) -> list[Result]:

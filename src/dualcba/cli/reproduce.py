@@ -1,9 +1,9 @@
-"""`dualcba reproduce`: run what an experiment of the paper lacks, show it beside the paper."""
+"""`dualcba reproduce`: run what a table of the paper or of one's own lacks, and show it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +11,31 @@ import typer
 
 from dualcba.cli.failures import FailedRunsError
 from dualcba.cli.progress import run_with_progress
-from dualcba.cli.run import without_abreast_on_cpu
+from dualcba.cli.run import usable_here
 from dualcba.experiments import Load, Loader, Spec, check_all
 from dualcba.experiments.eta import estimate, in_words
 from dualcba.experiments.paper.catalogue import Experiment, named
 from dualcba.experiments.paper.coverage import Coverage, Wanted, cover, ready_spec, rounds
-from dualcba.experiments.paper.selection import choose
+from dualcba.experiments.paper.selection import choose, choose_own
 from dualcba.experiments.pool import process_count
+from dualcba.experiments.purpose import AskedTable, add_tables
 from dualcba.experiments.result import Result
 from dualcba.experiments.store import check_folder, known_data, make_folder, read_results
 from dualcba.options import ReproduceCommand
 from dualcba.report import render
 from dualcba.report.data import experiment_data
 from dualcba.report.names import count
+from dualcba.report.own_tables import is_file, read_table
 from dualcba.report.tables.terminal import show, wide_console
 
 AGAIN = "the same command goes on"
 
 
-def reproduce_command(name: str, options: ReproduceCommand) -> None:
+def reproduce_command(name: str, given: Mapping[str, Any]) -> None:
     """Print what is needed and how long it takes, run what is missing, show and write all."""
-    options = without_abreast_on_cpu(options)
+    chosen, asked, options = _asked(name, given)
+    options = usable_here(options)
     out = _folder(options)
-    chosen = choose(named(name), options.dataset, options.scale, options.column)
     check_folder(out)
     results = read_results(out)
     load = Loader(options.data_dir, known_data(out, results))
@@ -46,11 +48,26 @@ def reproduce_command(name: str, options: ReproduceCommand) -> None:
     paths: list[Path] = []
     failed: list[FailedRunsError] = []
     if not options.dry_run:
-        failed = run_missing(able, load, options, out)
+        failed = run_missing(able, load, options, out, asked)
         paths = write_files(chosen, out)
     _print(chosen, coverage, paths, options)
     if failed:
         raise failed[0]
+
+
+def _asked(
+    name: str, given: Mapping[str, Any]
+) -> tuple[list[Experiment], list[AskedTable], ReproduceCommand]:
+    """Return the tables to run, how their folder notes them, and the options."""
+    if not is_file(name):
+        options = ReproduceCommand(**given)
+        chosen = choose(named(name), options.dataset, options.scale, options.column)
+        return chosen, [AskedTable(one.name, options.scale) for one in chosen], options
+    own = read_table(Path(name))
+    seeds = {} if own.seeds is None else {"seeds": own.seeds}
+    options = ReproduceCommand(**{"out": Path("runs") / Path(name).stem, **seeds, **given})
+    chosen = choose_own(own.experiment, options.dataset, options.scale, options.column)
+    return chosen, [AskedTable(own.experiment.name, toml=own.toml)], options
 
 
 def _folder(options: ReproduceCommand) -> Path:
@@ -80,16 +97,22 @@ def _with_data(coverage: Coverage, load: Load, options: ReproduceCommand) -> Cov
 
 
 def run_missing(
-    coverage: Coverage, load: Load, options: ReproduceCommand, out: Path
+    coverage: Coverage,
+    load: Load,
+    options: ReproduceCommand,
+    out: Path,
+    asked: Sequence[AskedTable],
 ) -> list[FailedRunsError]:
     """Run what is missing; runs that take a part from another one come after it.
 
-    If runs fail, those that need no part of them go on; returns the errors.
+    The folder notes which tables its runs were made for. If runs fail, those that need no part of
+    them go on; returns the errors.
     """
     failed: list[FailedRunsError] = []
     if coverage.missing:
         check_all(_one_of_each_kind(coverage.missing), load, options)
-        make_folder(out)
+    make_folder(out)
+    add_tables(out, asked)
     for part in rounds(coverage.missing):
         runs = read_results(out)
         try:

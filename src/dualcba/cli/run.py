@@ -32,6 +32,8 @@ from dualcba.experiments import (
     write_plan,
 )
 from dualcba.experiments.checkpoints import remove_checkpoints
+from dualcba.experiments.purpose import Purpose, add_sweep, read_purpose
+from dualcba.experiments.sweep import Sweep, read_sweep, sweep_specs
 from dualcba.options import (
     ExecutionOptions,
     OutputOptions,
@@ -40,9 +42,12 @@ from dualcba.options import (
     RunOptions,
     definitions,
 )
+from dualcba.options.values import mapping
 from dualcba.report import summary
 from dualcba.report.names import check_scores
-from dualcba.report.tables.terminal import wide_console
+from dualcba.report.sweeps import Trial, best_data, best_lines, sweep_table, trials
+from dualcba.report.tables.terminal import rich_table, wide_console
+from dualcba.report.trackers import check_installed
 
 Options = TypeVar("Options", bound=ExecutionOptions)
 
@@ -64,14 +69,17 @@ def run_command(given: Mapping[str, Any], file: Path | None) -> None:
     execution = ExecutionOptions(**_only(options, ExecutionOptions))
     output = OutputOptions(**_only(options, OutputOptions))
     scores = _asked(options.get("score") or [])
-    specs = make_specs(wanted or DEMO)
-    out = _out_folder(options.get("out"), file, specs[0] if wanted else None)
+    sweep = read_sweep(mapping("sweep", options["sweep"])) if options.get("sweep") else None
+    specs = sweep_specs(sweep, wanted) if sweep else make_specs(wanted or DEMO)
+    out = _out_folder(options.get("out"), file, specs[0] if wanted or sweep else None)
     check_free(out, specs)
-    execution = without_abreast_on_cpu(execution)
+    execution = usable_here(execution)
     load = Loader(execution.data_dir, known_data(out, read_results(out)))
     check_all(specs, load, execution)
     _note_unused_classes(specs[0].tasks, load(specs[0]).num_classes)
     write_plan(out, specs, load.origins)
+    if sweep is not None:
+        add_sweep(out, sweep, [spec.name for spec in specs])
     with _results_of_the_others(out, output, scores):
         results = run_with_progress(specs, load, execution, out, show=output.verbose)
     _print(results, out, output, scores)
@@ -93,8 +101,12 @@ def _out_folder(given: Any, file: Path | None, first: Spec | None) -> Path:
     return Path("runs") / f"{Path(first.dataset).stem}-{first.setting}-{now}"
 
 
-def without_abreast_on_cpu(options: Options) -> Options:
-    """Return the options without --abreast, with a note, if they name a CPU."""
+def usable_here(options: Options) -> Options:
+    """Return the options as this machine can use them; raise if a tracker is not installed.
+
+    On a CPU --abreast has no effect and is left out, with a note.
+    """
+    check_installed(options.track)
     if options.abreast == 1 or resolve_device(options.device).type != "cpu":
         return options
     note("--abreast has no effect on a CPU; --jobs sets the number of processes")
@@ -118,12 +130,20 @@ def _asked(given: Any) -> list[str]:
 def _print(
     results: Sequence[Result], out: Path, output: OutputOptions, scores: Sequence[str]
 ) -> None:
+    """Print the results of a call: those of sweeps by what varies, the others by method."""
+    sweeps, others = _by_sweep(results, out)
     if output.json:
-        typer.echo(json.dumps([result.to_dict() for result in results]))
+        listed = [result.to_dict() for result in results]
+        best = [one for sweep, found in sweeps for one in best_data(found, sweep)]
+        typer.echo(json.dumps({"best": best, "results": listed} if sweeps else listed))
     elif not output.quiet:
         console = wide_console()
-        for table in summary(results, console, scores):
+        for table in summary(others, console, scores) if others else ():
             console.print(table)
+        for sweep, found in sweeps:
+            console.print(rich_table(sweep_table(found, sweep)))
+            for line in best_lines(found, sweep):
+                typer.echo(line)
         typer.echo(f"{len(results)} results in {out}")
 
 
@@ -140,9 +160,21 @@ def _results_of_the_others(
         raise
 
 
+def _by_sweep(
+    results: Sequence[Result], out: Path
+) -> tuple[list[tuple[Sweep, list[Trial]]], list[Result]]:
+    """Return the sweeps of a folder with their trials, and the results of no sweep."""
+    asked = (read_purpose(out) or Purpose()).sweeps
+    named = {result.spec.name: result for result in results if isinstance(result.spec, Spec)}
+    parts = [(one.sweep, [named[n] for n in one.runs if n in named]) for one in asked]
+    swept = {name for one in asked for name in one.runs}
+    others = [r for r in results if not (isinstance(r.spec, Spec) and r.spec.name in swept)]
+    return [(sweep, trials(found, sweep)) for sweep, found in parts if found], others
+
+
 def resume_command(given: Mapping[str, Any], out: Path) -> None:
     """Run the specs of a folder's plan that have no result."""
-    options = without_abreast_on_cpu(ResumeCommand(**given))
+    options = usable_here(ResumeCommand(**given))
     scores = _asked(options.score)
     specs, results = read_plan(out), read_results(out)
     complete = list(results.values())

@@ -21,6 +21,7 @@ import torch
 from dualcba.engine import resolve_device
 from dualcba.errors import expected
 from dualcba.experiments.checkpoints import Checkpoints
+from dualcba.experiments.curves import curve_files
 from dualcba.experiments.processes import (
     end_processes,
     end_with_parent,
@@ -97,7 +98,7 @@ def run_specs(
         ):
             if done:
                 result = run.result()
-                write_result(out, run.spec, result, run.files())
+                write_result(out, run.spec, result, run.files() | curve_files(result))
                 kept.finish(run)
             else:
                 kept.after_step(run)

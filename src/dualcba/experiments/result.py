@@ -18,6 +18,9 @@ from dualcba.experiments.spec import Spec
 from dualcba.experiments.upgrade import upgrade_result
 
 SCHEMA = 2
+SCHEMAS = (1, SCHEMA)
+"""Those that can be read."""
+
 COMPLETE = "complete"
 NAMED = ("method", "dataset", "setting", "buffer")
 """Fields of the spec that name a run; they are repeated at the top of `result.json`."""
@@ -237,7 +240,7 @@ def _checked(content: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"holds a {type(content).__name__}, expected the result of a run")
     schema = content.get("schema", 1)
-    if schema not in (1, SCHEMA):
+    if schema not in SCHEMAS:
         raise ValueError(f"has the schema {shown(schema)}, expected 1 or {SCHEMA}")
     check_result(content)
     return upgrade_result(content) if schema == 1 else content

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dualcba.data.dataset import DataOrigin
 from dualcba.errors import expected, unknown
-from dualcba.experiments.result import SCHEMA, Result, frozen, read_origin
+from dualcba.experiments.result import SCHEMA, SCHEMAS, Result, frozen, read_origin
 from dualcba.experiments.spec import Spec, fields, upgrade_fields
 from dualcba.io import atomic_write, folder_lock
 from dualcba.parsing import parse_json
@@ -73,21 +74,46 @@ def write_result(
 
 def read_results(out: Path) -> dict[Path, Result]:
     """Return the results in a folder by the folders of their runs, in order of their names."""
-    return {path.parent: read_result(path) for path in sorted(out.glob(f"*/{RESULT}"))}
+    return dict(_read_each(sorted(out.glob(f"*/{RESULT}"))))
+
+
+def files_below(out: Path, name: str) -> list[Path]:
+    """Return the files of a name below a folder, in order; folders may be removed meanwhile."""
+    return sorted(Path(folder, name) for folder, _, names in os.walk(out) if name in names)
+
+
+def _read_each(paths: Iterable[Path]) -> Iterator[tuple[Path, Result]]:
+    """Yield the folders and results of runs; one that is removed meanwhile is left out."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            yield path.parent, read_result(path)
+
+
+def find_runs(*outs: Path) -> dict[Path, Result]:
+    """Return the complete runs below folders, at any depth, by the folder of each run."""
+    found: dict[Path, Result] = {}
+    for out in outs:
+        if not out.is_dir():
+            raise FileNotFoundError(f"{out} is missing, expected a folder of runs")
+        runs = _read_each(files_below(out, RESULT))
+        complete = {folder: result for folder, result in runs if result.complete}
+        if not complete:
+            raise ValueError(f"{out} holds no complete run, expected folders with a {RESULT}")
+        found |= complete
+    return found
+
+
+def distinct(results: Iterable[Result]) -> list[Result]:
+    """Return results, each spec and seed once."""
+    found: dict[Hashable, Result] = {}
+    for result in results:
+        found.setdefault((result.seed, frozen(result.fields)), result)
+    return list(found.values())
 
 
 def find_results(out: Path) -> list[Result]:
     """Return the complete results below a folder, at any depth, each spec and seed once."""
-    if not out.is_dir():
-        raise FileNotFoundError(f"{out} is missing, expected a folder of runs")
-    found: dict[Hashable, Result] = {}
-    for path in sorted(out.rglob(RESULT)):
-        result = read_result(path)
-        if result.complete:
-            found.setdefault((result.seed, frozen(result.fields)), result)
-    if not found:
-        raise ValueError(f"{out} holds no complete run, expected folders with a {RESULT}")
-    return list(found.values())
+    return distinct(find_runs(out).values())
 
 
 def read_result(path: Path) -> Result:
@@ -112,11 +138,24 @@ def write_plan(
         entries = _read_entries(out) if path.exists() else []
         entries += [(spec, data.get(spec.dataset)) for spec in specs]
         _one_origin_each((path, spec.dataset, origin) for spec, origin in entries)
-        planned = {spec.name: _entry(spec, origin) for spec, origin in entries}
-        plan = {"specs": list(planned.values())}
-        with atomic_write(path) as draft:
-            draft.write_text(json.dumps({"schema": SCHEMA, **plan}, indent=1) + "\n")
+        _write_entries(path, entries)
     return path
+
+
+def drop_from_plan(out: Path, name: str) -> None:
+    """Remove the entry of a run from the plan of a folder, if there is one."""
+    path = out / PLAN
+    if not path.is_file():
+        return
+    with folder_lock(out):
+        _write_entries(path, [entry for entry in _read_entries(out) if entry[0].name != name])
+
+
+def _write_entries(path: Path, entries: Iterable[tuple[Spec, DataOrigin | None]]) -> None:
+    planned = {spec.name: _entry(spec, origin) for spec, origin in entries}
+    plan = {"schema": SCHEMA, "specs": list(planned.values())}
+    with atomic_write(path) as draft:
+        draft.write_text(json.dumps(plan, indent=1) + "\n")
 
 
 def read_plan(out: Path) -> list[Spec]:
@@ -162,6 +201,9 @@ def _read_entries(out: Path) -> list[tuple[Spec, DataOrigin | None]]:
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
         entries = content.get("specs") if isinstance(content, dict) else None
+        schema = content.get("schema", SCHEMA) if isinstance(content, dict) else SCHEMA
+        if schema not in SCHEMAS:
+            raise ValueError(expected("the schema", schema, " or ".join(map(str, SCHEMAS))))
         if not isinstance(entries, list):
             raise ValueError("it has no list 'specs', expected one")
         return [_read_entry(entry) for entry in entries]

@@ -21,12 +21,14 @@ from dualcba.options.definition import Option, definitions, fill, option, same_a
 from dualcba.options.values import (
     Interval,
     RecorderName,
+    TrackerName,
     at_least_one,
     class_order,
     fraction,
     interval,
     mapping,
     name_and_value,
+    name_and_values,
     not_negative,
     numbers,
     path,
@@ -34,6 +36,7 @@ from dualcba.options.values import (
     read_interval,
     recorders,
     task_division,
+    trackers,
     words,
 )
 
@@ -77,8 +80,8 @@ BALANCED: AdaptorKind = CBA[-1]
 
 DATA, METHOD, ADAPTOR = "Data", "Method", "Adaptor"
 NETWORK, EVALUATION = "Network and optimiser", "Evaluation"
-OUTPUT, HARDWARE = "Output", "Hardware"
-GROUPS = (DATA, METHOD, ADAPTOR, NETWORK, EVALUATION, OUTPUT, HARDWARE)
+SWEEP, OUTPUT, HARDWARE = "Sweep", "Output", "Hardware"
+GROUPS = (DATA, METHOD, ADAPTOR, NETWORK, EVALUATION, SWEEP, OUTPUT, HARDWARE)
 """The sections of `--help`, in order."""
 
 DATASET_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -412,7 +415,7 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionOptions(Hardware):
-    """How many runs are computed at a time, and from which data."""
+    """How many runs are computed at a time, from which data, and which trackers log them."""
 
     jobs: int | None = option(None, "processes on a CPU; by default one per core", HARDWARE, low=1)
     abreast: int = option(1, "runs side by side on a GPU", HARDWARE, low=1)
@@ -425,6 +428,10 @@ class ExecutionOptions(Hardware):
     data_dir: Path | None = option(
         None, "folder of the datasets; by default $DUALCBA_DATA, else ./data", DATA, accept=path
     )
+    track: list[str] = option(
+        list, f"also log to: {', '.join(get_args(TrackerName))}; each needs its extra", OUTPUT,
+        repeatable=True, accept=trackers,
+    )  # fmt: skip
 
     @property
     def checkpoints(self) -> Interval | None:
@@ -453,6 +460,12 @@ class RunCommand(RunOptions, ExecutionOptions, OutputOptions):
     """Everything that `dualcba run` takes, on the command line and in a TOML file."""
 
     seeds: int = option(1, "number of seeds, counted from --seed", DATA, low=1)
+    sweep: dict[str, Any] = option(
+        dict,
+        "values of an option to try: NAME=VALUE,VALUE; a range NAME=LOW:HIGH or NAME=LOW:HIGH:log "
+        "with samples=N; score=NAME; scored on --validation 0.1 unless it is given",
+        SWEEP, repeatable=True, parse=name_and_values, accept=mapping,
+    )  # fmt: skip
     score: list[str] = option(
         list, "further scores in the table, such as learning_acc, see docs/scores.md", OUTPUT,
         repeatable=True, accept=words,

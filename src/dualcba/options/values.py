@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,6 +17,7 @@ from dualcba.parsing import parse_json
 RecorderName = Literal[
     "predictions", "transitions", "alignment", "prequential", "neighbours", "random-features"
 ]
+TrackerName = Literal["tensorboard", "mlflow", "wandb", "trackio"]
 
 
 def numbers(text: str) -> int | list[int] | str:
@@ -47,6 +48,37 @@ def name_and_value(text: str) -> tuple[str, Any]:
         return name, value
     except ValueError as error:
         raise ValueError(f"--option {name}: {error}") from None
+
+
+def name_and_values(text: str) -> tuple[str, Any]:
+    """Read `name=value,value` or a range `name=low:high` or `name=low:high:log`.
+
+    Each value is JSON where it is JSON. A single word after `samples`, `score` and `statistics` is
+    no list.
+
+    >>> name_and_values("buffer=200,500"), name_and_values("samples=20")
+    (('buffer', [200, 500]), ('samples', 20))
+    >>> name_and_values("lr=0.01:0.1:log")
+    ('lr', {'low': 0.01, 'high': 0.1, 'log': True})
+    """
+    name, sign, rest = text.partition("=")
+    if not sign or not rest:
+        raise ValueError(expected("--sweep", text, "name=value,value or name=low:high or :log"))
+    bounds = rest.removesuffix(":log").split(":")
+    ends = [_json_or_text(bound) for bound in bounds]
+    if len(bounds) == 2 and all(isinstance(end, int | float) for end in ends):
+        return name, {"low": ends[0], "high": ends[1], "log": rest.endswith(":log")}
+    if name in ("samples", "score", "statistics"):
+        return name, _json_or_text(rest)
+    whole = _json_or_text(f"[{rest}]")
+    return name, whole if isinstance(whole, list) else [_json_or_text(v) for v in rest.split(",")]
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError:
+        return text.strip()
 
 
 def task_division(name: str, value: Any) -> Any:
@@ -82,7 +114,15 @@ def mapping(name: str, value: Any) -> dict[str, Any]:
 
 def recorders(name: str, value: Any) -> list[str]:
     """Accept the names of recorders, in a list or separated by commas; each is kept once."""
-    known = get_args(RecorderName)
+    return _some_of(get_args(RecorderName), name, value)
+
+
+def trackers(name: str, value: Any) -> list[str]:
+    """Accept the names of trackers, in a list or separated by commas; each is kept once."""
+    return _some_of(get_args(TrackerName), name, value)
+
+
+def _some_of(known: Sequence[str], name: str, value: Any) -> list[str]:
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
         raise ValueError(expected(name, value, f"some of {', '.join(known)}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from dualcba.experiments.paper.catalogue import Experiment
@@ -11,10 +12,11 @@ from dualcba.report.comparison import NEWEST, Served, measured, rows, serve
 from dualcba.report.figures import registry as figures
 from dualcba.report.figures import style
 from dualcba.report.figures.style import Plot
-from dualcba.report.gains import in_one_line
-from dualcba.report.tables.csv import comma_separated, gain_records, score_records
+from dualcba.report.gains import Gain, in_one_line
+from dualcba.report.tables.csv import comma_separated, gain_records, score_records, seed_records
 from dualcba.report.tables.latex import latex
 from dualcba.report.tables.markdown import markdown
+from dualcba.report.tables.model import Table
 from dualcba.report.tables.scores import with_gains
 
 
@@ -32,8 +34,8 @@ def render(experiment: Experiment, results: list[Result], out: Path) -> list[Pat
     contents: dict[str, bytes] = {}
     plots: list[Plot] = []
     remarks: list[str] = []
-    if experiment.figure:
-        plots, remarks = figures.draw(experiment.figure, served, experiment.name)
+    if experiment.figures:
+        plots, remarks = figures.draw_all(experiment.figures, served, experiment.name)
         for plot in plots:
             for format in ("svg", "png"):
                 contents[f"{plot.name}.{format}"] = style.render(plot, format)
@@ -53,13 +55,26 @@ def _texts(
     notes = [f"{line}\n" for line in (in_one_line(gains), *remarks) if line]
     shown = [f"![{plot.alt}]({plot.name}.svg)\n\n{plot.caption}\n" for plot in plots]
     texts = {f"{name}.md": "\n".join([*head, *map(markdown, tables), *shown, *notes])}
-    if tables:
-        found = rows(served, [*scores, *measured(served, NEWEST)])
-        texts[f"{name}.csv"] = comma_separated(score_records(found))
-        texts[f"{name}.tex"] = "\n".join(latex(t, experiment.title) for t in tables)
-    if gains:
-        texts[f"{name}-gains.csv"] = comma_separated(gain_records(gains))
+    texts |= table_files(name, experiment.title, tables, served, scores, gains) if tables else {}
     return {path: text.encode() for path, text in texts.items()}
+
+
+def table_files(
+    name: str,
+    title: str,
+    tables: Sequence[Table],
+    served: Sequence[Served],
+    scores: Sequence[str],
+    gains: Sequence[Gain],
+) -> dict[str, str]:
+    """Return tables as the texts of files: all scores and each seed as CSV, the tables as LaTeX."""
+    full = [*scores, *measured(served, NEWEST)]
+    texts = {
+        f"{name}.csv": comma_separated(score_records(rows(served, full))),
+        f"{name}-seeds.csv": comma_separated(seed_records(served, full)),
+        f"{name}.tex": "\n".join(latex(table, title) for table in tables),
+    }
+    return texts | ({f"{name}-gains.csv": comma_separated(gain_records(gains))} if gains else {})
 
 
 def _write(path: Path, content: bytes) -> Path:

@@ -9,11 +9,12 @@ from importlib.resources import files as resources
 from pathlib import Path
 
 from dualcba.experiments.result import Result
-from dualcba.experiments.store import find_results
+from dualcba.experiments.store import distinct, find_runs
 from dualcba.io import atomic_write
 from dualcba.report.figures.style import Plot, render
+from dualcba.report.made_for import MadeFor, made_for
 from dualcba.report.names import check_scores, count, slug
-from dualcba.report.sections import Fact, Section, report_sections
+from dualcba.report.sections import Downloads, Fact, Section, report_sections
 from dualcba.report.tables.html import escape, html_table
 from dualcba.report.tables.model import Table
 
@@ -41,22 +42,27 @@ class Anchors:
         return name
 
 
-def write_report(out: Path, asked: Sequence[str] = ()) -> Path:
-    """Write the report on all complete runs below a folder and return its path.
+def write_report(*outs: Path, to: Path | None = None, asked: Sequence[str] = ()) -> Path:
+    """Write the report on all complete runs below folders and return its path.
 
+    It is `to`, else a file in the folder, or in the current one if there are several.
     `asked` names scores to show beside the usual ones.
     """
     check_scores(asked)
-    results = find_results(out)
-    page = make_page(results, out.resolve().name, asked)
-    with atomic_write(out / REPORT) as draft:
+    runs = find_runs(*outs)
+    title = ", ".join(dict.fromkeys(out.resolve().name for out in outs))
+    page = make_page(distinct(runs.values()), title, made_for(runs), asked)
+    path = to or (outs[0] / REPORT if len(outs) == 1 else Path(REPORT))
+    with atomic_write(path) as draft:
         draft.write_text(page, encoding="utf-8")
-    return out / REPORT
+    return path
 
 
-def make_page(results: list[Result], title: str, asked: Sequence[str] = ()) -> str:
-    """Return the page on results as text."""
-    facts, sections = report_sections(results, asked)
+def make_page(
+    results: list[Result], title: str, made: MadeFor | None = None, asked: Sequence[str] = ()
+) -> str:
+    """Return the page on results as text; `made` says what they were made for."""
+    facts, sections = report_sections(results, made, asked)
     anchors = Anchors()
     names = [(anchors.name(s.title), [anchors.name(p.title) for p in s.parts]) for s in sections]
     body = [_head(title, results), _facts(facts), _contents(sections, names)]
@@ -120,6 +126,8 @@ def _section(section: Section, name: str, level: int) -> str:
             lines.append(html_table(item))
         elif isinstance(item, Plot):
             lines.append(figure(item))
+        elif isinstance(item, Downloads):
+            lines.append(_downloads(item))
         elif isinstance(item, dict):
             lines.append(_terms(item))
         elif isinstance(item, tuple):
@@ -139,6 +147,17 @@ def _remarks(section: Section) -> str:
 def _terms(terms: dict[str, str]) -> str:
     pairs = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in terms.items())
     return f'<dl class="terms">{pairs}</dl>'
+
+
+def _downloads(found: Downloads) -> str:
+    """Return links to files that the page itself holds."""
+    links = []
+    for name, text in found.files.items():
+        kind = "text/csv" if name.endswith(".csv") else "text/plain"
+        data = b64encode(text.encode()).decode()
+        href = f"data:{kind};charset=utf-8;base64,{data}"
+        links.append(f'<a download="{escape(name)}" href="{href}">{escape(name)}</a>')
+    return f'<p class="files">Files: {", ".join(links)}</p>'
 
 
 def figure(plot: Plot) -> str:

@@ -36,6 +36,11 @@ class Collection:
     title: str
     served: tuple[Served, ...]
 
+    @property
+    def first(self) -> Result:
+        """One of its results; all have its dataset, setting and buffer."""
+        return self.served[0].results[0]
+
 
 def collections(results: Iterable[Result]) -> list[Collection]:
     """Return the results by dataset, setting, buffer, protocol and the data that score them.
@@ -66,9 +71,14 @@ def _order(result: Result) -> tuple[str, bool, str, int, bool, float]:
 
 def place_title(result: Result) -> str:
     """Return dataset, setting, buffer and what `notes` adds, in words."""
+    return f"{stream_title(result)}, M = {result.spec.buffer}{notes(result)}"
+
+
+def stream_title(result: Result) -> str:
+    """Return dataset and setting in words."""
     spec = result.spec
     dataset = DATASETS.get(spec.dataset, Path(spec.dataset).name or spec.dataset)
-    return f"{dataset}, {spec.setting}, M = {spec.buffer}{notes(result)}"
+    return f"{dataset}, {spec.setting}"
 
 
 def notes(result: Result) -> str:

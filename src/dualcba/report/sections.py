@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dualcba.experiments.matching import matches
-from dualcba.experiments.paper.catalogue import Experiment, experiments
-from dualcba.experiments.paper.scale import SMALL_DATASET
-from dualcba.experiments.paper.selection import scaled
+from dualcba.experiments.paper.catalogue import Experiment
 from dualcba.experiments.result import Result
+from dualcba.experiments.sweep import Sweep
 from dualcba.report.commands import repeat
 from dualcba.report.comparison import (
     TOLERANCE,
@@ -20,15 +19,18 @@ from dualcba.report.comparison import (
     Served,
     known,
     rows,
-    serve,
     within_tolerance,
 )
+from dualcba.report.experiment_files import table_files
 from dualcba.report.figures import registry as figures
 from dualcba.report.figures.bars import cost, score_bars, seconds
 from dualcba.report.figures.style import Plot
 from dualcba.report.gains import Gain, in_one_line, known_gains, means
+from dualcba.report.made_for import MadeFor
 from dualcba.report.names import SCORES, STATISTICS, slug
 from dualcba.report.results import Collection, collections
+from dualcba.report.sweeps import Trial, best_lines, best_of_each, sweep_table
+from dualcba.report.tables.collections import buffer_table, by_stream, seed_tables
 from dualcba.report.tables.model import Column, Table, number, p_value, spread, text_columns
 from dualcba.report.tables.scores import (
     GAIN_NOTE,
@@ -39,8 +41,16 @@ from dualcba.report.tables.scores import (
     with_gains,
 )
 
-Item = str | Table | Plot | dict[str, str] | tuple[str, ...]
-"""A paragraph, a table, a figure, terms with their meaning, or a fold: a title, then its texts."""
+
+@dataclass(frozen=True)
+class Downloads:
+    """Files that the page holds: texts by their names."""
+
+    files: Mapping[str, str]
+
+
+Item = str | Table | Plot | Downloads | dict[str, str] | tuple[str, ...]
+"""A paragraph, table, figure, files, terms with their meaning, or a fold: a title, its texts."""
 
 FACTS = 12
 """The largest number of facts."""
@@ -50,6 +60,7 @@ SMALL_NOTE = (
     "paper’s datasets. They show the form of each table; the paper’s values do not apply and are "
     "not shown."
 )
+OWN_NOTE = "Tables that dualcba reproduce made from TOML files of yours."
 SHOWN = ("acc", "fm", "acc_auc", "min_acc", "wc_acc", "bwt")
 
 
@@ -73,30 +84,53 @@ class Fact:
 
 
 def report_sections(
-    results: list[Result], asked: Sequence[str] = ()
+    results: list[Result], made: MadeFor | None = None, asked: Sequence[str] = ()
 ) -> tuple[list[Fact], list[Section]]:
-    """Return the facts at the top of a report, and its sections; `asked` names further scores."""
-    served = [(e, serve(e, results)) for e in experiments().values()]
-    served = [(e, s) for e, s in served if any(x.results for x in s)]
-    small = small_experiments(results)
-    shown = [r for _, s in small for x in s for r in x.results]
+    """Return the facts at the top of a report, and its sections.
+
+    `made` says what the results were made for; all that it does not name are runs of one's own.
+    `asked` names further scores.
+    """
+    made = made or MadeFor()
     groups = collections(results)
-    rest = collections(_beyond(shown, results))
-    paper = [row for e, s in served for row in rows(s, e.scores)]
+    rest = collections(_beyond(made.shown, results))
+    paper = [row for e, s in made.paper for row in rows(s, e.scores)]
     facts = [
         *_agreement(paper),
-        *_main_gain([*served, *small]),
+        *_main_gain([*made.paper, *made.small]),
         *(f for group in _largest(rest) for f in _facts(group, 3 if len(rest) == 1 else 1)),
     ]
     sections = []
     for title, text, found in (
-        ("Comparison with the paper", _tolerance(), served),
-        ("The paper’s experiments at small scale", SMALL_NOTE, small),
+        ("Comparison with the paper", _tolerance(), made.paper),
+        ("The paper’s experiments at small scale", SMALL_NOTE, made.small),
+        ("Tables of your own", OWN_NOTE, made.own),
     ):
         parts = [_experiment(e, s, asked) for e, s in found]
         sections += [Section(title, [text], parts)] if parts else []
+    sections += [_sweep(sweep, found) for sweep, found in made.sweeps]
+    sections += [_by_buffer(title, part) for title, part in by_stream(rest).items()]
     sections += [_collection(group, asked) for group in rest]
     return facts[:FACTS], [*sections, _provenance(groups, results)]
+
+
+def _sweep(sweep: Sweep, found: list[Trial]) -> Section:
+    """Return the table of a sweep by what varies, its best, and the curves of the best."""
+    table, best = sweep_table(found, sweep), best_of_each(found)
+    served = [trial.served(sweep) for trial in found]
+    stem = slug(table.title)
+    plots, _ = figures.FIGURES["anytime"]([t.served(sweep) for t in best], stem, table.title)
+    files = table_files(stem, table.title, [table], served, SHOWN, ())
+    lines = [line.strip() for line in best_lines(found, sweep)]
+    return Section(table.title, [table, *lines, Downloads(files), *plots])
+
+
+def _by_buffer(title: str, groups: list[Collection]) -> Section:
+    """Return tables of methods × buffers."""
+    tables = [buffer_table(groups, title, score) for score in ("acc", "fm")]
+    served = [s for group in groups for s in group.served]
+    files = table_files(slug(title), "", tables, served, SHOWN, ())
+    return Section(f"{title}: all buffers", [*tables, Downloads(files)])
 
 
 def _beyond(shown: Sequence[Result], results: Sequence[Result]) -> list[Result]:
@@ -115,19 +149,6 @@ def _beyond(shown: Sequence[Result], results: Sequence[Result]) -> list[Result]:
 def _kind(result: Result) -> tuple[Any, ...]:
     spec = result.spec
     return spec.method, spec.dataset, spec.setting, spec.buffer, result.seed
-
-
-def small_experiments(results: list[Result]) -> list[tuple[Experiment, list[Served]]]:
-    """Return the paper's experiments on digits with at least one complete column."""
-    digits = [r for r in results if r.dataset == SMALL_DATASET]
-    found = []
-    for experiment in experiments().values() if digits else ():
-        experiment = scaled(experiment)
-        served = serve(experiment, digits)
-        lacking = {s.entry.column for s in served if not s.results}
-        served = [s for s in served if s.entry.column not in lacking]
-        found += [(experiment, served)] if served else []
-    return found
 
 
 def _main_gain(shown: list[tuple[Experiment, list[Served]]]) -> list[Fact]:
@@ -200,12 +221,16 @@ def _experiment(experiment: Experiment, served: list[Served], asked: Sequence[st
             part = [s for s in served if s.entry.column == column]
             section.items += further_tables(part, column, asked)
         section.items += [in_one_line(found)] if found else []
+        section.items += seed_tables(served, experiment.title)
+        name, title = experiment.name, experiment.title
+        files = table_files(name, title, tables, served, experiment.scores, found)
+        section.items.append(Downloads(files))
         share = within_tolerance(rows(served, experiment.scores))
         if share.cells:
             section.items.append(f"{share.within} of {share.cells} values within the tolerance.")
         section.items += _paper_bars(experiment, served)
-    if experiment.figure:
-        plots, remarks = figures.draw(experiment.figure, served, experiment.name)
+    if experiment.figures:
+        plots, remarks = figures.draw_all(experiment.figures, served, experiment.name)
         section.items += plots
         section.remarks += remarks
     return section
@@ -265,6 +290,10 @@ def _scores(group: Collection, name: str, asked: Sequence[str]) -> Section:
         plain = [g for g in pairs if "," not in g.dual + g.base]  # variants are not averaged
         line = in_one_line(pairs if len(pairs) == 1 else plain)
         section.items += [line] if line else []
+    section.items += seed_tables(group.served, group.title)
+    tables = [item for item in section.items if isinstance(item, Table)]
+    files = table_files(slug(group.title), "", tables, group.served, SHOWN, pairs)
+    section.items.append(Downloads(files))
     return section
 
 

@@ -191,7 +191,7 @@ def test_the_number_of_values(name: str) -> None:
 def test_the_form(name: str) -> None:
     one = experiments()[name]
     assert isinstance(one, Experiment)
-    assert (one.name, one.kind) == (name, "figure" if one.figure else "table")
+    assert (one.name, one.kind) == (name, "figure" if one.figures else "table")
     assert one.title
     assert one.note.endswith(".")
     assert len({(e.row, e.column) for e in one.entries}) == len(one.entries)

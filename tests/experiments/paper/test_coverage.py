@@ -43,7 +43,7 @@ def experiment(*specs: dict[str, Any], **given: Any) -> Experiment:
               {"acc": 70.0})
         for k, s in enumerate(specs)
     )  # fmt: skip
-    options: dict[str, Any] = {"name": "mine", "title": "Mine", "kind": "table", "figure": None}
+    options: dict[str, Any] = {"name": "mine", "title": "Mine", "kind": "table", "figures": ()}
     return Experiment(
         **options | {"scores": ("acc", "fm"), "note": "A note."} | given, entries=entries
     )

@@ -103,7 +103,7 @@ class Experiment:
     name: str
     title: str
     kind: str
-    figure: str | None
+    figures: tuple[str, ...]
     scores: tuple[str, ...]
     entries: tuple[Entry, ...]
     note: str
@@ -114,7 +114,8 @@ def experiments() -> dict[str, Experiment]:
     """Return all experiments by name."""
     folder = files("dualcba.experiments") / "paper"
     names = (*NAMES, *READINGS)
-    return {name: _read(name, (folder / f"{name}.toml").read_text("utf-8")) for name in names}
+    texts = {name: (folder / f"{name}.toml").read_text("utf-8") for name in names}
+    return {name: make_experiment(name, tomllib.loads(text)) for name, text in texts.items()}
 
 
 def named(name: str) -> list[Experiment]:
@@ -132,8 +133,8 @@ def named(name: str) -> list[Experiment]:
     return [experiments()[name]]
 
 
-def _read(name: str, text: str) -> Experiment:
-    content = tomllib.loads(text)
+def make_experiment(name: str, content: Mapping[str, Any]) -> Experiment:
+    """Return an experiment from the content of its file."""
     scores = tuple(content["scores"])
     every, columns = content.get("spec", {}), content["columns"]
     entries: list[Entry] = []
@@ -146,16 +147,17 @@ def _read(name: str, text: str) -> Experiment:
         ]
     if len({entry.given.get("protocol", "paper") for entry in entries}) > 1:
         entries = [_with_protocol(entry) for entry in entries]
-    figure = content.get("figure")
-    kind = "figure" if figure else "table"
+    figure = content.get("figure", [])
+    figures = (figure,) if isinstance(figure, str) else tuple(figure)
+    kind = "figure" if figures else "table"
     note = " ".join(content["note"].split())
-    return Experiment(name, content["title"], kind, figure, scores, tuple(entries), note)
+    return Experiment(name, content["title"], kind, figures, scores, tuple(entries), note)
 
 
 def _entry(row: str, column: str, given: dict[str, Any], paper: dict[str, float | None]) -> Entry:
     own = ("paper", "statistics", "donor")
     fields = {name: value for name, value in given.items() if name not in own}
-    usual = "ibn" if fields["method"].endswith("-dual-cba") else "bn"
+    usual = "ibn" if str(fields["method"]).endswith("-dual-cba") else "bn"
     statistics = given.get("statistics", usual)
     return Entry(row, column, fields, statistics, paper, given.get("donor"))
 

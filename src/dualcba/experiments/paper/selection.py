@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
-from dualcba.errors import one_of, unknown
+from dualcba.errors import expected, one_of, unknown
 from dualcba.experiments.paper.catalogue import Entry, Experiment
 from dualcba.experiments.paper.scale import CLASSES, SCALES, small_fields
 
@@ -22,6 +22,23 @@ def choose(
     one_of(SCALES, scale=scale)
     if dataset is not None and dataset not in CLASSES:
         raise ValueError(unknown("dataset", dataset, CLASSES))
+    chosen = _chosen(experiments, dataset, column)
+    return [scaled(e) if scale == "small" else e for e in chosen]
+
+
+def choose_own(
+    experiment: Experiment, dataset: str | None, scale: str, column: str | None = None
+) -> list[Experiment]:
+    """Return a table of one's own, or its part on a dataset or in columns that contain a text."""
+    if scale != "paper":
+        wanted = "'paper': a table of one's own is run as it is"
+        raise ValueError(expected("scale", scale, wanted))
+    return _chosen([experiment], dataset, column)
+
+
+def _chosen(
+    experiments: Sequence[Experiment], dataset: str | None, column: str | None
+) -> list[Experiment]:
     text = (column or "").lower()
     of_dataset = only(experiments, lambda e: dataset in (None, e.given["dataset"]))
     chosen = only(of_dataset, lambda e: text in e.column.lower())
@@ -31,7 +48,7 @@ def choose(
     if not chosen:
         known = dict.fromkeys(e.column for one in of_dataset for e in one.entries)
         raise ValueError(unknown(f"column of {names}", column or "", known))
-    return [scaled(e) if scale == "small" else e for e in chosen]
+    return chosen
 
 
 def only(experiments: Iterable[Experiment], keep: Callable[[Entry], bool]) -> list[Experiment]:

@@ -23,8 +23,15 @@ FIGURES: dict[str, Callable[[Sequence[Served], str, str], Drawn]] = {
 }
 
 
+def draw_all(kinds: Sequence[str], served: Sequence[Served], name: str) -> Drawn:
+    """Draw the figures of an experiment, of each of its kinds."""
+    drawn = [draw(kind, served, f"{name}-{kind}" if len(kinds) > 1 else name) for kind in kinds]
+    plots = [plot for found, _ in drawn for plot in found]
+    return plots, [remark for _, remarks in drawn for remark in remarks]
+
+
 def draw(kind: str, served: Sequence[Served], name: str) -> Drawn:
-    """Draw an experiment's figures, one or more per column that has runs."""
+    """Draw figures of one kind, one or more per column that has runs."""
     if kind not in FIGURES:
         raise ValueError(unknown("figure", kind, FIGURES))
     plots: list[Plot] = []

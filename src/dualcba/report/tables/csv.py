@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from io import StringIO
 
-from dualcba.report.comparison import Measure, Row
+from dualcba.report.comparison import Measure, Row, Served
 from dualcba.report.gains import Gain
 from dualcba.report.names import STATISTICS
 from dualcba.report.tables.model import Table, fields, text_columns
@@ -33,6 +33,19 @@ def score_records(rows: Iterable[Row]) -> Table:
             paper = [row.statistics, cell.paper, cell.difference, cell.within]
             lines.append(fields([row.row, row.column, cell.score, *ours, *paper]))
     return Table("", text_columns("row", "column", "score", *parts, *tail), tuple(lines))
+
+
+def seed_records(served: Iterable[Served], scores: Sequence[str]) -> Table:
+    """Return a table of one line per run and score, under BN and under IBN."""
+    lines = [
+        fields(
+            [s.entry.row, s.entry.column, r.seed, score, *(r.value(k, score) for k in STATISTICS)]
+        )
+        for s in served
+        for r in s.results
+        for score in scores
+    ]
+    return Table("", text_columns("row", "column", "seed", "score", *STATISTICS), tuple(lines))
 
 
 _PARTS = ("mean", "half", "seeds")

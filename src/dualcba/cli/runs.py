@@ -1,0 +1,95 @@
+"""`dualcba runs`: list, show, compare and remove the runs of a store."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+
+from dualcba.cli.output import note
+from dualcba.experiments.curves import CURVES, write_curves
+from dualcba.experiments.runs import (
+    DAMAGED,
+    difference,
+    open_run,
+    removable,
+    remove_run,
+    stored_runs,
+)
+from dualcba.report.commands import command
+from dualcba.report.names import count
+from dualcba.report.tables.runs import difference_tables, score_table, store_table
+from dualcba.report.tables.terminal import rich_table, wide_console
+
+
+def list_runs(folders: Sequence[Path], *, as_json: bool) -> None:
+    """Print the runs below folders; damaged files are named, and do not hide the others."""
+    found = stored_runs(folders)
+    if as_json:
+        typer.echo(json.dumps([run.to_dict() for run in found]))
+        return
+    if found:
+        wide_console().print(rich_table(store_table(found)))
+    for run in found:
+        if run.status == DAMAGED:
+            note(str(run.problem))
+    complete = sum(run.result is not None and run.result.complete for run in found)
+    typer.echo(f"{count(len(found), 'run')}, {complete} complete")
+
+
+def show_run(path: Path, *, as_json: bool) -> None:
+    """Print one run: the command that repeats it, its scores, times, versions and files."""
+    folder, result = open_run(path)
+    if as_json:
+        typer.echo(json.dumps({"run": str(folder), **result.to_dict()}))
+        return
+    typer.echo(command(result.fields, [result.seed]))
+    wide_console().print(rich_table(score_table(result)))
+    seconds = ", ".join(f"{name} {value:.1f} s" for name, value in result.seconds.items())
+    versions = ", ".join(f"{name} {value}" for name, value in result.versions.items())
+    files = ", ".join(sorted(p.name for p in folder.iterdir()))
+    about = {"time": seconds, "data": result.data, "versions": versions, "files": files}
+    for name, text in about.items():
+        if text:
+            typer.echo(f"{name:<9} {text}")
+
+
+def diff_runs(first: Path, second: Path, *, as_json: bool) -> None:
+    """Print in which options and scores two runs differ."""
+    found = difference(open_run(first)[1], open_run(second)[1])
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+        return
+    console = wide_console()
+    for table in difference_tables(found):
+        console.print(rich_table(table))
+    if found.equal:
+        typer.echo("all scores, accuracies and curves are equal")
+
+
+def remove_runs(paths: Sequence[Path], *, yes: bool, as_json: bool) -> None:
+    """Remove runs after a question, which `yes` answers; nothing is removed if one is no run."""
+    folders = removable(paths)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ValueError(f"{count(len(folders), 'run')} to remove, expected --yes")
+        names = "\n".join(map(str, folders))
+        typer.confirm(f"{names}\nRemove {count(len(folders), 'run')}?", abort=True, err=True)
+    for folder in folders:
+        remove_run(folder)
+    removed = [str(folder) for folder in folders]
+    typer.echo(json.dumps(removed) if as_json else f"{count(len(removed), 'run')} removed")
+
+
+def add_curves(folder: Path) -> None:
+    """Write the curves of complete runs of earlier versions, which have no such file."""
+    runs = [run for run in stored_runs([folder]) if run.result is not None]
+    lacking = [run for run in runs if not (run.folder / CURVES).exists()]
+    for run in lacking:
+        assert run.result is not None
+        write_curves(run.folder / CURVES, run.result.to_dict())
+    typer.echo(f"{count(len(lacking), 'file')} written, {len(runs) - len(lacking)} already there")

@@ -1,0 +1,76 @@
+"""The curves of a run as one table in a Parquet file, for pandas, polars and DuckDB.
+
+`result.json` holds the same numbers. The table has one row for each accuracy: under which
+statistics, of which task, and when it was measured. The fields that name the run are in each row,
+so that the files of many runs can be read as one table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from dualcba.experiments.parquet import Column, parquet
+from dualcba.io import atomic_write
+
+CURVES = "curves.parquet"
+CURVES_SCHEMA = 1
+"""The version of the table's columns, in the file's metadata under `dualcba.schema`."""
+
+NAMES: dict[str, Literal["int", "text"]] = {
+    "method": "text", "dataset": "text", "setting": "text", "buffer": "int", "seed": "int",
+}  # fmt: skip
+"""Columns that have one value in all rows, beside the name of the run's folder."""
+
+Row = tuple[str, str, int | None, int, int, float]
+"""Moment, statistics, step, current task, task that is scored, accuracy in percent."""
+
+
+def curve_files(result: Mapping[str, Any]) -> dict[str, Callable[[Path], None]]:
+    """Return the file beside a result, as a function that writes it."""
+    return {CURVES: partial(write_curves, result=result)}
+
+
+def write_curves(path: Path, result: Mapping[str, Any]) -> None:
+    """Write the curves of a result, as `result.json` holds it; the run is named by the folder."""
+    with atomic_write(path) as draft:
+        draft.write_bytes(curve_table(result, path.parent.name))
+
+
+def curve_table(result: Mapping[str, Any], run: str) -> bytes:
+    """Return the curves of a result as the content of a Parquet file."""
+    rows = [*_anytime(result.get("anytime") or {}), *_task_ends(result["accuracy_matrix"])]
+    moment, statistics, step, task, scored, accuracy = zip(*rows, strict=True) if rows else [()] * 6
+    columns = [
+        Column("run", "text", [run] * len(rows)),
+        *(Column(name, kind, [result[name]] * len(rows)) for name, kind in NAMES.items()),
+        Column("moment", "text", moment),
+        Column("statistics", "text", statistics),
+        Column("step", "int", step, optional=True),
+        Column("task", "int", task),
+        Column("scored_task", "int", scored),
+        Column("accuracy", "float", accuracy),
+    ]
+    about = {"schema": CURVES_SCHEMA, "spec": result["spec"], "versions": result["versions"]}
+    return parquet(columns, {f"dualcba.{k}": json.dumps(v) for k, v in about.items()})
+
+
+def _anytime(curves: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the accuracy of each task so far at each any-time evaluation."""
+    for statistics, points in curves.items():
+        if statistics in ("step", "task") or not points:
+            continue
+        for step, task, accuracies in zip(curves["step"], curves["task"], points, strict=True):
+            for scored, accuracy in enumerate(accuracies):
+                yield "anytime", statistics, step, task, scored, accuracy
+
+
+def _task_ends(matrices: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the accuracy of each task at the end of each task; its step is not in a result."""
+    for statistics, matrix in matrices.items():
+        for task, accuracies in enumerate(matrix):
+            for scored, accuracy in enumerate(accuracies):
+                yield "task end", statistics, None, task, scored, accuracy

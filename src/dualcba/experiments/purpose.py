@@ -1,0 +1,114 @@
+"""What the runs of a folder were asked for: sweeps, experiments of the paper, tables of one's own.
+
+`purpose.json` says it, so that a report shows runs in the tables that they were made for, and in no
+other: two runs can have the same spec by chance.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dualcba.errors import expected
+from dualcba.experiments.sweep import Sweep, read_sweep
+from dualcba.io import atomic_write, folder_lock
+from dualcba.parsing import parse_json
+
+PURPOSE = "purpose.json"
+PURPOSE_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class AskedTable:
+    """A table that runs were made for: of the paper at a scale, or the text of one's own file."""
+
+    name: str
+    scale: str = "paper"
+    toml: str | None = None
+
+    def __post_init__(self) -> None:
+        for key, value in vars(self).items():
+            if not isinstance(value, str) and (key, value) != ("toml", None):
+                raise ValueError(expected(key, value, "text"))
+
+
+@dataclass(frozen=True)
+class AskedSweep:
+    """A sweep, and the names of its runs."""
+
+    sweep: Sweep
+    runs: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """All that the runs of a folder were asked for."""
+
+    sweeps: Sequence[AskedSweep] = ()
+    tables: Sequence[AskedTable] = field(default_factory=tuple)
+
+
+def add_sweep(out: Path, sweep: Sweep, runs: Iterable[str]) -> None:
+    """Note that runs of a folder are those of a sweep."""
+    entry = {"sweep": sweep.to_dict(), "runs": list(runs)}
+    _add(out, "sweeps", [entry], lambda one: one["sweep"])
+
+
+def add_tables(out: Path, tables: Iterable[AskedTable]) -> None:
+    """Note that runs of a folder were made for tables; one of the same name is replaced."""
+    _add(out, "tables", [vars(one) for one in tables], lambda one: (one["name"], one["scale"]))
+
+
+def _add(
+    out: Path, kind: str, entries: Sequence[dict[str, Any]], key: Callable[[Any], Any]
+) -> None:
+    with folder_lock(out):
+        content = _content(out)
+        new = [key(entry) for entry in entries]
+        kept = [entry for entry in content.get(kind, []) if key(entry) not in new]
+        whole = {**content, "schema": PURPOSE_SCHEMA, kind: [*kept, *entries]}
+        with atomic_write(out / PURPOSE) as draft:
+            draft.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+
+
+def read_purpose(out: Path) -> Purpose | None:
+    """Return what the runs of a folder were asked for; None if the folder does not say."""
+    if not (out / PURPOSE).is_file():
+        return None
+    content = _content(out)
+    try:
+        sweeps = [
+            AskedSweep(read_sweep(one["sweep"]), [str(name) for name in one["runs"]])
+            for one in content.get("sweeps", [])
+        ]
+        tables = [AskedTable(**one) for one in content.get("tables", [])]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _unreadable(out, error) from None
+    return Purpose(sweeps, tables)
+
+
+def _content(out: Path) -> dict[str, Any]:
+    path = out / PURPOSE
+    if not path.is_file():
+        return {}
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+        if not isinstance(content, Mapping):
+            raise ValueError(f"it holds a {type(content).__name__}, expected an object")
+        if content.get("schema") != PURPOSE_SCHEMA:
+            raise ValueError(expected("the schema", content.get("schema"), str(PURPOSE_SCHEMA)))
+        for kind in ("sweeps", "tables"):
+            if not isinstance(content.get(kind, []), list):
+                raise ValueError(expected(kind, content[kind], "a list"))
+    except ValueError as error:
+        raise _unreadable(out, error) from None
+    return dict(content)
+
+
+def _unreadable(out: Path, error: Exception) -> ValueError:
+    why = " ".join(str(error).split())
+    wanted = "a file that `dualcba run` or `dualcba reproduce` wrote"
+    return ValueError(f"{out / PURPOSE} cannot be read: {why}, expected {wanted}")

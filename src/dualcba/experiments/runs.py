@@ -1,0 +1,170 @@
+"""The runs in a store: found, opened, compared and removed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dualcba.errors import reason
+from dualcba.experiments.result import NAMED, Result
+from dualcba.experiments.spec import Spec
+from dualcba.experiments.store import (
+    PLAN,
+    RESULT,
+    drop_from_plan,
+    files_below,
+    read_plan,
+    read_result,
+)
+
+PLANNED, DAMAGED = "not run", "damaged"
+
+Pair = tuple[Any, Any]
+"""A value of one run and of another."""
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run of a store: its folder, and its result, or why there is none."""
+
+    folder: Path
+    status: str
+    result: Result | None = None
+    spec: Spec | None = None
+    """Of a run that is planned."""
+
+    problem: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `dualcba runs ls --json` prints of a run."""
+        fields = self.result.fields if self.result else self.spec.to_dict() if self.spec else {}
+        seconds = self.result.seconds.get("total") if self.result else None
+        return {
+            "run": str(self.folder),
+            "status": self.status,
+            **{name: fields.get(name) for name in (*NAMED, "seed", "validation")},
+            "scores": dict(self.result.scores) if self.result else None,
+            "seconds": seconds,
+            "problem": self.problem,
+        }
+
+
+def stored_runs(folders: Iterable[Path]) -> list[StoredRun]:
+    """Return the runs below folders, at any depth: complete ones, damaged ones, planned ones.
+
+    A result that cannot be read is one of the runs, with what is wrong with it.
+    """
+    found: dict[Path, StoredRun] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{folder} is missing, expected a folder of runs")
+        for path in files_below(folder, RESULT):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                found.setdefault(path.parent, _stored(path))
+        for plan in files_below(folder, PLAN):
+            for run in _planned(plan.parent):
+                found.setdefault(run.folder, run)
+    return [found[folder] for folder in sorted(found)]
+
+
+def _stored(path: Path) -> StoredRun:
+    try:
+        result = read_result(path)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        return StoredRun(path.parent, DAMAGED, problem=reason(error))
+    return StoredRun(path.parent, result.status, result)
+
+
+def _planned(out: Path) -> Iterator[StoredRun]:
+    try:
+        specs = read_plan(out)
+    except ValueError as error:
+        yield StoredRun(out / PLAN, DAMAGED, problem=reason(error))
+        return
+    for spec in specs:
+        yield StoredRun(out / spec.name, PLANNED, spec=spec)
+
+
+def open_run(path: Path) -> tuple[Path, Result]:
+    """Return the folder and the result of a run; the path is that of its folder or of its file."""
+    folder = path.parent if path.name == RESULT else path
+    if not (folder / RESULT).is_file():
+        wanted = f"the folder of a run, with a {RESULT}; `dualcba runs ls` lists them"
+        raise FileNotFoundError(f"{folder} is not a run, expected {wanted}")
+    return folder, read_result(folder / RESULT)
+
+
+# ---------------------------------------------------------------------- two runs beside each other
+
+
+@dataclass(frozen=True)
+class Difference:
+    """In what two runs differ, by the name of a field or a score: the first's value, the second's.
+
+    `equal` says that all scores, accuracies and curves are the same, to the last bit.
+    """
+
+    spec: dict[str, Pair]
+    versions: dict[str, Pair]
+    scores: dict[str, dict[str, Pair]]
+    """By statistics; those that at least one run has, also where they agree."""
+
+    equal: bool
+
+
+def difference(first: Result, second: Result) -> Difference:
+    """Return in what two runs differ."""
+    statistics = dict.fromkeys((*first.scores, *second.scores))
+    return Difference(
+        spec=_differing(first.fields, second.fields),
+        versions=_differing(first.versions, second.versions),
+        scores={s: _both(first.scores.get(s, {}), second.scores.get(s, {})) for s in statistics},
+        equal=_measured(first) == _measured(second),
+    )
+
+
+def _measured(result: Result) -> list[Any]:
+    content = result.to_dict()
+    return [content.get(n) for n in ("scores", "accuracy_matrix", "anytime", "recordings")]
+
+
+def _both(first: Any, second: Any) -> dict[str, Pair]:
+    pairs = {name: (first.get(name), second.get(name)) for name in dict.fromkeys((*first, *second))}
+    return {name: pair for name, pair in pairs.items() if pair != (None, None)}
+
+
+def _differing(first: Any, second: Any) -> dict[str, Pair]:
+    return {name: pair for name, pair in _both(first, second).items() if pair[0] != pair[1]}
+
+
+# ---------------------------------------------------------------------- removal
+
+
+def removable(paths: Iterable[Path]) -> list[Path]:
+    """Return the folders of runs; raise if one of them is no run, or holds others."""
+    folders = []
+    for path in paths:
+        folder = path.parent if path.name == RESULT else path
+        if folder.is_symlink() or not (folder / RESULT).is_file():
+            wanted = f"the folder of a run, with a {RESULT}"
+            raise FileNotFoundError(f"{folder} is not a run, expected {wanted}")
+        if any(folder.glob(f"*/**/{RESULT}")) or (folder / PLAN).exists():
+            raise ValueError(f"{folder} holds other runs, expected the folder of one run")
+        folders.append(folder)
+    return list(dict.fromkeys(folders))
+
+
+def remove_run(folder: Path) -> None:
+    """Remove the folder of a run, and its entry in the plan, so that `resume` does not repeat it.
+
+    The result goes first: a run that was removed in part has none, and so is not complete.
+    """
+    drop_from_plan(folder.parent, folder.name)
+    (folder / RESULT).unlink()
+    shutil.rmtree(folder)

@@ -1,0 +1,199 @@
+"""Sweeps: the runs of any options times any values, as a grid or as a random search over ranges.
+
+The values of lists are combined with each other. Ranges are drawn from: each of `samples` draws
+gives one value per range, and each combination of the lists is run with the same draws. Without a
+range, `samples` is the number of combinations that are drawn from the grid.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dualcba.errors import at_least, expected, one_of, unknown
+from dualcba.experiments.spec import Spec, fields, make_specs
+from dualcba.options import definitions
+from dualcba.prediction import STATISTICS
+from dualcba.randomness import generator
+
+VALIDATION = 0.1
+"""The fraction of the training data that scores a sweep, unless `validation` is given."""
+
+SWEPT_SCORES = ("acc", "fm", "acc_auc", "acc_auc_last", "min_acc", "wc_acc", "bwt", "newest")
+LOWER_IS_BETTER = ("fm",)
+METHOD_OPTION = "method_options."
+RESERVED = ("samples", "score", "statistics")
+
+Point = dict[str, Any]
+"""A value for each option that varies."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values from `low` to `high`, uniform or uniform in their logarithm."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def at(self, share: float, *, whole: bool) -> float | int:
+        """Return the value at a share of the way from low to high.
+
+        >>> Range(1e-3, 1e-1, log=True).at(0.5, whole=False), Range(10, 20).at(0.26, whole=True)
+        (0.01, 13)
+        """
+        if self.log:
+            value = math.exp(math.log(self.low) + share * math.log(self.high / self.low))
+        else:
+            value = self.low + share * (self.high - self.low)
+        return round(value) if whole else float(f"{value:.4g}")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What varies, and by which score the runs are compared."""
+
+    lists: Mapping[str, Sequence[Any]]
+    ranges: Mapping[str, Range]
+    samples: int | None = None
+    score: str = "acc"
+    statistics: str = "ibn"
+
+    @property
+    def varied(self) -> list[str]:
+        """The names of the options that vary."""
+        return [*self.lists, *self.ranges]
+
+    def points(self, seed: int = 0) -> list[Point]:
+        """Return the combinations of values to run, the same ones for the same seed.
+
+        >>> Sweep({"buffer": [50, 100], "lr": [0.1]}, {}).points()
+        [{'buffer': 50, 'lr': 0.1}, {'buffer': 100, 'lr': 0.1}]
+        """
+        grid = [dict(zip(self.lists, c, strict=True)) for c in itertools.product(*self._values())]
+        rng = generator(seed, "sweep")
+        if not self.ranges:
+            if self.samples is None or self.samples >= len(grid):
+                return grid
+            return [grid[k] for k in sorted(rng.permutation(len(grid))[: self.samples].tolist())]
+        shares = rng.random((self.samples or 1, len(self.ranges)))
+        draws = [self._draw(row) for row in shares.tolist()]
+        return [point | draw for point in grid for draw in draws]
+
+    def _values(self) -> list[Sequence[Any]]:
+        return list(self.lists.values())
+
+    def _draw(self, shares: Sequence[float]) -> Point:
+        pairs = zip(self.ranges.items(), shares, strict=True)
+        return {name: r.at(share, whole=_is_whole(name)) for (name, r), share in pairs}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the sweep as a table `[sweep]` of a TOML file has it."""
+        ranges = {name: asdict(r) for name, r in self.ranges.items()}
+        lists = {name: list(values) for name, values in self.lists.items()}
+        samples = {} if self.samples is None else {"samples": self.samples}
+        return {**lists, **ranges, **samples, "score": self.score, "statistics": self.statistics}
+
+
+def sweep_specs(sweep: Sweep, options: Mapping[str, Any]) -> list[Spec]:
+    """Return the specs of a sweep, each once; all else is given by `options` as in `make_specs`.
+
+    They are scored on a validation split unless `validation` is given.
+    """
+    given = {"validation": VALIDATION, **{k: v for k, v in options.items() if v is not None}}
+    for name in sweep.varied:
+        if name in options:
+            raise ValueError(f"{name} is given and in the sweep, expected only one of them")
+    seed = given.get("seed", 0)
+    at_least(0, seed=seed)
+    found = [s for point in sweep.points(seed) for s in make_specs(_with(given, point))]
+    return list({spec.name: spec for spec in found}.values())
+
+
+def _with(given: Mapping[str, Any], point: Point) -> dict[str, Any]:
+    """Return the options with the values of a point in them."""
+    own = {
+        k.removeprefix(METHOD_OPTION): v for k, v in point.items() if k.startswith(METHOD_OPTION)
+    }
+    plain = {k: v for k, v in point.items() if not k.startswith(METHOD_OPTION)}
+    options = {"method_options": {**given.get("method_options", {}), **own}} if own else {}
+    return {**given, **plain, **options}
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def read_sweep(table: Mapping[str, Any]) -> Sweep:
+    """Return a sweep from a table of options, each with a list of values or a range.
+
+    >>> read_sweep({"lr": {"low": 0.01, "high": 0.1, "log": True}, "samples": 5}).ranges
+    {'lr': Range(low=0.01, high=0.1, log=True)}
+    >>> read_sweep({"bufer": [50]})
+    Traceback (most recent call last):
+    ...
+    ValueError: unknown option of the sweep 'bufer', did you mean 'buffer'? (known: ...)
+    """
+    lists: dict[str, list[Any]] = {}
+    ranges: dict[str, Range] = {}
+    for name, value in table.items():
+        if name in RESERVED:
+            continue
+        _check_name(name)
+        if isinstance(value, Mapping):
+            ranges[name] = _range(name, value)
+        else:
+            lists[name] = _list(name, value)
+    samples = table.get("samples")
+    score, statistics = table.get("score", "acc"), table.get("statistics", "ibn")
+    if not lists and not ranges:
+        raise ValueError("the sweep is empty, expected at least one option with values")
+    if samples is not None:
+        at_least(1, samples=samples)
+    elif ranges:
+        name = next(iter(ranges))
+        raise ValueError(f"{name} is a range, expected `samples`, the number of draws, as well")
+    one_of(SWEPT_SCORES, score=score)
+    one_of(STATISTICS, statistics=statistics)
+    return Sweep(lists, ranges, samples, score, statistics)
+
+
+def _check_name(name: str) -> None:
+    if name.startswith(METHOD_OPTION) and name != METHOD_OPTION:
+        return
+    known = [field for field in fields() if field not in ("seed", "validation", "method_options")]
+    if name not in known:
+        raise ValueError(unknown("option of the sweep", name, [*known, f"{METHOD_OPTION}NAME"]))
+
+
+def _list(name: str, value: Any) -> list[Any]:
+    values = value if isinstance(value, list) else [value]
+    if not values:
+        raise ValueError(expected(name, value, "at least one value"))
+    unique = [v for k, v in enumerate(values) if v not in values[:k]]
+    return [definitions(Spec)[name].check(v) if name in definitions(Spec) else v for v in unique]
+
+
+def _range(name: str, value: Mapping[str, Any]) -> Range:
+    wanted = "a range: low and high, numbers with low < high, and perhaps log = true"
+    kind = definitions(Spec)[name].kind if name in definitions(Spec) else float
+    low, high = (_number(value.get(end)) for end in ("low", "high"))
+    log = value.get("log", False)
+    fits = kind in (int, float) and set(value) <= {"low", "high", "log"} and isinstance(log, bool)
+    if not fits or not -math.inf < low < high < math.inf:
+        raise ValueError(expected(name, dict(value), wanted))
+    if log and low <= 0:
+        raise ValueError(expected(f"{name}.low", low, "a number above 0 if log is true"))
+    return Range(low, high, log)
+
+
+def _number(value: Any) -> float:
+    """Return a number as it is, and NaN for anything else."""
+    real = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if real else math.nan
+
+
+def _is_whole(name: str) -> bool:
+    return name in definitions(Spec) and definitions(Spec)[name].kind is int

@@ -1,0 +1,112 @@
+"""What runs were made for: tables of the paper, tables of one's own, and sweeps.
+
+A run stands in a table only if its folder says that it was made for that table (`purpose.json`). A
+run of one's own can have the spec of a row by chance: ER on digits with M = 50 is also a row of the
+paper's tables at small scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dualcba.experiments.paper.catalogue import Experiment, experiments
+from dualcba.experiments.paper.selection import scaled
+from dualcba.experiments.purpose import AskedTable, Purpose, read_purpose
+from dualcba.experiments.result import Result
+from dualcba.experiments.store import PLAN
+from dualcba.experiments.sweep import Sweep
+from dualcba.report.comparison import Served, serve
+from dualcba.report.own_tables import parse_table
+from dualcba.report.sweeps import Trial, trials
+
+Shown = tuple[Experiment, list[Served]]
+"""A table and the results in it."""
+
+
+@dataclass(frozen=True)
+class MadeFor:
+    """The tables and sweeps that runs were made for, with their results."""
+
+    paper: list[Shown] = field(default_factory=list)
+    small: list[Shown] = field(default_factory=list)
+    """The paper's, on handwritten digits."""
+
+    own: list[Shown] = field(default_factory=list)
+    sweeps: list[tuple[Sweep, list[Trial]]] = field(default_factory=list)
+
+    @property
+    def shown(self) -> list[Result]:
+        """The results that need not be shown again; those beside the paper's values are."""
+        tables = [s.results for _, found in (*self.small, *self.own) for s in found]
+        tried = [trial.results for _, found in self.sweeps for trial in found]
+        return [result for results in (*tables, *tried) for result in results]
+
+
+def made_for(runs: Mapping[Path, Result]) -> MadeFor:
+    """Return what runs were made for, from what the folders that hold them say."""
+    stores: dict[Path, dict[str, Result]] = {}
+    for folder, result in runs.items():
+        stores.setdefault(folder.parent, {})[folder.name] = result
+    tables: dict[AskedTable, list[Result]] = {}
+    sweeps: list[tuple[Sweep, list[Trial]]] = []
+    for store, named in stores.items():
+        purpose = _purpose(store)
+        for asked in purpose.tables:
+            tables.setdefault(asked, []).extend(named.values())
+        for one in purpose.sweeps:
+            found = [named[name] for name in one.runs if name in named]
+            sweeps += [(one.sweep, trials(found, one.sweep))] if found else []
+    return _by_kind(tables, sweeps)
+
+
+def _purpose(store: Path) -> Purpose:
+    """Return what a folder says; one of an earlier `dualcba reproduce` says nothing.
+
+    It has no plan either, which `dualcba run` writes. Its runs at the paper's scale are compared
+    with the paper.
+    """
+    found = read_purpose(store)
+    if found is not None:
+        return found
+    earlier = not (store / PLAN).is_file()
+    return Purpose(tables=[AskedTable(name) for name in experiments()] if earlier else [])
+
+
+def _by_kind(
+    tables: Mapping[AskedTable, list[Result]], sweeps: list[tuple[Sweep, list[Trial]]]
+) -> MadeFor:
+    by_name = {name: k for k, name in enumerate(experiments())}
+    order = sorted(tables, key=lambda asked: by_name.get(asked.name, 0))
+    papers = [asked for asked in order if asked.toml is None and asked.name in by_name]
+    return MadeFor(
+        paper=_served(tables, (a for a in papers if a.scale == "paper")),
+        small=_served(tables, (a for a in papers if a.scale == "small")),
+        own=_served(tables, (a for a in order if a.toml is not None)),
+        sweeps=sweeps,
+    )
+
+
+def _served(tables: Mapping[AskedTable, list[Result]], asked: Iterable[AskedTable]) -> list[Shown]:
+    """Return tables with their results, without those that have none.
+
+    A table of one's own may name a method that is not installed here; it is left out, and its runs
+    are shown like those of no table.
+    """
+    found = []
+    for one in asked:
+        try:
+            experiment = _experiment(one)
+        except ValueError:
+            continue
+        served = serve(experiment, tables[one])
+        found += [(experiment, served)] if any(s.results for s in served) else []
+    return found
+
+
+def _experiment(asked: AskedTable) -> Experiment:
+    if asked.toml is not None:
+        return parse_table(asked.name, asked.toml).experiment
+    experiment = experiments()[asked.name]
+    return scaled(experiment) if asked.scale == "small" else experiment

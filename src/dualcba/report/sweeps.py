@@ -1,0 +1,158 @@
+"""The results of a sweep: grouped by what varies, best first, and the best of each method."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dualcba.experiments.paper.catalogue import Entry
+from dualcba.experiments.result import Result
+from dualcba.experiments.sweep import LOWER_IS_BETTER, METHOD_OPTION, Sweep
+from dualcba.report.commands import command
+from dualcba.report.comparison import Measure, Served, measure
+from dualcba.report.names import MISSING, STATISTICS, method_title, score_info, seeds
+from dualcba.report.results import Grouping, validation_note
+from dualcba.report.tables.model import Column, Strong, Table, short_spread, text_columns
+
+SCORES = ("acc", "fm", "acc_auc")
+"""Shown beside the score that is compared."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The runs of one method at one point of a sweep; they differ only by seed."""
+
+    method: str
+    values: tuple[Any, ...]
+    """Of the options that vary, in the order of the sweep; None where the method has none."""
+
+    results: tuple[Result, ...]
+    score: Measure | None
+
+    def named(self, sweep: Sweep) -> str:
+        """Return the values of the options that vary, in words."""
+        pairs = zip(shown_options(sweep), self.values, strict=True)
+        return ", ".join(f"{title(name)} {value}" for name, value in pairs if value is not None)
+
+    def test_command(self) -> str:
+        """Return the command that repeats the runs, scored on the test data."""
+        first = self.results[0].fields | {"validation": 0.0}
+        return command(first, [result.seed for result in self.results])
+
+    def served(self, sweep: Sweep) -> Served:
+        """Return the runs as one curve of a figure."""
+        row = ", ".join(filter(None, (method_title(self.method), self.named(sweep))))
+        given = {k: v for k, v in self.results[0].fields.items() if k != "seed"}
+        return Served(Entry(row, "", given, sweep.statistics, {}), self.results)
+
+
+def shown_options(sweep: Sweep) -> list[str]:
+    """Return the options that vary, without the method, which is always shown."""
+    return [name for name in sweep.varied if name != "method"]
+
+
+def title(option: str) -> str:
+    """Return the name of an option in a table.
+
+    >>> title("adaptor_lr"), title("method_options.alpha")
+    ('adaptor lr', 'alpha')
+    """
+    return option.removeprefix(METHOD_OPTION).replace("_", " ")
+
+
+def trials(results: Iterable[Result], sweep: Sweep) -> list[Trial]:
+    """Return the trials of a sweep, best first; those without the score come last."""
+    ordered = sorted(results, key=lambda result: result.seed)
+    grouping = Grouping(ordered)
+    groups: dict[Hashable, list[Result]] = {}
+    for result in ordered:
+        groups.setdefault(grouping.key(result), []).append(result)
+    found = [_trial(group, sweep) for group in groups.values()]
+    sign = 1 if sweep.score in LOWER_IS_BETTER else -1
+    return sorted(found, key=lambda t: (t.score is None, sign * (t.score.mean if t.score else 0)))
+
+
+def _trial(group: Sequence[Result], sweep: Sweep) -> Trial:
+    values = tuple(_value(group[0], name) for name in shown_options(sweep))
+    score = measure(group, sweep.statistics, sweep.score)
+    return Trial(group[0].method, values, tuple(group), score)
+
+
+def _value(result: Result, name: str) -> Any:
+    if name.startswith(METHOD_OPTION):
+        return (result.fields.get("method_options") or {}).get(name.removeprefix(METHOD_OPTION))
+    return result.fields.get(name)
+
+
+def best_of_each(found: Sequence[Trial]) -> list[Trial]:
+    """Return the best trial of each method that has the score, the best method first."""
+    best: dict[str, Trial] = {}
+    for trial in found:
+        if trial.score is not None:
+            best.setdefault(trial.method, trial)
+    return list(best.values())
+
+
+def sweep_title(sweep: Sweep) -> str:
+    """Return a heading, such as 'Sweep over buffer and lr'."""
+    names = [title(name) for name in sweep.varied]
+    return f"Sweep over {' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}"
+
+
+def sweep_table(found: Sequence[Trial], sweep: Sweep) -> Table:
+    """Return a table of one line per trial, best first; the best of each method is emphasised."""
+    best = best_of_each(found)
+    scores = dict.fromkeys((sweep.score, *SCORES))
+    heads = [Column(s, score_info(name).arrowed) for name in scores for s in STATISTICS.values()]
+    options = [Column(title(name)) for name in shown_options(sweep)]
+    lines = []
+    for trial in found:
+        pairs = [(statistics, name) for name in scores for statistics in STATISTICS]
+        numbers = [short_spread(measure(trial.results, *pair)) for pair in pairs]
+        values = [MISSING if value is None else str(value) for value in trial.values]
+        name = Strong(f"{trial.method} *") if trial in best else trial.method
+        lines.append((name, *values, *numbers))
+    return Table(
+        sweep_title(sweep),
+        (*text_columns("method"), *options, *heads),
+        tuple(lines),
+        _note(found, sweep),
+    )
+
+
+def _note(found: Sequence[Trial], sweep: Sweep) -> str:
+    over = seeds(*(len(trial.results) for trial in found))
+    where = validation_note(found[0].results[0]).removeprefix(", ") or "test data"
+    by = f"{score_info(sweep.score).title} under {STATISTICS[sweep.statistics]}, {where}"
+    return f"by {by}; percent; mean ± 95 % interval over {over}; * best of its method"
+
+
+def best_lines(found: Sequence[Trial], sweep: Sweep) -> list[str]:
+    """Return for each method its best values, their score, and the command on the test data."""
+    lines = []
+    for trial in best_of_each(found):
+        score = f"{score_info(sweep.score).title} {short_spread(trial.score)}"
+        named = trial.named(sweep) or "as given"
+        lines.append(f"best {trial.method}: {named} ({score}, {STATISTICS[sweep.statistics]})")
+        if trial.results[0].validation:
+            lines.append(f"  on the test data: {trial.test_command()}")
+    return lines
+
+
+def best_data(found: Sequence[Trial], sweep: Sweep) -> list[dict[str, Any]]:
+    """Return the best of each method as JSON data."""
+    return [
+        {
+            "method": trial.method,
+            "values": dict(zip(shown_options(sweep), trial.values, strict=True)),
+            "score": sweep.score,
+            "statistics": sweep.statistics,
+            "mean": trial.score and trial.score.mean,
+            "half": trial.score and trial.score.half,
+            "seeds": [result.seed for result in trial.results],
+            "validation": trial.results[0].validation,
+            "test_command": trial.test_command(),
+        }
+        for trial in best_of_each(found)
+    ]

@@ -1,0 +1,53 @@
+"""Tables over several runs of one's own: methods × buffers, and the values of each seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dualcba.report.comparison import Served, measure
+from dualcba.report.names import MISSING, STATISTICS, score_info
+from dualcba.report.results import Collection, stream_title, validation_note
+from dualcba.report.tables.model import Column, Table, number, spread, text_columns
+
+MOST_SEEDS = 12
+"""A table of more columns does not fit a page; the CSV has all seeds."""
+
+
+def by_stream(groups: Sequence[Collection]) -> dict[str, list[Collection]]:
+    """Return collections that differ only by their buffer, by dataset and setting in words."""
+    found: dict[str, list[Collection]] = {}
+    for group in groups:
+        title = stream_title(group.first) + validation_note(group.first)
+        found.setdefault(title, []).append(group)
+    return {title: part for title, part in found.items() if len(part) > 1}
+
+
+def buffer_table(groups: Sequence[Collection], title: str, score: str) -> Table:
+    """Return a table of one score: a row per method, a column per buffer under BN and IBN."""
+    names = list(dict.fromkeys(s.entry.row for group in groups for s in group.served))
+    columns = [Column(s, f"M = {g.first.spec.buffer}") for g in groups for s in STATISTICS.values()]
+    lines = []
+    for name in names:
+        found = [{s.entry.row: s for s in group.served}.get(name) for group in groups]
+        lines.append((name, *(_value(s, k, score) for s in found for k in STATISTICS)))
+    heads = (*text_columns("method"), *columns)
+    return Table(f"{title}: {score_info(score).arrowed} by buffer", heads, tuple(lines))
+
+
+def _value(served: Served | None, statistics: str, score: str) -> str:
+    return MISSING if served is None else spread(measure(served.results, statistics, score))
+
+
+def seed_tables(served: Sequence[Served], title: str, score: str = "acc") -> list[Table]:
+    """Return a table of one score with a column per seed; none for a single seed or too many."""
+    seeds = sorted({r.seed for s in served for r in s.results})
+    if not 1 < len(seeds) <= MOST_SEEDS:
+        return []
+    lines = []
+    for s in served:
+        by_seed = {r.seed: r for r in s.results}
+        for statistics, name in STATISTICS.items():
+            values = [by_seed[k].value(statistics, score) if k in by_seed else None for k in seeds]
+            lines.append((s.entry.row, name, *map(number, values)))
+    columns = (*text_columns("method", "statistics"), *(Column(f"seed {k}") for k in seeds))
+    return [Table(f"{title}: {score_info(score).arrowed} of each seed", columns, tuple(lines))]

@@ -1,0 +1,70 @@
+"""Tables of `dualcba runs`: a store, one run, and two runs beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dualcba.experiments.result import Result
+from dualcba.experiments.runs import Difference, Pair, StoredRun
+from dualcba.report.names import MISSING, STATISTICS, score_info
+from dualcba.report.tables.model import Column, Table, number, text_columns
+
+
+def store_table(runs: Sequence[StoredRun]) -> Table:
+    """Return a table of one line per run: what it is, its ACC, how long it took, its status."""
+    heads = [Column("M"), Column("seed")]
+    heads += [Column(f"ACC, {title}") for title in STATISTICS.values()]
+    columns = (*text_columns("run", "method", "dataset", "setting"), *heads, Column("s"))
+    lines = []
+    for run in runs:
+        found = run.to_dict()
+        scores = found["scores"] or {}
+        words = [_text(found[name]) for name in ("method", "dataset", "setting", "buffer", "seed")]
+        acc = [number(scores.get(statistics, {}).get("acc")) for statistics in STATISTICS]
+        lines.append((str(run.folder), *words, *acc, number(found["seconds"]), run.status))
+    return Table("", (*columns, *text_columns("status")), tuple(lines))
+
+
+def score_table(result: Result) -> Table:
+    """Return a table of one line per score of a run."""
+    names = dict.fromkeys(name for found in result.scores.values() for name in found)
+    pairs = {n: [result.value(s, n) for s in STATISTICS] for n in names}
+    lines = [(score_info(n).arrowed, *map(number, p)) for n, p in pairs.items() if any(_known(p))]
+    heads = map(Column, STATISTICS.values())
+    return Table("", (*text_columns("score"), *heads), tuple(lines))
+
+
+def _known(values: Sequence[float | None]) -> list[bool]:
+    return [value is not None for value in values]
+
+
+def difference_tables(found: Difference) -> list[Table]:
+    """Return a table of the options and versions that differ, and one of the scores."""
+    fields = [(name.replace("_", " "), *_texts(pair)) for name, pair in found.spec.items()]
+    fields += [(f"version: {name}", *_texts(pair)) for name, pair in found.versions.items()]
+    heads = (*text_columns("", "first", "second"),)
+    tables = [Table("What differs", heads, tuple(fields))] if fields else []
+    scores = [
+        (f"{score_info(name).arrowed} {STATISTICS.get(statistics, statistics)}", *_numbers(pair))
+        for statistics, pairs in found.scores.items()
+        for name, pair in pairs.items()
+    ]
+    columns = (*text_columns("score"), *map(Column, ("first", "second", "Δ")))
+    return [*tables, Table("Scores", columns, tuple(scores))]
+
+
+def _numbers(pair: Pair) -> tuple[str, str, str]:
+    first, second = pair
+    gap = None if None in pair else second - first
+    return number(first, 2), number(second, 2), number(gap, 2, sign=True)
+
+
+def _texts(pair: Pair) -> tuple[str, str]:
+    return _text(pair[0]), _text(pair[1])
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k}={v}" for k, v in value.items()) or MISSING
+    return MISSING if value is None else str(value)

@@ -1,0 +1,96 @@
+"""`dualcba runs ls | show | diff | rm | curves`, as tables and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dualcba.experiments import Result, Spec, read_plan, write_plan, write_result
+
+Run = Callable[..., Any]
+ONE, TWO = Spec(method="er"), Spec(method="er-cba", buffer=50)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    folder = tmp_path / "cwd" / "runs" / "x"
+    write_plan(folder, [ONE, TWO])
+    for spec, acc in ((ONE, 70.0), (TWO, 74.5)):
+        scores = {"bn": {"acc": acc}, "ibn": {"acc": acc}}
+        result = Result(spec, 0, scores, {"bn": [[acc]]}, seconds={"total": 2.0})
+        write_result(folder, spec, result.to_dict())
+    return folder
+
+
+def test_ls(dualcba: Run, out: Path) -> None:
+    got = dualcba("runs", "ls")  # ./runs by default
+    assert (got.code, got.err) == (0, "")
+    for word in (ONE.name, TWO.name, "er-cba", "74.5", "complete", "2 runs, 2 complete"):
+        assert word in got.out
+    listed = json.loads(dualcba("runs", "ls", "--json", out).out)
+    assert [(one["method"], one["buffer"], one["status"]) for one in listed] == [
+        ("er", 100, "complete"), ("er-cba", 50, "complete"),
+    ]  # fmt: skip
+    assert listed[1]["scores"]["ibn"]["acc"] == 74.5
+
+
+def test_ls_names_what_is_damaged(dualcba: Run, out: Path) -> None:
+    (out / ONE.name / "result.json").write_text("[]")
+    got = dualcba("runs", "ls")
+    assert got.code == 0
+    assert "damaged" in got.out
+    assert "holds a list, expected the result of a run" in got.err
+
+
+def test_ls_of_an_empty_folder(dualcba: Run, tmp_path: Path) -> None:
+    assert dualcba("runs", "ls", tmp_path / "cwd").out == "0 runs, 0 complete\n"
+    got = dualcba("runs", "ls")
+    assert (got.code, got.err) == (2, "dualcba: runs is missing, expected a folder of runs\n")
+
+
+def test_show(dualcba: Run, out: Path) -> None:
+    got = dualcba("runs", "show", out / TWO.name)
+    assert got.code == 0
+    assert got.out.startswith("dualcba run --method er-cba --dataset digits --buffer 50")
+    for word in ("ACC ↑", "74.5", "total 2.0 s", "result.json"):
+        assert word in got.out
+    shown = json.loads(dualcba("runs", "show", "--json", out / TWO.name).out)
+    assert shown == {"run": str(out / TWO.name)} | json.loads(
+        (out / TWO.name / "result.json").read_text()
+    )
+
+
+def test_diff(dualcba: Run, out: Path) -> None:
+    got = dualcba("runs", "diff", out / ONE.name, out / TWO.name)
+    assert got.code == 0
+    for word in ("buffer", "100", "50", "+4.50"):
+        assert word in got.out
+    found = json.loads(dualcba("runs", "diff", "--json", out / ONE.name, out / TWO.name).out)
+    assert found["spec"]["buffer"] == [100, 50]
+    assert found["scores"]["bn"]["acc"] == [70.0, 74.5]
+    assert found["equal"] is False
+    same = dualcba("runs", "diff", out / ONE.name, out / ONE.name)
+    assert "all scores, accuracies and curves are equal" in same.out
+
+
+def test_rm_asks_and_removes(dualcba: Run, out: Path) -> None:
+    got = dualcba("runs", "rm", out / ONE.name)
+    assert (got.code, got.err) == (2, "dualcba: 1 run to remove, expected --yes\n")
+    assert (out / ONE.name).exists()
+    got = dualcba("runs", "rm", out / ONE.name, out, "--yes")  # one of them is no run
+    assert got.code == 2
+    assert (out / ONE.name).exists()
+    got = dualcba("runs", "rm", out / ONE.name, "--yes", "--json")
+    assert json.loads(got.out) == [str(out / ONE.name)]
+    assert not (out / ONE.name).exists()
+    assert read_plan(out) == [TWO]
+
+
+def test_curves_of_older_results(dualcba: Run, out: Path) -> None:
+    assert dualcba("runs", "curves", "runs").out == "2 files written, 0 already there\n"
+    assert (out / ONE.name / "curves.parquet").read_bytes()[:4] == b"PAR1"
+    assert dualcba("runs", "curves", "runs").out == "0 files written, 2 already there\n"

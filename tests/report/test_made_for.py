@@ -1,0 +1,162 @@
+"""Runs stand in the tables that they were made for, and in no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dualcba.experiments import Result, Spec, make_specs, write_plan, write_result
+from dualcba.experiments.paper.catalogue import Experiment, experiments
+from dualcba.experiments.paper.selection import scaled
+from dualcba.experiments.purpose import AskedTable, add_sweep, add_tables
+from dualcba.experiments.store import distinct, find_runs
+from dualcba.experiments.sweep import read_sweep
+from dualcba.report import write_report
+from dualcba.report.comparison import serve
+from dualcba.report.html import make_page
+from dualcba.report.made_for import MadeFor, made_for
+from dualcba.report.sections import report_sections
+
+
+def made(experiment: Experiment) -> list[Result]:
+    """A result for each entry and two seeds."""
+    entries = enumerate(experiment.entries)
+    return [one(entry.spec, seed, 50.0 + k) for k, entry in entries for seed in (0, 1)]
+
+
+def one(spec: Spec, seed: int, acc: float) -> Result:
+    spec = replace(spec, seed=seed)
+    scores = {"acc": acc + seed, "fm": 9.0, "acc_auc": None}
+    matrix = [[acc + seed] * int(spec.tasks)] * int(spec.tasks)
+    both, matrices = {"bn": scores, "ibn": scores}, {"bn": matrix, "ibn": matrix}
+    return Result(spec, seed, both, matrices, seconds={"train": 1.0})
+
+
+@pytest.fixture(scope="module")
+def main() -> Experiment:
+    return scaled(experiments()["main"])
+
+
+def small(*shown: Experiment, results: list[Result]) -> MadeFor:
+    return MadeFor(small=[(experiment, serve(experiment, results)) for experiment in shown])
+
+
+def test_the_experiments_are_shown_once(main: Experiment) -> None:
+    results = made(main)
+    facts, sections = report_sections(results, small(main, results=results))
+    assert [s.title for s in sections] == [
+        "The paper’s experiments at small scale", "How each number was made"
+    ]  # fmt: skip
+    assert facts[0].name.startswith("Main table")
+    assert "mean of 24 pairs" in facts[0].detail
+
+
+def test_a_run_that_another_one_stands_for_is_not_left_over(main: Experiment) -> None:
+    """`main` first, `per-task` afterwards: it needs scores at any time, and its runs serve both."""
+    other = scaled(experiments()["per-task"])
+    both = [*made(other), *made(main)]
+    for results in (both, both[::-1]):
+        facts, sections = report_sections(results, small(main, other, results=results))
+        assert len(sections) == 2
+        assert not any(f.name.startswith("Highest") for f in facts)
+
+
+def test_the_page_says_that_the_papers_values_do_not_apply(main: Experiment) -> None:
+    results = made(main)
+    page = make_page(results, "small", small(main, results=results))
+    assert "the paper’s values do not apply" in page
+    assert "ER-Dual-CBA over ER" in page
+    assert "21.66" not in page
+
+
+# ---------------------------------------------------------------------- what folders say
+
+THREE = {"dataset": "digits", "method": ["er", "er-cba", "er-dual-cba"], "buffer": 50}
+"""The three rows of a table of the paper, at small scale."""
+
+
+def write(out: Path, results: list[Result]) -> Path:
+    for result in results:
+        assert isinstance(result.spec, Spec)
+        write_result(out, result.spec, result.to_dict())
+    return out
+
+
+def own(out: Path, *, plan: bool = True) -> Path:
+    specs = make_specs(THREE)
+    if plan:
+        write_plan(out, specs)
+    return write(out, [one(spec, 0, 60.0) for spec in specs])
+
+
+@pytest.mark.parametrize("plan", [True, False])
+def test_runs_on_digits_of_ones_own_are_no_experiment(plan: bool, tmp_path: Path) -> None:
+    """They once stood as 'CIFAR-10, M = 200' of the paper's table of costs, at small scale."""
+    runs = find_runs(own(tmp_path, plan=plan))
+    found = made_for(runs)
+    assert (found.small, found.paper, found.own) == ([], [], [])
+    _, sections = report_sections(distinct(runs.values()), found)
+    assert [s.title for s in sections] == ["Digits, online, M = 50", "How each number was made"]
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "CIFAR" not in page
+    assert "small scale" not in page
+
+
+def test_nor_are_runs_of_ones_own_on_a_dataset_of_the_paper(tmp_path: Path) -> None:
+    specs = make_specs({"dataset": "cifar100", "method": ["er", "er-dual-cba"], "eval_every": 0})
+    write_plan(tmp_path, specs)
+    found = made_for(find_runs(write(tmp_path, [one(spec, 0, 20.0) for spec in specs])))
+    assert found == MadeFor()
+
+
+def test_the_same_runs_that_reproduce_made_are_one(tmp_path: Path) -> None:
+    add_tables(own(tmp_path), [AskedTable("computation", "small"), AskedTable("main", "small")])
+    found = made_for(find_runs(tmp_path))
+    assert [experiment.name for experiment, _ in found.small] == ["main", "computation"]
+    assert found.paper == []
+
+
+def test_a_folder_of_an_earlier_version_is_compared_at_the_papers_scale(tmp_path: Path) -> None:
+    """`dualcba reproduce` did not write what its runs are for, and never wrote a plan."""
+    spec = Spec(dataset="cifar100", method="er", eval_every=0)
+    found = made_for(find_runs(write(tmp_path, [one(spec, 0, 20.0)])))
+    assert "main" in [experiment.name for experiment, _ in found.paper]
+    assert found.small == []
+
+
+def test_several_folders_each_with_its_own(tmp_path: Path) -> None:
+    add_tables(own(tmp_path / "a"), [AskedTable("computation", "small")])
+    other = [one(Spec(method="er", buffer=70), seed, 40.0) for seed in (0, 1)]
+    write_plan(tmp_path / "b", [Spec(method="er", buffer=70)])
+    write(tmp_path / "b", other)
+    page = write_report(tmp_path / "a", tmp_path / "b", to=tmp_path / "both.html")
+    assert page == tmp_path / "both.html"
+    text = page.read_text(encoding="utf-8")
+    assert "5 runs, 3 methods, 2 seeds" in text
+    assert "<h1>a, b</h1>" in text
+    assert "small scale" in text
+    assert "Digits, online, M = 70" in text
+
+
+def test_a_sweep_has_a_section_of_its_own(tmp_path: Path) -> None:
+    sweep = read_sweep({"buffer": [20, 50]})
+    specs = [Spec(method="er", buffer=m, validation=0.1) for m in (20, 50)]
+    write(tmp_path, [one(spec, seed, 40.0 + spec.buffer) for spec in specs for seed in (0, 1)])
+    names = [replace(spec, seed=seed).name for spec in specs for seed in (0, 1)]
+    add_sweep(tmp_path, sweep, names)
+    runs = find_runs(tmp_path)
+    _, sections = report_sections(distinct(runs.values()), made_for(runs))
+    assert [s.title for s in sections] == ["Sweep over buffer", "How each number was made"]
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "best er: buffer 50 (ACC 90.5±6.4, IBN)" in text
+    assert "on the test data: dualcba run --method er --dataset digits --buffer 50" in text
+
+
+def test_a_table_that_cannot_be_read_here_leaves_its_runs_among_ones_own(tmp_path: Path) -> None:
+    add_tables(own(tmp_path), [AskedTable("t", toml="[rows.a]\nmethod = 'not-installed'\n")])
+    runs = find_runs(tmp_path)
+    assert made_for(runs) == MadeFor()
+    _, sections = report_sections(distinct(runs.values()), made_for(runs))
+    assert sections[0].title == "Digits, online, M = 50"
