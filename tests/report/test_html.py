@@ -144,7 +144,7 @@ def test_the_newest_task_has_a_table_unless_the_results_are_older(results: list[
 
 def test_scores_that_were_asked_for_have_a_table(results: list[Result]) -> None:
     assert "further scores" not in Page(make_page(results, "plain")).text
-    text = Page(make_page(results, "more", ["learning_acc", "balanced_acc"])).text
+    text = Page(make_page(results, "more", asked=["learning_acc", "balanced_acc"])).text
     assert "Digits, online, M = 100: further scores" in text
     table = text[text.index("M = 100: further scores") :]
     assert "ACC after learning ↑" in table
