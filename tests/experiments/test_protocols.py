@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from dualcba import Dataset
 from dualcba.experiments import Hardware, Result, Spec, make_specs, read_toml
-from dualcba.experiments.paper.catalogue import _read
+from dualcba.experiments.paper.catalogue import make_experiment
 from dualcba.experiments.run import make_learner
 from dualcba.options import PROTOCOLS, definitions, overridden
 from dualcba.report.commands import command
@@ -165,9 +166,12 @@ scores = ["acc"]
 "ER" = { method = "er" }
 "ER again" = { method = "er", protocol = "p10" }
 """
-    assert [e.row for e in _read("two", text).entries] == ["ER, paper", "ER again, p10"]
+    assert [e.row for e in make_experiment("two", tomllib.loads(text)).entries] == [
+        "ER, paper",
+        "ER again, p10",
+    ]
     one = text.replace(', protocol = "p10"', ", lr = 0.1")
-    assert [e.row for e in _read("one", one).entries] == ["ER", "ER again"]
+    assert [e.row for e in make_experiment("one", tomllib.loads(one)).entries] == ["ER", "ER again"]
 
 
 @pytest.mark.parametrize(
