@@ -22,12 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dualcba.data import Dataset, Task
 from dualcba.engine.packet import Array, pack, unpack
 from dualcba.engine.torch_private import suppress_capturable_warning
 from dualcba.errors import expected
-from dualcba.evaluation.recorders import Recorder, Scoring
-from dualcba.learner import Learner
+from dualcba.evaluation.recorders import Recorder
 from dualcba.losses import Adapt, Batch, identity, total
 from dualcba.normalization.statistics import without_tracking
 from dualcba.randomness import generator
@@ -55,16 +53,9 @@ class Alignment(Recorder):
     adaptor only *without* is measured.
     """
 
-    def __init__(
-        self,
-        learner: Learner,
-        data: Dataset,
-        stream: Sequence[Task],
-        steps: Sequence[int],
-        scoring: Scoring | None = None,
-    ) -> None:
-        super().__init__(learner, data, stream, steps, scoring)
-        parts = learner.parts
+    def prepare(self) -> None:
+        """Set up the measurements."""
+        parts = self.learner.parts
         self.lr = parts.context.lr
         self.forward_pass = copy.copy(parts.forward_pass)
         self.forward_pass.context = replace(parts.context, autocast=nullcontext)  # full precision

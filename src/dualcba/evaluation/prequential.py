@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from dualcba.checkpoint import Tensors, check_same_layout
-from dualcba.data import Dataset, Task
-from dualcba.evaluation.recorders import Recorder, Scoring
+from dualcba.evaluation.recorders import Recorder
 from dualcba.evaluation.scores import Scores
 from dualcba.learner import Learner
 from dualcba.normalization.statistics import RunningStatistics
@@ -34,25 +33,18 @@ class Prequential(Recorder):
     a pass over the memory. In between it keeps the last estimate.
     """
 
-    def __init__(
-        self,
-        learner: Learner,
-        data: Dataset,
-        stream: Sequence[Task],
-        steps: Sequence[int],
-        scoring: Scoring | None = None,
-    ) -> None:
-        super().__init__(learner, data, stream, steps, scoring)
+    def prepare(self) -> None:
+        """Set up the measurements."""
         self.starts = [0, *itertools.accumulate(self.lengths)]
         self.every = self.scoring.every or EVERY
         self._key = next(_serial)  # captured graphs write into the counts of one recorder
-        layers = learner.parts.forward_pass.trained_norm_layers
+        layers = self.learner.parts.forward_pass.trained_norm_layers
         asked = tuple(self.scoring.statistics)
         self.statistics = asked if layers else asked[:1]  # without such layers IBN is BN
         self._estimated = False
         with self.engine.scope():
             self._running, self._kept = RunningStatistics(layers), RunningStatistics(layers)
-            zeros = torch.zeros(2, dtype=torch.long, device=learner.device)
+            zeros = torch.zeros(2, dtype=torch.long, device=self.learner.device)
             self._counts = {s: zeros.clone() for s in self.statistics}  # right, and all
         self.marks: dict[str, list[Tensor]] = {s: [] for s in self.statistics}  # at task begins
 

@@ -31,8 +31,8 @@ class RandomFeatures(Recorder):
     2010.
     """
 
-    def __init__(self, *args: Any, **given: Any) -> None:
-        super().__init__(*args, **given)
+    def prepare(self) -> None:
+        """Draw the features."""
         d = int(np.prod(self.data.input_shape))
         rng = generator(self.learner.seed, "random-features")
         weight, phase = rng.normal(0, np.sqrt(2 / d), (d, FEATURES)), rng.random(FEATURES)

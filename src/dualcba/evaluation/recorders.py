@@ -87,6 +87,10 @@ class Recorder:
         self.stream = stream
         self.lengths = list(steps)
         self.scoring = scoring or Scoring()
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Called once, when the run is known and before it begins."""
 
     @property
     def position(self) -> int:
@@ -166,16 +170,9 @@ class Transitions(Recorder):
     last boundary of Split CIFAR-100 the paper's 85th (index 84).
     """
 
-    def __init__(
-        self,
-        learner: Learner,
-        data: Dataset,
-        stream: Sequence[Task],
-        steps: Sequence[int],
-        scoring: Scoring | None = None,
-    ) -> None:
-        super().__init__(learner, data, stream, steps, scoring)
-        self.boundaries = [self._boundary(t) for t in range(1, len(stream))]
+    def prepare(self) -> None:
+        """Set up the measurements."""
+        self.boundaries = [self._boundary(t) for t in range(1, len(self.stream))]
         self.due: dict[int, list[tuple[_Boundary, int]]] = {}
         for boundary in self.boundaries:
             before, length = self.lengths[boundary.task - 1], self.lengths[boundary.task]
