@@ -75,6 +75,25 @@ def _fields(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]
     return names, lambda tree: tuple(getattr(tree, name) for name in names)
 
 
+def as_tensors(tree: Any) -> Any:
+    """Return the tree with tensors on the host, as `unpack` would give it, without a packet.
+
+    >>> as_tensors({"rows": np.arange(3), "augment": None})["rows"].tolist()
+    [0, 1, 2]
+    """
+    if tree is None:
+        return None
+    if isinstance(tree, np.ndarray):
+        wanted = np.float64 if tree.dtype.kind == "f" else np.int64
+        return torch.from_numpy(tree if tree.dtype == wanted else tree.astype(wanted))
+    kind: Any = type(tree)
+    if kind is dict:
+        return {name: as_tensors(value) for name, value in tree.items()}
+    if kind is tuple:
+        return tuple([as_tensors(value) for value in tree])
+    return kind(*[as_tensors(value) for value in _fields(kind)[1](tree)])
+
+
 def unpack(packet: Tensor, layout: Layout) -> Any:
     """Rebuild the packed tree, with views into the packet in the place of arrays.
 

@@ -160,19 +160,25 @@ class StepSampler:
         self.pooled = pooled
 
     def draw(
-        self, step: int, n: int, storable: NDArray[np.bool_], *, outer_batch: bool = False
+        self, step: int, n: int, storable: NDArray[np.bool_] | None, *, outer_batch: bool = False
     ) -> StepDraws[Array]:
         """Draw what a step with n new samples needs.
 
-        `storable` is the mask of samples that may enter the memory; `outer_batch` says whether to
-        draw B_buf.
+        `storable` is the mask of samples that may enter the memory, None for all; `outer_batch`
+        says whether to draw B_buf.
         """
         batches = self._batches(n, outer_batch)
-        memory = self.context.memory
-        slots = np.full(n, memory.size)
-        slots[storable] = memory.slots(int(storable.sum()), self.rng["memory"])
+        slots = self._slots(n, storable)
         noise = self.method.noise(self.rng["method"], step)
         return StepDraws(batches, slots, noise, loss_slot(step))
+
+    def _slots(self, n: int, storable: NDArray[np.bool_] | None) -> Array:
+        memory, rng = self.context.memory, self.rng["memory"]
+        if storable is None:
+            return memory.slots(n, rng)
+        slots = np.full(n, memory.size)
+        slots[storable] = memory.slots(int(storable.sum()), rng)
+        return slots
 
     def _batches(self, n: int, outer_batch: bool) -> BatchDraws[Array]:
         new_augment = self._augment(n)

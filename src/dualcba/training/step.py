@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dualcba.adaptors.outer_step import OuterLoop
 from dualcba.engine import Engine
-from dualcba.engine.packet import Layout, pack, unpack
+from dualcba.engine.packet import Layout, as_tensors, pack, unpack
 from dualcba.losses import Adapt, Batch
 from dualcba.methods import Context, Method
 from dualcba.normalization.layers import collect_penalties
@@ -83,7 +83,8 @@ class TrainingStep:
                 return
             for k in range(self.method.repeats):
                 last = k == self.method.repeats - 1
-                stored = np.full(len(x), last) if storable is None else storable & last
+                stored = None if last else np.zeros(len(x), bool)
+                stored = stored if storable is None else storable & last
                 self._take(x, y, stored, step, update_adaptor and k == 0, first=k == 0)
         except BaseException:
             interrupts.defer()
@@ -99,7 +100,7 @@ class TrainingStep:
         self,
         x: Tensor,
         y: Tensor,
-        storable: NDArray[np.bool_],
+        storable: NDArray[np.bool_] | None,
         step: int,
         update_adaptor: bool,
         *,
@@ -108,23 +109,32 @@ class TrainingStep:
         """Draw what the step needs on the host, then run it on the engine."""
         outer_batch = update_adaptor and self.outer_loop.uses_outer_batch
         drawn = self.sampler.draw(step, len(x), storable, outer_batch=outer_batch)
+        if x.device.type == "cpu":  # there is nothing to transfer, and a packet takes its time
+            if first:
+                self.backup.save_weights()
+            on_host = partial(self.run, drawn=as_tensors(drawn), update_adaptor=update_adaptor)
+            self.engine.run("step", on_host, x, y)
+            return
         packet, layout = pack(drawn)
         trained = len(self.outer_loop.phi) if update_adaptor else 0
-        run = partial(self.run, layout=layout, update_adaptor=update_adaptor)
+        run = partial(self.run_packet, layout=layout, update_adaptor=update_adaptor)
         key = ("step", layout, trained)
         if first and not self.engine.replays(key):
             self.backup.save_weights()
-        if x.is_cuda:  # the launch is short, and what it has queued cannot be taken back
-            interrupts.defer()
+        interrupts.defer()  # the launch is short, and what it has queued cannot be taken back
         self.engine.run(key, run, x, y, packet)
 
-    def run(
+    def run_packet(
         self, x: Tensor, y: Tensor, packet: Tensor, *, layout: Layout, update_adaptor: bool
     ) -> None:
         """Run the step on raw samples and labels, with the draws in a packet."""
+        self.run(x, y, drawn=unpack(packet, layout), update_adaptor=update_adaptor)
+
+    def run(self, x: Tensor, y: Tensor, *, drawn: StepDraws[Tensor], update_adaptor: bool) -> None:
+        """Run the step on raw samples and labels, with all that is random."""
         self.backup.save(with_adaptor=update_adaptor)
         with self.precision.cast_weights():
-            self._run(x, y, unpack(packet, layout), update_adaptor)
+            self._run(x, y, drawn, update_adaptor)
 
     def _store(self, x: Tensor, y: Tensor, storable: NDArray[np.bool_], step: int) -> None:
         """Put the samples into the memory, without training on them."""
