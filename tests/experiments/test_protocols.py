@@ -112,6 +112,10 @@ def test_pixels(images: Dataset) -> None:
 
 def test_a_run_by_p10_says_so(dualcba: Any) -> None:
     short = ("--tasks", "2,2", "--eval-every", 0, "--out", "x")
+    got = dualcba("run", "--method", "er", "--protocol", "p10", *short)
+    assert (got.code, got.files) == (2, [])  # digits have no colours
+    assert "augmentation is 'full' for torch.uint8 samples of shape (1, 8, 8)" in got.err
+    short = ("--augmentation", "partial", *short)
     done = dualcba("run", "--method", "er", "--protocol", "p10", *short)
     assert done.code == 0
     assert "protocol p10" in done.out

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dualcba.checkpoint import check_same_layout
+from dualcba.errors import expected
 from dualcba.evaluation.recorders import BATCH, Recorder
 from dualcba.randomness import generator
 
@@ -59,6 +62,27 @@ class RandomFeatures(Recorder):
         phi = torch.addmm(self.phase, pixels, self.weight).cos().double()
         return phi.mul_(np.sqrt(2 / FEATURES))
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums, and the batches that are not in them yet."""
+        x = {f"x{k}": x for k, (x, _) in enumerate(self.waiting)}
+        y = {f"y{k}": y for k, (_, y) in enumerate(self.waiting)}
+        meta = {"waiting": len(self.waiting)}
+        return {"tensors": self.lda.tensors() | x | y, "meta": meta}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the sums of another recorder."""
+        live, given, waiting = self.lda.tensors(), dict(state["tensors"]), state["meta"]["waiting"]
+        if type(waiting) is not int or not 0 <= waiting <= BATCH:
+            wanted = f"a whole number from 0 to {BATCH}"
+            raise ValueError(expected("batches of random features", waiting, wanted))
+        pairs = [(given.pop(f"x{k}", None), given.pop(f"y{k}", None)) for k in range(waiting)]
+        check_same_layout(live, given)
+        if any(x is None or y is None or len(x) != len(y) for x, y in pairs):
+            raise ValueError("the batches of random features do not fit their labels")
+        for name, tensor in live.items():
+            tensor.copy_(self.engine.receive(given[name]))
+        self.waiting = [(self.engine.receive(x), self.engine.receive(y)) for x, y in pairs]
+
     def result(self) -> dict[str, Any]:
         """Return `{"acc": …, "tasks": […]}`."""
         self._learn()
@@ -89,6 +113,10 @@ class ShrinkageLDA:
         zeros = torch.zeros(features + classes, features, dtype=torch.float64, device=device)
         self.products, self.sums = zeros[:features], zeros[features:]  # Σ φφᵀ, Σ φ of each class
         self.counts = zeros.new_zeros(classes)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the sums by name."""
+        return {"products": self.products, "sums": self.sums, "counts": self.counts}
 
     def update(self, phi: Tensor, y: Tensor) -> None:
         """Add features (n, D) and labels (n,) to the sums; a label of −1 is left out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -277,6 +278,31 @@ class ForwardPass:
 def _cat(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate tensors; a single one stays as it is."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+class Passes:
+    """`ForwardPass.passes` for the method, without a cycle of references.
+
+    A learner without cycles is freed at once, which matters on a GPU.
+    """
+
+    def __init__(self, forward_pass: ForwardPass) -> None:
+        self._forward_pass = weakref.ref(forward_pass)
+
+    def __call__(
+        self, network: Network, batches: Sequence[Batch], views: Sequence[str] = ()
+    ) -> list[Outputs]:
+        """Pass batches through another network."""
+        return self._get().passes(network, batches, views)
+
+    def __reduce__(self) -> tuple[type[Passes], tuple[ForwardPass]]:
+        """Refer to the copy in a copy or pickle of the learner."""
+        return Passes, (self._get(),)
+
+    def _get(self) -> ForwardPass:
+        forward_pass = self._forward_pass()
+        assert forward_pass is not None
+        return forward_pass
 
 
 def _batches(

@@ -20,7 +20,7 @@ from dualcba.normalization.statistics import running_averages
 from dualcba.tasks.class_sets import ClassSets
 from dualcba.training.backup import Backup
 from dualcba.training.draws import StepSampler, uses_pool
-from dualcba.training.forward import ForwardPass
+from dualcba.training.forward import ForwardPass, Passes
 from dualcba.training.guard import StepGuard
 from dualcba.training.learner_arguments import LearnerArguments
 from dualcba.training.loss_monitor import LossMonitor
@@ -102,7 +102,7 @@ def make_parts(
         context, method, views, concat=given.forward == "concat", tracking=given.tracking,
         cast_weights=precision.cast_weights,
     )  # fmt: skip
-    context.passes = forward_pass.passes
+    context.passes = Passes(forward_pass)
     optimizer = make_optimizer(trainable(network) + trainable(method), lr, given)
     virtual = make_virtual_step(optimizer, lr, given)
     outer_loop = OuterLoop(adaptor, rng, method, context, given, virtual)

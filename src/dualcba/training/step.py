@@ -109,7 +109,7 @@ class TrainingStep:
         """Draw what the step needs on the host, then run it on the engine."""
         outer_batch = update_adaptor and self.outer_loop.uses_outer_batch
         drawn = self.sampler.draw(step, len(x), storable, outer_batch=outer_batch)
-        if x.device.type == "cpu":  # there is nothing to transfer, and a packet takes its time
+        if self.guard.waits:  # on a CPU there is nothing to transfer, and a packet takes its time
             if first:
                 self.backup.save_weights()
             on_host = partial(self.run, drawn=as_tensors(drawn), update_adaptor=update_adaptor)
