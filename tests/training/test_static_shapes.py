@@ -102,6 +102,7 @@ def test_steps_with_equal_keys_have_equal_shapes(
 ) -> None:
     """Once the memory is full there are two kinds of steps: with and without the outer one."""
     learner = make_learner(method, buffer=16)
+    learner.parts.training_step.stay_on_device()  # keys are those of the path of a GPU
     run, keys = learner.parts.engine.run, []
 
     def spy(key: Any, fn: Any, *inputs: Tensor) -> None:
