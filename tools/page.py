@@ -12,7 +12,8 @@ What stands between a marker and `<!-- end -->` is replaced:
     <!-- agreed SCORE -->                                how many of those that were run do, and
     <!-- counted SCORE -->                               what becomes of all, within a line
     <!-- against EXPERIMENT "COLUMN" ROW [BASE] -->      a row minus another, by default "default",
-                                                         within a line
+                                                         within a line; BASE may be
+                                                         EXPERIMENT:ROW of another one
 
 Where several files have the same run, the one with most seeds is taken; of those that have as many,
 the first that `<!-- prefer FILE … -->` names.

@@ -353,17 +353,25 @@ def not_run(cells: Iterable[tuple[str, Served]]) -> str:
 
 
 def against(found: Collected, experiment: str, column: str, row: str, base: str) -> str:
-    """Return a row's ACC and FM minus those of another row, on common seeds, in a line."""
-    served = {s.entry.row: s for s in found.serve(experiment, column)}
-    known_rows = [e.row for e in named(experiment).entries if e.column == column]
-    for name in (row, base):
-        if name not in known_rows:
-            raise ValueError(unknown(f"row of {experiment}", name, known_rows))
-    if row not in served or base not in served:
+    """Return a row's ACC and FM minus those of another row, on common seeds, in a line.
+
+    The other row may be of another experiment: EXPERIMENT:ROW.
+    """
+    where, _, name = base.rpartition(":")
+    one = row_of(found, experiment, column, row)
+    other = row_of(found, where or experiment, column, name)
+    if one is None or other is None:
         return "not measured yet"
-    one, other = served[row], served[base]
     both = one.entry.statistics, other.entry.statistics
     gaps = {score: gap(one, other, both, score) for score in COUNTED}
     seeds = gaps["acc"].seeds
     parts = [f"{score_info(score).title} {signed(g)}" for score, g in gaps.items()]
     return ", ".join(parts) + f" ({seeds} seeds)" * (seeds > 1)
+
+
+def row_of(found: Collected, experiment: str, column: str, row: str) -> Served | None:
+    """Return a row of a column, None if it has not been run."""
+    rows_ = [e.row for e in named(experiment).entries if e.column == column]
+    if row not in rows_:
+        raise ValueError(unknown(f"row of {experiment}", row, rows_))
+    return next((s for s in found.serve(experiment, column) if s.entry.row == row), None)
