@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -92,6 +92,14 @@ class Collected:
         for file in self.prefer:
             self.of(file)
 
+    @cached_property
+    def _by_identity(self) -> dict[Hashable, list[Group]]:
+        """The groups by the identity of their specs, of which few are near an entry."""
+        found: dict[Hashable, list[Group]] = {}
+        for group in self.groups:
+            found.setdefault(group.results[0].identity, []).append(group)
+        return found
+
     def of(self, file: str) -> list[Group]:
         """Return the groups of one file."""
         found = [g for g in self.groups if g.file == file]
@@ -101,7 +109,8 @@ class Collected:
 
     def serving(self, entry: Entry) -> Group | None:
         """Return the group with most seeds that serves an entry; of several, a preferred file's."""
-        found = [g for g in self.groups if matches(g.results[0], entry.spec, entry.source)]
+        near = self._by_identity.get(entry.identity, ())
+        found = [g for g in near if matches(g.results[0], entry.spec, entry.source)]
         most = max((len(g.results) for g in found), default=0)
         found = [g for g in found if len(g.results) == most]
         named = [g for file in self.prefer for g in found if g.file == file]

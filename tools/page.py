@@ -9,6 +9,11 @@ What stands between a marker and `<!-- end -->` is replaced:
     <!-- gained EXPERIMENT "COLUMN" PART -->             one part of that, within a line
     <!-- variants FILE SCORE … -->                       every row of a file
     <!-- agreement -->                                   how many cells agree with the paper
+    <!-- agreed SCORE -->                                how many of those that were run do, and
+    <!-- counted SCORE -->                               what becomes of all, within a line
+    <!-- against EXPERIMENT "COLUMN" ROW [BASE] -->      a row minus another, by default "default",
+                                                         within a line; BASE may be
+                                                         EXPERIMENT:ROW of another one
 
 Where several files have the same run, the one with most seeds is taken; of those that have as many,
 the first that `<!-- prefer FILE … -->` names.
@@ -25,14 +30,29 @@ from typing import Any
 from dualcba.errors import unknown
 from dualcba.experiments.spec import fields
 from tools.collected import Collected, Fields, Group
-from tools.page_parts import agreement, columns, each, gained, gains, table, variants
+from tools.page_parts import (
+    against,
+    agreed,
+    agreement,
+    columns,
+    counted,
+    each,
+    gained,
+    gains,
+    table,
+    variants,
+)
 
 MARKER = re.compile(r"<!-- (.*?) -->")
 END = "<!-- end -->"
 WORDS = {
     "table": (1, 2), "gains": (1, 2), "gained": (3,), "variants": range(1, 9), "agreement": (0,),
+    "agreed": (1,), "counted": (1,), "against": (3, 4),
 }  # fmt: skip
 """How many words a marker may have."""
+
+
+WITHIN_A_LINE = ("gained", "agreed", "counted", "against")
 
 
 def words(marker: str) -> tuple[str, list[str], dict[str, Any]]:
@@ -59,8 +79,8 @@ def filled(marker: str, found: Collected, readings: Iterable[tuple[str, str, Fie
     for field in changed:
         if field not in fields():
             raise ValueError(unknown("field", field, fields()))
-    if name == "gained":
-        return gained(found, about[0], about[1], about[2], changed)
+    if name in WITHIN_A_LINE:
+        return within_a_line(name, about, changed, found)
     if name == "agreement":
         text = agreement(found, readings)
     elif name == "variants":
@@ -69,6 +89,15 @@ def filled(marker: str, found: Collected, readings: Iterable[tuple[str, str, Fie
         make = table if name == "table" else gains
         text = each(make, found, about[0], about[1] if about[1:] else "", changed)
     return f"\n\n{text}\n\n"
+
+
+def within_a_line(name: str, about: Sequence[str], changed: Fields, found: Collected) -> str:
+    """What belongs behind a marker within a line."""
+    if name == "gained":
+        return gained(found, about[0], about[1], about[2], changed)
+    if name == "against":
+        return against(found, about[0], about[1], about[2], *(about[3:] or ["default"]))
+    return agreed(found, about[0]) if name == "agreed" else counted(found, about[0])
 
 
 def rewrite(text: str, groups: Sequence[Group]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,20 +10,23 @@ from typing import Any
 from dualcba.errors import unknown
 from dualcba.experiments.paper.catalogue import Entry, experiments
 from dualcba.experiments.result import NAMED, identity
-from dualcba.report.comparison import (
-    TOLERANCE,
-    Measure,
-    Row,
-    Served,
-    Share,
-    known,
-    rows,
-    within_tolerance,
+from dualcba.report.agreement import (
+    CELL_HEADS,
+    COUNT_HEADS,
+    COUNTED,
+    attempts,
+    cell_line,
+    count_line,
+    paper_entries,
+    tally,
+    total_line,
 )
+from dualcba.report.comparison import TOLERANCE, Row, Served, known, rows
 from dualcba.report.gains import Gap, alike, gap
-from dualcba.report.names import MISSING, STATISTICS, method_title, score_info, split_method
+from dualcba.report.names import STATISTICS, method_title, score_info, split_method
 from dualcba.report.results import SCORING, usual
 from dualcba.report.tables.model import number, p_value
+from dualcba.report.tables.model import plain_spread as spread
 from dualcba.report.tables.scores import WIDE
 from tools.collected import Collected, Fields, Sourced, named
 
@@ -45,19 +49,7 @@ GAINS = {
 def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     body = ["| " + " | ".join(line) + " |" for line in (heads, *lines)]
     body.insert(1, "|---" * len(heads) + "|")
-    return "\n".join(body).replace("|  |", "| |")
-
-
-def spread(m: Measure | None, digits: int = 1) -> str:
-    """Return mean ± half-width.
-
-    >>> spread(Measure(26.25, 4.04, 3)), spread(Measure(26.31, None, 1)), spread(None)
-    ('26.2 ± 4.0', '26.3 (1 seed)', '–')
-    """
-    if m is None:
-        return MISSING
-    half = " (1 seed)" if m.half is None else f" ± {m.half:.{digits}f}"
-    return number(m.mean, digits) + half
+    return re.sub(r"\|  (?=\|)", "| ", "\n".join(body))
 
 
 def over(counts: Mapping[str, int]) -> str:
@@ -233,60 +225,153 @@ def gained(found: Collected, experiment: str, column: str, part: str, changed: F
 
 
 def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> str:
-    """Return how many cells agree with the paper's ACC, by table; which do not; what is not run."""
-    usual: list[tuple[str, str, Fields]] = [(n, c, {}) for n in experiments() for c in columns(n)]
-    lines, far, counted = [], [], []
-    distinct: dict[Hashable, Row] = {}
-    missing: dict[str, list[str]] = {}
-    for name, column, changed in [*usual, *readings]:
-        asked = [e for e in named(name).entries if e.column == column and e.paper.get("acc")]
-        served = [s for s in found.serve(name, column, changed) if s.entry.paper.get("acc")]
-        cells = rows(served, ["acc"])
-        where = ", ".join([column, *(f"{k} = {v}" for k, v in changed.items())])
-        if asked and not cells and not changed:
-            missing.setdefault(name, []).append(column)
-        if cells:
-            lines.append([name, where, as_text(within_tolerance(cells)), str(len(asked))])
-        far += [[name, where, *outside(row)] for row in cells if row.cells[0].within is False]
-        for s, row in zip(served, cells, strict=True) if not changed else ():
-            counted.append(row)
-            spec, entry = s.entry.spec, s.entry
-            run = identity(spec), spec.agnostic_from, entry.donor, entry.statistics
-            distinct.setdefault((*run, row.cells[0].paper), row)
-    if not lines:
+    """Return how many cells agree with the paper, by table; which do not; what is not run."""
+    counted = every_cell(found)
+    lines = [count_line(name, column, part) for (name, column), part in by_place(counted).items()]
+    other = list(other_readings(found, readings))
+    lines += [count_line(name, where, part) for name, where, part in other]
+    if not any(s.results for _, s in counted):
         return NOTHING
-    lines.append(["**all**", "", f"**{as_text(within_tolerance(counted), percent=True)}**", ""])
-    heads = ["experiment", "column", "cells that agree", "cells of the paper"]
+    cells = rows([s for _, s in counted], COUNTED)
+    lines.append([f"**{text}**" if text else "" for text in total_line(cells)])
     parts = [
-        f"Cells within max({TOLERANCE} points, the interval) of the paper's ACC, of those that "
-        "have been run:",
-        markdown(heads, lines),
-        "Some runs stand in several tables beside the same value. Counted once: "
-        f"{as_text(within_tolerance(distinct.values()), percent=True)}.\n"
-        f"Of all, {near(counted)} lie "
-        f"within {TOLERANCE} points; the others that agree do so by their interval alone.\nAnother "
-        "reading of a setting has the field in its line and is not in the total.",
+        f"Cells within max({TOLERANCE} points, the interval) of the paper's value, of those that "
+        "have been run, and how many the paper has:",
+        markdown(COUNT_HEADS, lines),
+        "By table:",
+        markdown(("experiment", *COUNT_HEADS[2:]), by_experiment(counted)),
+        "\n".join(tally(cells, score).sentence(score) for score in COUNTED)
+        + "\nSome runs stand in several tables beside the same value. Counted once: "
+        + " and ".join(f"{once(counted, s)} in {score_info(s).title}" for s in COUNTED)
+        + f".\nOf all, {near(cells)} values of ACC lie within {TOLERANCE} points; the others that "
+        "agree do so by their interval alone.\nAnother reading of a setting has the field in its "
+        "line and is not in the total.",
     ]
-    if far:
-        heads = ["experiment", "column", "row", "ours", "paper", "difference"]
-        parts += ["The cells that do not agree:", markdown(heads, far)]
-    if missing:
-        lists = [f"- {name}: {'; '.join(where)}" for name, where in missing.items()]
-        parts += ["Not run yet:", "\n".join(lists)]
+    for score in COUNTED:
+        if far := disagreeing(found, counted, score):
+            title = score_info(score).title
+            parts += [f"The cells that do not agree in {title}:", markdown(CELL_HEADS, far)]
+    if missing := not_run(counted):
+        parts += ["Not run yet, with the number of rows:", missing]
     return "\n\n".join(parts)
 
 
-def near(rows: Iterable[Row]) -> int:
-    """Return how many are within the tolerance, whatever their interval."""
-    differences = [row.cells[0].difference for row in rows]
+def agreed(found: Collected, score: str) -> str:
+    """Return how many of the cells that were run agree in a score, in a line."""
+    if score not in COUNTED:
+        raise ValueError(unknown("score", score, COUNTED))
+    return tally(rows([s for _, s in every_cell(found)], COUNTED), score).share or NOTHING
+
+
+def counted(found: Collected, score: str) -> str:
+    """Return what becomes of all cells of the paper in a score, in a line."""
+    if score not in COUNTED:
+        raise ValueError(unknown("score", score, COUNTED))
+    return tally(rows([s for _, s in every_cell(found)], COUNTED), score).sentence(score)
+
+
+def every_cell(found: Collected) -> list[tuple[str, Served]]:
+    """Return every entry for which the paper gives a value, by the name of its table."""
+    cells = []
+    for name, experiment in experiments().items():
+        for entry in paper_entries(experiment):
+            group = found.serving(entry)
+            cells.append((name, Served(entry, group.results if group else ())))
+    return cells
+
+
+def by_place(cells: Iterable[tuple[str, Served]]) -> dict[tuple[str, str], list[Row]]:
+    """Return the rows of each column of each table."""
+    places: dict[tuple[str, str], list[Row]] = {}
+    for name, served in cells:
+        places.setdefault((name, served.entry.column), []).extend(rows([served], COUNTED))
+    return places
+
+
+def by_experiment(cells: Sequence[tuple[str, Served]]) -> list[list[str]]:
+    """Return the counts of each table."""
+    names = dict.fromkeys(name for name, _ in cells)
+    parts = {one: rows([s for name, s in cells if name == one], COUNTED) for one in names}
+    return [[name, *count_line(name, "", part)[2:]] for name, part in parts.items()]
+
+
+def other_readings(
+    found: Collected, readings: Iterable[tuple[str, str, Fields]]
+) -> Iterable[tuple[str, str, list[Row]]]:
+    """Yield the name, the column with its fields, and the rows of readings that are on a page."""
+    for name, column, changed in readings:
+        served = [s for s in found.serve(name, column, changed) if s.entry.paper.get("acc")]
+        asked = [e for e in paper_entries(named(name)) if e.column == column]
+        missing = [Served(e, ()) for e in asked if e.row not in {s.entry.row for s in served}]
+        where = ", ".join([column, *(f"{k} = {v}" for k, v in changed.items())])
+        if served:
+            yield name, where, rows([*served, *missing], COUNTED)
+
+
+def disagreeing(
+    found: Collected, cells: Iterable[tuple[str, Served]], score: str
+) -> list[list[str]]:
+    """Return the cells that do not agree in a score, each with what was tried."""
+    others = [Served(Entry("", "", g.fields, "bn", {}), g.results) for g in found.groups]
+    lines = []
+    for name, s in cells:
+        (row,) = rows([s], COUNTED)
+        if next(c for c in row.cells if c.score == score).within is False:
+            text = attempts(s.entry, score, others, lambda e: found.serving(e) is not None)
+            lines.append(cell_line(name, s.entry.column, row, score, text) or [])
+    return lines
+
+
+def once(cells: Iterable[tuple[str, Served]], score: str) -> str:
+    """Return the share of cells that agree, each run beside the same value counted once."""
+    distinct: dict[Hashable, Row] = {}
+    for _, s in cells:
+        if s.results:
+            spec, entry = s.entry.spec, s.entry
+            run = identity(spec), spec.agnostic_from, entry.donor, entry.statistics
+            distinct.setdefault((*run, entry.paper.get(score)), rows([s], COUNTED)[0])
+    return tally(distinct.values(), score).share
+
+
+def near(found: Iterable[Row]) -> int:
+    """Return how many values of ACC are within the tolerance, whatever their interval."""
+    differences = [c.difference for row in found for c in row.cells if c.score == "acc"]
     return sum(d is not None and abs(d) <= TOLERANCE for d in differences)
 
 
-def as_text(share: Share, *, percent: bool = False) -> str:
-    text = f"{share.within} of {share.cells}"
-    return f"{text}, {share.percent or 0.0:.0f} %" if percent else text
+def not_run(cells: Iterable[tuple[str, Served]]) -> str:
+    """Return a list of the columns with entries that have not been run."""
+    missing: dict[str, Counter[str]] = {}
+    for name, s in cells:
+        if not s.results:
+            missing.setdefault(name, Counter())[s.entry.column] += 1
+    lists = {name: [f"{c} ({n})" for c, n in where.items()] for name, where in missing.items()}
+    return "\n".join(f"- {name}: {'; '.join(where)}" for name, where in lists.items())
 
 
-def outside(row: Row) -> list[str]:
-    cell = row.cells[0]
-    return [row.row, spread(cell.ours), number(cell.paper, 2), number(cell.difference, sign=True)]
+# ---------------------------------------------------------------------- one row against another
+
+
+def against(found: Collected, experiment: str, column: str, row: str, base: str) -> str:
+    """Return a row's ACC and FM minus those of another row, on common seeds, in a line.
+
+    The other row may be of another experiment: EXPERIMENT:ROW.
+    """
+    where, _, name = base.rpartition(":")
+    one = row_of(found, experiment, column, row)
+    other = row_of(found, where or experiment, column, name)
+    if one is None or other is None:
+        return "not measured yet"
+    both = one.entry.statistics, other.entry.statistics
+    gaps = {score: gap(one, other, both, score) for score in COUNTED}
+    seeds = gaps["acc"].seeds
+    parts = [f"{score_info(score).title} {signed(g)}" for score, g in gaps.items()]
+    return ", ".join(parts) + f" ({seeds} seeds)" * (seeds > 1)
+
+
+def row_of(found: Collected, experiment: str, column: str, row: str) -> Served | None:
+    """Return a row of a column, None if it has not been run."""
+    rows_ = [e.row for e in named(experiment).entries if e.column == column]
+    if row not in rows_:
+        raise ValueError(unknown(f"row of {experiment}", row, rows_))
+    return next((s for s in found.serve(experiment, column) if s.entry.row == row), None)

@@ -1,4 +1,5 @@
-"""Write the tables of `docs/results.md` and of the pages in `docs/results/` from `results/`.
+"""Write the tables of `docs/results.md`, of the pages in `docs/results/`, and the numbers of
+`docs/departures.md` and `README.md`, from `results/`.
 
 usage: python -m tools.publish [--check]
 
@@ -23,9 +24,10 @@ BREAK = "\0"
 
 
 def read_pages(docs: Path) -> dict[Path, str]:
-    """Return the text of the summary and of the pages behind it."""
+    """Return the text of the summary, of the pages behind it, and of those that quote numbers."""
     paths = [docs / "results.md", *sorted((docs / "results").glob("*.md"))]
-    return {path: path.read_text("utf-8") for path in paths}
+    quoting = [docs / "departures.md", docs.parent / "README.md"]
+    return {path: path.read_text("utf-8") for path in paths + [p for p in quoting if p.exists()]}
 
 
 def rewrite_pages(pages: Mapping[Path, str], groups: Sequence[Group]) -> dict[Path, str]:

@@ -546,6 +546,78 @@ def test_cycled_batches_repeat_labelled_samples_and_store_each_once(digits: Data
     assert run.learner.memory.seen == len(fresh)
 
 
+def test_all_samples_can_be_the_unlabelled_ones_of_cycled_batches(digits: Dataset) -> None:
+    given = {"labelled_batches": "cycled", "unlabelled_samples": "all"}
+    run = Run(semi_spec("er", **given), digits, CPU)
+    spy = Spy(run.learner)
+    list(run.steps())
+    assert run.has_label is not None
+    fresh: set[int] = set()
+    for task, (one,) in zip(run.stream, run.schedule, strict=True):
+        some, rest = one.rows[:, :16], one.rows[:, 16:]
+        assert run.has_label[some].all()
+        assert len(set(rest.ravel())) == rest.size == len(task.train) // 16 * 16
+        assert run.has_label[rest].any()
+        assert one.storable is not None
+        assert not one.storable[:, 16:].any()
+        assert one.storable.sum() == len(set(some.ravel()))  # each is stored once
+        fresh |= set(one.rows[one.storable])
+    assert run.learner.memory.seen == len(fresh)
+    for new, adapted, loss in spy.steps:
+        (z, y), *mem, (strong, _) = adapted
+        hidden = np.concatenate([y[:16], np.full(16, -1)])  # the labels of the others are not used
+        view = np.concatenate([np.zeros_like(z[:16]), strong])
+        want = oracle(z, view, hidden, new.z.detach().double().numpy())
+        assert loss == pytest.approx(want + sum(mean(ce(*b)) for b in mem), abs=1e-4)
+
+
+@given(seed=st.integers(0, 2**31), n=st.integers(1, 12))
+def test_all_samples_of_a_mixed_batch_can_be_unlabelled_ones_too(seed: int, n: int) -> None:
+    method = FixMatch(ER(), threshold=0.5, every=True)
+    new, mem, _ = problem(method, seed, n)
+    z, strong, y = arrays(new)
+    want = mean(ce(z[y >= 0], y[y >= 0])) + mean(ce(mem[0].z.numpy(), mem[0].y.numpy()))
+    want += oracle(z, strong, np.full(n, -1), z, threshold=0.5)
+    assert method.loss(new, mem, identity).item() == pytest.approx(want, abs=1e-6)
+
+
+@pytest.mark.parametrize("base", [ER, DERpp])
+def test_the_pseudo_labels_can_be_compared_with_raw_logits(base: type[Method]) -> None:
+    adapted, raw = (FixMatch(base(), threshold=0.6, adapted=a) for a in (True, False))
+    new, mem, outer = problem(raw, 5, 10)
+    r = torch.from_numpy(np.random.default_rng(9).normal(size=(20 + 4 * len(mem), C)) * 6)
+    got, other = (m.loss(new, mem, lambda b: b.z + r[b.rows]).item() for m in (raw, adapted))
+    _, strong, y = arrays(new)
+    alone = [
+        oracle(new.z.numpy(), view, y, new.z.numpy(), threshold=0.6)  # the labelled part is equal
+        for view in (strong, strong + r[new.views["strong"].rows].numpy())
+    ]
+    assert got - other == pytest.approx(alone[0] - alone[1], abs=1e-6)
+    sets = ClassSets(C)
+    sets.new_task([0, 1, 2])
+    sets.new_task([3, 4])
+    adaptor = ADAPTORS["dual-cba"](sets, torch.Generator().manual_seed(0), width=8).double()
+    head = torch.nn.Linear(D, C).double()
+    both = (hypergradient(adaptor, raw, new, mem, outer, head, 0.3, closed_form=c) for c in (0, 1))
+    for a, b in zip(*both, strict=True):
+        assert a is not None
+        assert b is not None
+        assert torch.allclose(a, b, rtol=1e-9, atol=1e-14)
+
+
+def test_a_spec_says_what_the_unlabelled_loss_is() -> None:
+    spec = Spec(method="er-dual-cba", setting="semi-0.2")
+    assert (spec.unlabelled_samples, spec.pseudo_labels) == ("rest", "adapted")
+    assert Spec(method="er", setting="semi-0.2").pseudo_labels is None
+    for name, value in (("unlabelled_samples", "all"), ("pseudo_labels", "raw")):
+        with pytest.raises(ValueError, match=f"{name} is '{value}', expected .* semi-supervised"):
+            Spec(method="er-dual-cba", **{name: value})
+    data = load_dataset("digits")
+    made = runner.make_learner(replace(spec, pseudo_labels="raw"), data, CPU).method
+    assert isinstance(made, FixMatch)
+    assert (made.adapted, made.every) == (False, False)
+
+
 def test_cycled_batches_hide_labels_as_well(digits: Dataset, differ: Any) -> None:
     clean, poisoned = (
         Run(semi_spec("er-dual-cba", labelled_batches="cycled"), digits, CPU) for _ in range(2)

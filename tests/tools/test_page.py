@@ -106,10 +106,54 @@ def test_cells_agree_within_the_tolerance_or_the_interval() -> None:
     assert f"| normalisation | {COLUMN} | 1 of 4 | 16 |" in text  # BN: 29.0 against 25.29
     assert f"| main | {COLUMN} | ER-Dual-CBA | 32.0 ± 0.6 | 29.14 | +2.9 |" in text
     assert f"| normalisation | {COLUMN} | ER, IBN | 0.0 ± 0.0 | 24.67 | −24.7 |" in text
-    assert "| **all** | | **3 of 9, 33 %** | |" in text  # also no transfer, bi-level
-    assert "Counted once: 2 of 5, 40 %." in text
-    assert "Of all, 2 lie within 2.5 points;" in text  # ER, in two tables
-    assert "- main: CIFAR-10, M = 200;" in text
+    assert "| **all** | | **3 of 9, 33 %** | **327** | **1 of 9, 11 %** | **318** |" in text
+    # FM, 50 − ACC here: ER-CBA agrees by its interval alone
+    acc = "Of the 327 values of ACC in the paper, 3 agree (1 %), 6 do not, and 318 have not been"
+    assert acc in text  # also no transfer, bi-level
+    assert "Counted once: 2 of 5, 40 % in ACC and" in text
+    assert "Of all, 2 values of ACC lie within 2.5 points;" in text  # ER, in two tables
+    assert "- main: CIFAR-10, M = 200 (17);" in text
+    assert f"| main | {COLUMN} | 2 of 3 | 17 |" in text
+    assert between("agreed acc", [near, wide, far]) == "3 of 9, 33 %"
+    assert between("counted acc", [near, wide, far]).startswith(acc)
+
+
+def test_a_cell_that_does_not_agree_has_what_was_tried() -> None:
+    far = group("a.json", "lucir", (24.0, 24.0), (25.0, 25.0))
+    other = group("b.json", "lucir", (11.0, 11.0), (11.0, 11.0), method_options={"rehearse": False})
+    merged = group("c.json", "lucir", (9.0, 9.0), method_options={"merge": True})
+    head = f"| main | {COLUMN} | LUCIR | 24.5 ± 6.4 | 8.28 | +16.2 | "
+    text = between("agreement", [far, other])
+    planned = "not run yet: “LUCIR, frozen”, “LUCIR, merged”, “LUCIR, merged and frozen” |"
+    assert f"{head}rehearse = no: 11.0 ± 0.0; {planned}" in text
+    text = between("agreement", [far, merged])
+    planned = "not run yet: “LUCIR, frozen”, “LUCIR, merged and frozen” |"
+    assert f"{head}merge = yes: 9.0 (1 seed); {planned}" in text
+
+
+def test_what_was_tried_keeps_what_the_row_is_about() -> None:
+    """Frozen parts, other layers and other protocols are not other readings of a cell."""
+    far = group("a.json", "er-dual-cba", (2.0, 2.0), (2.0, 2.0))
+    others = [
+        group("b.json", "er-dual-cba", (3.0, 3.0), **fields)
+        for fields in ({"freeze_after": 4}, {"norm": "cn"}, {"levels": "joint"}, {"divide": True})
+    ]
+    (line,) = [
+        line
+        for line in between("agreement", [far, *others]).splitlines()
+        if line.startswith(f"| main | {COLUMN} | ER-Dual-CBA | 2.0 ± 0.0 | 29.14")
+    ]
+    assert "| divide = yes: 3.0 (1 seed); not run yet: “divided, never frozen”, " in line
+
+
+def test_a_row_against_the_default() -> None:
+    default = group("a.json", "er-dual-cba", (1.0, 30.0), (1.0, 31.0), (1.0, 32.0))
+    other = group("b.json", "er-dual-cba", (1.0, 29.0), (1.0, 29.5), outer_every=1)
+    marker = f'against readings-text "{COLUMN}" "outer step every step"'
+    assert between(marker, [default, other]) == "ACC −1.2 ± 3.2, FM +1.2 ± 3.2 (2 seeds)"
+    assert between(marker, [default]) == "not measured yet"
+    with pytest.raises(ValueError, match="unknown row of readings-text 'outer step'"):
+        between(f'against readings-text "{COLUMN}" "outer step"', [default])
 
 
 def test_gains_are_paired_by_seed() -> None:

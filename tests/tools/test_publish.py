@@ -61,7 +61,7 @@ def test_readings_of_one_page_count_in_the_agreement_of_another() -> None:
     pages[Path("c.md")] = prefer.group()
     found = publish.rewrite_pages(pages, read(publish.RESULTS))
     assert (
-        "| semi | CIFAR-100, M = 2000, labelled_batches = mixed | 0 of 12 | 12 |"
+        "| semi | CIFAR-100, M = 2000, labelled_batches = mixed | 0 of 12 | 12 | 6 of 12 | 12 |"
         in (found[Path("a.md")])
     )
 

@@ -186,6 +186,73 @@ def test_phi_moves_first_then_theta_with_the_new_phi_on_the_same_logits(
     assert not torch.allclose(now, learner.adaptor.adapt(Z, learner.adaptor(Z)), atol=1e-3)
 
 
+NETWORK_FIRST: dict[str, Any] = {"outer_every": 1, "update_order": "network-first"}
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"space": "probability"}])
+@pytest.mark.parametrize("method", ["er-cba", "er-dual-cba", "derpp-dual-cba"])
+def test_network_first_makes_both_steps_with_phi_before_its_update(
+    method: str, options: dict[str, Any], make_learner: Make, teach: Teach, make_batches: Any,
+    monkeypatch: Any,
+) -> None:  # fmt: skip
+    """φ moves as if it came first, θ and what is stored as if φ had not moved, to the last bit."""
+    learner, usual, still = (make_learner(method, outer_every=1, **options) for _ in range(3))
+    for one in (learner, usual, still):
+        teach(one)
+    learner.parts.outer_loop.network_first = True
+    monkeypatch.setattr(still.parts.outer_loop, "step", lambda *_: None)
+    for one in (learner, usual, still):
+        one.observe(*make_batches(3)[1][0])
+    got, phi, theta = (one.state_dict()["tensors"] for one in (learner, usual, still))
+    assert {k.split(".")[0] for k in got} >= {"adaptor", "adaptor_optimizer", "network", "memory"}
+    for name, value in got.items():
+        assert torch.equal(value, (phi if name.startswith("adaptor") else theta)[name]), name
+    weight = "network.module.0.weight"
+    assert not torch.equal(got[weight], phi[weight])
+
+
+@pytest.mark.parametrize("order", ["network-first", "adaptor-first"])
+def test_network_first_makes_the_virtual_step_of_the_last_layer_the_real_one(
+    order: str, make_learner: Make, teach: Teach, make_batches: Any, monkeypatch: Any
+) -> None:
+    """L_buf is that of the last layer which the step leaves, as in the paper's Eq. (6)."""
+    given = {**NETWORK_FIRST, "update_order": order}
+    learner = teach(make_learner("er-dual-cba", adaptor_lr=0.1, **given))
+    seen: list[Batch] = []
+    terms = learner.parts.outer_loop.outer_terms
+    loop = learner.parts.outer_loop
+    monkeypatch.setattr(loop, "outer_terms", lambda b: seen.append(b) or terms(b))
+    learner.observe(*make_batches(3)[1][0])
+    real = learner.network.head(seen[-1].h).detach()
+    assert torch.allclose(seen[-1].z, real, atol=1e-5) is (order == "network-first")
+
+
+def test_both_orders_are_the_same_where_phi_stands_still(
+    make_learner: Make, teach: Teach, differ: Differ
+) -> None:
+    one, other = (
+        teach(make_learner("er-dual-cba", outer_every=99, update_order=order), tasks=1)
+        for order in ("adaptor-first", "network-first")
+    )
+    assert differ(one.state_dict(), other.state_dict()) == []
+
+
+def test_one_mean_over_all_samples_is_the_sum_of_means_at_half_the_rate(
+    make_learner: Make, teach: Teach, make_batches: Any
+) -> None:
+    """With as many samples from the memory as new ones, the virtual step included."""
+    both = (("batches", 0.05), ("samples", 0.1))
+    learners = [teach(make_learner("er-dual-cba", outer_every=1), steps=4) for _ in both]
+    for learner, (mean, lr) in zip(learners, both, strict=True):
+        learner.method.sample_mean = mean == "samples"
+        learner.parts.context.lr.fill_(lr)
+        learner.observe(*make_batches(3)[1][0])
+    one, other = (learner.state_dict()["tensors"] for learner in learners)
+    for name, value in one.items():
+        if name.startswith(("network.", "adaptor.")):
+            torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
 def test_the_outer_step_is_adam_on_the_hypergradient(
     make_learner: Make, teach: Teach, make_batches: Any, monkeypatch: Any
 ) -> None:

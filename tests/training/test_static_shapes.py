@@ -91,6 +91,16 @@ def test_nor_does_one_of_a_single_level(
     assert len(ran) == 10
 
 
+@pytest.mark.parametrize("method", ["er-cba", "derpp-dual-cba"])
+def test_nor_does_one_that_updates_the_network_first(
+    method: str, make_learner: Make, teach: Teach, monkeypatch: Any
+) -> None:
+    learner = make_learner(method, update_order="network-first", outer_every=1)
+    ran = strictly(learner, monkeypatch)
+    teach(learner)
+    assert len(ran) == 10
+
+
 def test_the_guard_against_waiting_sees_an_item() -> None:
     with pytest.raises(AssertionError, match="waits"), NoSync():
         torch.ones(3).sum().item()

@@ -32,7 +32,8 @@ class OuterLoop:
     `adaptor` may be None; then nothing is updated and logits stay raw. `rng` draws the adaptor's
     weights when they are reset. `levels`, `every`, `warmup` and `freeze_after` are the learner's
     `levels`, `outer_every`, `outer_warmup` and `freeze_after`; `outer_terms` are the terms of its
-    `outer_loss`. `virtual` is the virtual step, by default that of plain SGD.
+    `outer_loss`; `network_first` says that θ is trained with φ before its update. `virtual` is the
+    virtual step, by default that of plain SGD.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class OuterLoop:
         self.method = method
         self.context = context
         self.levels = options.levels
+        self.network_first = options.update_order == "network-first"
         self.virtual = context.lr if virtual is None else virtual
         self.outer_terms = make_outer_terms(options.outer_loss, method, context.sets)
         self.every = options.outer_every
@@ -114,6 +116,19 @@ class OuterLoop:
         for p, g in zip(trainable(self.adaptor), grads, strict=True):
             p.grad = g
         self.optimizer.step()
+
+    def step_and_adapt(self, new: Batch, mem: Sequence[Batch], outer_batch: Batch | None) -> Adapt:
+        """Update φ once and return `adapt`, by φ after its update or, if `network_first`, before.
+
+        The virtual step of the last layer is made with φ before its update. So if `network_first`,
+        it is the step that the last layer then makes.
+        """
+        if self.network_first:
+            adapt = self.adapt(new, mem)
+            self.step(new, mem, outer_batch)
+            return adapt
+        self.step(new, mem, outer_batch)
+        return self.adapt(new, mem)
 
     def _gradient(self, new: Batch, mem: Sequence[Batch], outer_batch: Batch | None) -> Grads:
         assert self.adaptor is not None

@@ -156,7 +156,12 @@ def batches(task: Task, batch_size: int, rng: np.random.Generator) -> IntArray:
 
 
 def cycled(
-    task: Task, is_labelled: NDArray[np.bool_], batch_size: int, rng: np.random.Generator
+    task: Task,
+    is_labelled: NDArray[np.bool_],
+    batch_size: int,
+    rng: np.random.Generator,
+    *,
+    every: bool = False,
 ) -> tuple[IntArray, NDArray[np.bool_]]:
     """Combine each unlabelled batch of a task with a labelled one, as FixMatch is usually trained.
 
@@ -173,17 +178,20 @@ def cycled(
         The number of labelled and the number of unlabelled samples of each step.
     rng
         Shuffles the samples.
+    every
+        Whether the labelled samples are also among the unlabelled ones.
 
     Returns
     -------
     rows
         Sample indices of shape (steps, 2 · batch_size), labelled samples first.
     first
-        Mask of the same shape: whether the sample occurs for the first time.
+        Mask of the same shape: whether the sample occurs for the first time. With `every`, samples
+        in the place of unlabelled ones do not count.
     """
     mask = is_labelled[task.train]
     with_label = task.arrivals(task.train[mask], rng)
-    without_label = task.arrivals(task.train[~mask], rng)
+    without_label = task.arrivals(task.train if every else task.train[~mask], rng)
     steps = len(without_label) // batch_size
     if not steps or not len(with_label):
         number = len(without_label)
@@ -192,5 +200,5 @@ def cycled(
     position = np.arange(steps * batch_size)
     shape = (2, steps, batch_size)
     rows = np.stack([with_label[position % len(with_label)], without_label[position]])
-    first = np.stack([position < len(with_label), position >= 0])
+    first = np.stack([position < len(with_label), np.full(len(position), not every)])
     return np.concatenate([*rows.reshape(shape)], 1), np.concatenate([*first.reshape(shape)], 1)

@@ -403,7 +403,8 @@ def make_schedule(
 
     def one(task: Task) -> Pass:
         if has_label is not None and spec.labelled_batches == "cycled":
-            rows, first = cycled(task, has_label, spec.batch_size, rng)
+            every = spec.unlabelled_samples == "all"
+            rows, first = cycled(task, has_label, spec.batch_size, rng, every=every)
             return Pass(rows, has_label[rows] & first)
         rows = batches(task, spec.batch_size, rng)
         return Pass(rows, None if has_label is None else has_label[rows])
@@ -434,7 +435,8 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
     method = base(**spec.method_options)
     if "semi" in parse_settings(spec.setting):
         first = spec.batch_size if spec.labelled_batches == "cycled" else 0
-        method = FixMatch(method, labelled=first)
+        every, adapted = spec.unlabelled_samples == "all", spec.pseudo_labels != "raw"
+        method = FixMatch(method, labelled=first, every=every, adapted=adapted)
     shared = {name: getattr(spec, name) for name in definitions(TrainingOptions)}
     raw = data if spec.pixels == "normalised" else replace(data, mean=[0.0], std=[1.0])
     return Learner(

@@ -31,6 +31,9 @@ from dualcba.options import (
 )
 from dualcba.parsing import parse_toml
 
+SEMI = {"labelled_batches": "mixed", "unlabelled_samples": "rest", "pseudo_labels": "adapted"}
+"""The options of semi-supervised settings alone, with their defaults."""
+
 OFFLINE_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     ("cifar100", base): {"adaptor_lr": 0.0001} for base in ("derpp", "clser", "rar")
 }
@@ -133,9 +136,11 @@ def _check_setting(spec: Spec) -> None:
             f"the setting {spec.setting!r} does not fit the method {spec.method!r} with merge, "
             "expected no merge: it shuffles the samples of a task, and this setting orders them"
         )
-    if spec.labelled_batches == "cycled" and not semi:
-        wanted = "'mixed' unless the setting is semi-supervised"
-        raise ValueError(expected("labelled_batches", spec.labelled_batches, wanted))
+    for name, usual in SEMI.items() if not semi else ():
+        value = getattr(spec, name)
+        if value not in (usual, None):
+            wanted = f"{usual!r} unless the setting is semi-supervised"
+            raise ValueError(expected(name, value, wanted))
 
 
 def _check_boundaries(spec: Spec) -> None:

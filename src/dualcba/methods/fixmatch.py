@@ -36,6 +36,11 @@ class FixMatch(Wrapper):
     labelled
         The number of labelled samples at the start of each batch. They have separate batch
         statistics and no strong view. 0 means that any sample may be labelled.
+    every
+        Whether all samples with a strong view are used as unlabelled ones, not only those without
+        a label. Behind leading labelled samples, labels are not used.
+    adapted
+        Whether a bias adaptor corrects the logits of the strong view.
 
     References
     ----------
@@ -46,12 +51,21 @@ class FixMatch(Wrapper):
     unlabelled = True
 
     def __init__(
-        self, method: Method, *, threshold: float = 0.95, weight: float = 1.0, labelled: int = 0
+        self,
+        method: Method,
+        *,
+        threshold: float = 0.95,
+        weight: float = 1.0,
+        labelled: int = 0,
+        every: bool = False,
+        adapted: bool = True,
     ) -> None:
         super().__init__(method)
         self.threshold = threshold
         self.weight = weight
         self.labelled = labelled
+        self.every = every
+        self.adapted = adapted
 
     def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Memory:
         """Return the memory of the wrapped method; raise unless the samples are images."""
@@ -65,18 +79,26 @@ class FixMatch(Wrapper):
 
     def observe(self, new: Batch, mem: Sequence[Batch]) -> None:
         """Let the wrapped method observe the labelled samples."""
-        self.method.observe(self._labelled(new, (new.y >= 0).to(new.z.dtype)), mem)
+        self.method.observe(self._labelled(new, self._has_label(new)), mem)
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return the method's terms of labelled samples, and CE(strong, ŷ) of unlabelled ones."""
-        labelled = (new.y >= 0).to(new.z.dtype)
+        labelled = self._has_label(new)
         terms = self.method.terms(self._labelled(new, labelled), mem)
-        unlabelled = 1 - labelled[self.labelled :]  # among the samples with a strong view
+        own = labelled[self.labelled :]  # those with a strong view
+        unlabelled = torch.ones_like(own) if self.every else 1 - own
         confidence, guess = new.z[self.labelled :].detach().softmax(1).max(1)
         confident = (confidence >= self.threshold).to(labelled.dtype) * unlabelled
         strong = replace(new.views["strong"], y=guess)
         each = confident * (len(unlabelled) / unlabelled.sum().clamp(min=1.0))
-        return [*terms, CrossEntropy(strong, self.weight, each=each)]
+        return [*terms, CrossEntropy(strong, self.weight, self.adapted, each=each)]
+
+    def _has_label(self, new: Batch) -> Tensor:
+        """Return (n,) 1 for samples whose label is used, else 0."""
+        labelled = (new.y >= 0).to(new.z.dtype)
+        if self.every and self.labelled:
+            labelled[self.labelled :] = 0
+        return labelled
 
     def _labelled(self, new: Batch, labelled: Tensor) -> Batch:
         """Return the batch with weights (n,) that leave out unlabelled samples, with mean 1."""

@@ -144,12 +144,15 @@ def temporary_momentum(layers: Sequence[BatchNormBase]) -> Iterator[Callable[[fl
 def ibn_momentum(k: int, average: str, eta: float = 0.1) -> float:
     """Return the weight of the k-th batch (from 1) in a running average of k batches.
 
-    `"cumulative"` is the plain mean of all batches; `"ema"` is the paper's exponential moving
-    average with rate `eta`, with bias correction.
+    The average begins at zero. `"cumulative"` is the plain mean of all batches; `"literal"` is the
+    paper's exponential moving average with rate `eta`, whose weights add up to 1 − (1 − eta)^k;
+    `"ema"` is the same divided by that sum.
 
     >>> ibn_momentum(4, "cumulative")
     0.25
     >>> [round(ibn_momentum(k, "ema"), 3) for k in (1, 2)]
     [1.0, 0.526]
     """
+    if average == "literal":
+        return eta
     return 1.0 / k if average == "cumulative" else eta / (1.0 - (1.0 - eta) ** k)

@@ -45,10 +45,12 @@ __all__ = ["Option", "definitions", "fill", "option", "same_as"]
 AdaptorKind = Literal["cba", "dual-cba", "balanced-cba"]
 OuterDraw = Literal["memory", "balanced"]
 Targets = Literal["adapted", "raw"]
+PseudoLabels = Literal["adapted", "raw"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
 VirtualStepName = Literal["optimizer", "sgd"]
 OuterLoss = Literal["method", "ce", "adjusted"]
 Levels = Literal["bi", "joint", "buffer"]
+UpdateOrder = Literal["adaptor-first", "network-first"]
 SpecificPart = Literal["single", "individual", "none"]
 Space = Literal["logit", "probability"]
 Norm = Literal["bn", "cn", "adab2n"]
@@ -56,7 +58,7 @@ Statistics = Literal["bn", "ibn"]
 ForwardMode = Literal["split", "concat"]
 Head = Literal["linear", "cosine"]
 Tracking = Literal["all", "labelled", "memory"]
-IBNAverage = Literal["cumulative", "ema"]
+IBNAverage = Literal["cumulative", "ema", "literal"]
 Augmentation = Literal["none", "partial", "full"]
 BoundaryMode = Literal["given", "inferred"]
 OnOutlier = Literal["raise", "skip", "clip"]
@@ -66,6 +68,7 @@ Pixels = Literal["normalised", "unit"]
 ProtocolName = Literal["paper", "p10"]
 Readout = Literal["head", "ncm"]
 LabelledBatches = Literal["mixed", "cycled"]
+UnlabelledSamples = Literal["rest", "all"]
 AnytimeScores = Literal["both", "bn", "ibn"]
 NetworkName = Literal["resnet18", "resnet18-slim", "mlp"]
 EngineName = Literal["auto", "eager", "captured"]
@@ -241,6 +244,13 @@ class TrainingOptions:
         ADAPTOR,
         adaptors=CBA,
     )
+    update_order: UpdateOrder = option(
+        "adaptor-first",
+        "order of the updates in a step: adaptor-first (the network is then updated with the new "
+        "adaptor), or network-first (with the adaptor before its update, as in the paper)",
+        ADAPTOR,
+        adaptors=CBA,
+    )
     virtual: VirtualStepName = option(
         "optimizer",
         "virtual step of the last layer in the outer loss: optimizer (the step that the optimiser "
@@ -313,7 +323,10 @@ class TrainingOptions:
     )
     ibn_augment: bool = option(True, "augment the memory when IBN estimates statistics", EVALUATION)
     ibn_average: IBNAverage = option(
-        "cumulative", "how IBN averages over batches of the memory", EVALUATION
+        "cumulative",
+        "how IBN averages over batches of the memory: cumulative (their mean), ema (a moving "
+        "average, its weights divided by their sum), or literal (the same, not divided)",
+        EVALUATION,
     )
     readout: Readout = option(
         "head",
@@ -371,6 +384,18 @@ class RunOptions(TrainingOptions):
         "semi-supervised: mixed (one batch of both), or cycled (a labelled batch beside each "
         "unlabelled one)",
         DATA,
+    )
+    unlabelled_samples: UnlabelledSamples = option(
+        "rest",
+        "semi-supervised: samples of the unlabelled loss: the rest (without a label), or all of "
+        "the task",
+        DATA,
+    )
+    pseudo_labels: PseudoLabels = option(
+        "adapted",
+        "semi-supervised: logits of the unlabelled loss: adapted by the adaptor, or raw",
+        ADAPTOR,
+        adaptors=CBA,
     )
     network: NetworkName = option("resnet18-slim", "network to train", NETWORK)
     norm: Norm = option("bn", "normalisation layers in training", NETWORK)

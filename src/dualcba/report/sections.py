@@ -12,6 +12,7 @@ from dualcba.experiments.matching import matches
 from dualcba.experiments.paper.catalogue import Experiment
 from dualcba.experiments.result import Result
 from dualcba.experiments.sweep import Sweep
+from dualcba.report.agreement import agreement_tables
 from dualcba.report.commands import repeat
 from dualcba.report.comparison import (
     TOLERANCE,
@@ -93,6 +94,7 @@ def report_sections(
     """
     made = made or MadeFor()
     groups = collections(results)
+    every = [s for group in groups for s in group.served]
     rest = collections(_beyond(made.shown, results))
     paper = [row for e, s in made.paper for row in rows(s, e.scores)]
     facts = [
@@ -108,6 +110,8 @@ def report_sections(
     ):
         parts = [_experiment(e, s, asked) for e, s in found]
         sections += [Section(title, [text], parts)] if parts else []
+        if found is made.paper and (tables := agreement_tables(found, every)):
+            sections[-1].parts.insert(0, Section("Agreement with the paper", [*tables]))
     sections += [_sweep(sweep, found) for sweep, found in made.sweeps]
     sections += [_by_buffer(title, part) for title, part in by_stream(rest).items()]
     sections += [_collection(group, asked) for group in rest]

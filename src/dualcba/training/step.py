@@ -1,8 +1,9 @@
-"""One training step (Algorithm 1): φ is updated if it is due, then θ, then the memory.
+"""One training step: φ is updated if it is due, then θ, then the memory.
 
 Everything random arrives in a packet and nothing waits for the device, so the same code runs
 eagerly and as a captured graph. φ is updated first, from the logits that θ is then trained on:
-through the virtual step of `dualcba.adaptors.hypergradient` both updates share one forward.
+through the virtual step of `dualcba.adaptors.hypergradient` both updates share one forward. The
+paper's Algorithm 1 updates θ first; see `update_order` and docs/departures.md.
 
 A step that fails or is refused is undone. All that can fail comes first. The weights, the averages
 of the method and the memory are changed last, without interruption by signals.
@@ -174,8 +175,9 @@ class TrainingStep:
         self.method.observe(new, mem)
         self.outer_loop.observe(new, mem, drawn.batches.filled)
         if update_adaptor:
-            self.outer_loop.step(new, mem, outer_batch)
-        adapt = self.outer_loop.adapt(new, mem)
+            adapt = self.outer_loop.step_and_adapt(new, mem, outer_batch)
+        else:
+            adapt = self.outer_loop.adapt(new, mem)
         loss = self._backward(new, mem, adapt)
         with torch.no_grad():
             columns = self._columns(new, adapt)

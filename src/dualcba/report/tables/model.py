@@ -78,6 +78,18 @@ def spread(m: Measure | Gap | None, digits: int = 1, *, sign: bool = False) -> s
     return f"{mean} ± {half}"
 
 
+def plain_spread(m: Measure | None, digits: int = 1) -> str:
+    """Return mean ± half-width with plain spaces; a single seed is mentioned.
+
+    >>> plain_spread(Measure(26.25, 4.04, 3)), plain_spread(Measure(26.31, None, 1))
+    ('26.2 ± 4.0', '26.3 (1 seed)')
+    """
+    if m is None:
+        return MISSING
+    half = " (1 seed)" if m.half is None else f" ± {m.half:.{digits}f}"
+    return number(m.mean, digits) + half
+
+
 def short_spread(m: Measure | Gap | None, digits: int = 1, *, sign: bool = False) -> str:
     """Return mean ± half-width without spaces, for a terminal.
 

@@ -1,0 +1,235 @@
+"""Agreement with the paper, cell by cell: how many agree, which do not, and what else was tried.
+
+A cell is one score of one entry of the paper's tables. It agrees if it differs by at most
+`TOLERANCE` points or by our interval (`Cell.within`). What was not run is counted as not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dualcba.experiments.paper.catalogue import READINGS, Entry, Experiment, experiments
+from dualcba.experiments.result import NAMED
+from dualcba.report.comparison import TOLERANCE, Row, Served, measure, rows
+from dualcba.report.names import score_info
+from dualcba.report.results import SCORING
+from dualcba.report.tables.model import Table, number, plain_spread, text_columns
+
+COUNTED = ("acc", "fm")
+"""The scores whose cells are counted."""
+
+KEPT = (
+    *NAMED, "protocol", "validation", "real_time", "tasks", "class_order", "network", "epochs",
+    "norm", "levels", "agnostic", "freeze_after",
+)  # fmt: skip
+"""Fields in which another reading of a cell does not differ."""
+
+READ = ("labelled_batches", "method_options", *SCORING)
+"""Fields that an entry gives and in which another reading of it may differ."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Cells of the paper: those that agree, those that were run, and all of them.
+
+    >>> Tally(2, 3, 17) + Tally(1, 1, 1)
+    Tally(agree=3, run=4, cells=18)
+    """
+
+    agree: int = 0
+    run: int = 0
+    cells: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.agree + other.agree, self.run + other.run, self.cells + other.cells)
+
+    @property
+    def of_run(self) -> str:
+        """How many of those that were run agree."""
+        return f"{self.agree} of {self.run}" if self.run else "not run" if self.cells else ""
+
+    @property
+    def share(self) -> str:
+        """The same with its percentage.
+
+        >>> Tally(2, 3, 17).share
+        '2 of 3, 67 %'
+        """
+        return f"{self.of_run}, {100 * self.agree / self.run:.0f} %" if self.run else self.of_run
+
+    def sentence(self, score: str) -> str:
+        """Return what becomes of all cells of the paper, in words."""
+        percent = 100 * self.agree / max(self.cells, 1)
+        return (
+            f"Of the {self.cells} values of {score_info(score).title} in the paper, {self.agree} "
+            f"agree ({percent:.0f} %), {self.run - self.agree} do not, and "
+            f"{self.cells - self.run} have not been run."
+        )
+
+
+def tally(found: Iterable[Row], score: str) -> Tally:
+    """Count the cells of a score.
+
+    >>> from dualcba.report.comparison import Cell, Measure
+    >>> cells = [Cell("acc", "bn", m, None, 21.66) for m in (Measure(22.0, None, 1), None)]
+    >>> tally([Row("ER", "", "bn", (), (cell,)) for cell in cells], "acc")
+    Tally(agree=1, run=1, cells=2)
+    """
+    cells = [c for row in found for c in row.cells if c.score == score and c.paper is not None]
+    within = [c.within for c in cells]
+    return Tally(within.count(True), len(within) - within.count(None), len(within))
+
+
+def paper_entries(experiment: Experiment) -> list[Entry]:
+    """Return the entries for which the paper gives a counted score, column by column."""
+    columns = list(dict.fromkeys(e.column for e in experiment.entries))
+    entries = sorted(experiment.entries, key=lambda e: columns.index(e.column))
+    return [e for e in entries if any(e.paper.get(score) is not None for score in COUNTED)]
+
+
+def by_column(served: Iterable[Served]) -> dict[str, list[Row]]:
+    """Return the rows of each column, with the counted scores."""
+    found: dict[str, list[Row]] = {}
+    for row in rows(served, COUNTED):
+        found.setdefault(row.column, []).append(row)
+    return found
+
+
+# ---------------------------------------------------------------------- what was tried
+
+
+def tried(entry: Entry, others: Iterable[Served]) -> list[tuple[str, Served]]:
+    """Return other runs of an entry's cell, each named by the fields in which it differs.
+
+    They have its method, dataset, setting and buffer, and whatever else its row gives.
+    """
+    found = []
+    for other in others:
+        fields = other.entry.fields
+        if other.results and _same_cell(entry, other) and (changed := _changed(entry, fields)):
+            found.append((", ".join(f"{k} = {_text(v)}" for k, v in changed.items()), other))
+    return found
+
+
+def planned(entry: Entry, served: Callable[[Entry], bool]) -> list[str]:
+    """Return the rows of other readings of an entry's cell that have not been run."""
+    entries = [e for name in READINGS for e in experiments()[name].entries]
+    alike = [e for e in entries if e.donor == entry.donor and _keeps(entry, e.fields)]
+    new = [e for e in alike if _changed(entry, e.fields) and not served(e)]
+    return list(dict.fromkeys(e.row for e in new))
+
+
+def _same_cell(entry: Entry, other: Served) -> bool:
+    """Whether a run has the named and given fields of an entry, and its class-agnostic part."""
+    fields, origin = other.entry.fields, other.results[0].agnostic_provenance or {}
+    loaded = fields.get("agnostic_from") is not None
+    same_part = loaded is (entry.donor is not None) and origin.get("dataset") == entry.donor
+    return same_part and _keeps(entry, fields)
+
+
+def _keeps(entry: Entry, fields: Mapping[str, Any]) -> bool:
+    own = entry.fields
+    given = [name for name in entry.given if name not in READ]
+    return all(fields.get(name) == own.get(name) for name in (*KEPT, *given))
+
+
+def _changed(entry: Entry, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields in which a run differs from an entry; options of the method by name."""
+    own, ignored = entry.fields, (*SCORING, "seed", "agnostic_from", "method_options")
+    changed = {k: v for k, v in fields.items() if k not in ignored and v != own.get(k)}
+    usual, options = own.get("method_options") or {}, fields.get("method_options") or {}
+    return changed | {k: v for k, v in options.items() if v != usual.get(k)}
+
+
+def _text(value: object) -> str:
+    return "yes" if value is True else "no" if value is False else str(value)
+
+
+# ---------------------------------------------------------------------- tables
+
+COUNT_HEADS = ("experiment", "column", "ACC agrees", "of the paper", "FM agrees", "of the paper")
+CELL_HEADS = ("experiment", "column", "row", "ours", "paper", "difference", "tried")
+
+
+def count_line(name: str, where: str, found: Iterable[Row]) -> list[str]:
+    """Return the counts of a column of a table as text."""
+    line, lines = [name, where], list(found)
+    for score in COUNTED:
+        one = tally(lines, score)
+        line += [one.of_run, str(one.cells or "")]
+    return line
+
+
+def total_line(found: Sequence[Row]) -> list[str]:
+    """Return the counts of all cells as text."""
+    parts = [tally(found, score) for score in COUNTED]
+    return ["all", "", *(text for one in parts for text in (one.share, str(one.cells)))]
+
+
+def cell_line(name: str, where: str, row: Row, score: str, attempts: str) -> list[str] | None:
+    """Return a cell that does not agree as text, else None."""
+    (cell,) = (c for c in row.cells if c.score == score)
+    if cell.within is not False:
+        return None
+    numbers = plain_spread(cell.ours), number(cell.paper, 2), number(cell.difference, sign=True)
+    return [name, where, row.row, *numbers, attempts]
+
+
+def attempts(
+    entry: Entry, score: str, others: Iterable[Served], served: Callable[[Entry], bool]
+) -> str:
+    """Return what other runs of an entry's cell gave, and which readings are still to be run."""
+    parts = [
+        f"{what}: {plain_spread(measure(one.results, entry.statistics, score))}"
+        for what, one in tried(entry, others)
+    ]
+    rest = ", ".join(f"“{row}”" for row in planned(entry, served))
+    return "; ".join([*parts, *([f"not run yet: {rest}"] if rest else [])]) or "nothing yet"
+
+
+def agreement_tables(
+    shown: Iterable[tuple[Experiment, Sequence[Served]]], others: Sequence[Served] = ()
+) -> list[Table]:
+    """Return the counts of all the paper's tables, and the cells that do not agree, by score.
+
+    `others` are all runs, among which are those that were tried for a cell.
+    """
+    found = {experiment.name: list(served) for experiment, served in shown}
+    if not any(paper_entries(experiments()[name]) for name in found if name in experiments()):
+        return []
+    every: list[tuple[str, Served]] = []
+    for name, experiment in experiments().items():
+        runs = {(s.entry.row, s.entry.column): s.results for s in found.get(name, ())}
+        entries = paper_entries(experiment)
+        every += [(name, Served(e, runs.get((e.row, e.column), ()))) for e in entries]
+    return [_counts(every), *_far(every, others)]
+
+
+def _counts(every: Sequence[tuple[str, Served]]) -> Table:
+    lines, all_rows = [], []
+    for name in dict.fromkeys(name for name, _ in every):
+        for column, part in by_column(s for one, s in every if one == name).items():
+            lines.append(tuple(count_line(name, column, part)))
+            all_rows += part
+    lines.append(tuple(total_line(all_rows)))
+    note = " ".join(tally(all_rows, score).sentence(score) for score in COUNTED)
+    rule = f"A value agrees within max({TOLERANCE} points, the interval). "
+    title = "All values of ACC and FM in the paper"
+    return Table(title, text_columns(*COUNT_HEADS), tuple(lines), rule + note)
+
+
+def _far(every: Sequence[tuple[str, Served]], others: Sequence[Served]) -> list[Table]:
+    ran = {s.entry.identity for s in others if s.results}
+    tables = []
+    for score in COUNTED:
+        lines = []
+        for name, s in every:
+            (row,) = rows([s], COUNTED)
+            if next(c for c in row.cells if c.score == score).within is False:
+                text = attempts(s.entry, score, others, lambda e: e.identity in ran)
+                lines.append(tuple(cell_line(name, s.entry.column, row, score, text) or ()))
+        title = f"Values of {score_info(score).title} that do not agree"
+        tables += [Table(title, text_columns(*CELL_HEADS), tuple(lines))] if lines else []
+    return tables

@@ -1,0 +1,70 @@
+"""Agreement with the paper, counted over all of its cells, in the report."""
+
+from __future__ import annotations
+
+import pytest
+
+from dualcba.experiments import Result, Spec
+from dualcba.experiments.paper.catalogue import NAMES, READINGS, experiments
+from dualcba.report.agreement import COUNTED, agreement_tables, paper_entries
+from dualcba.report.comparison import serve
+from dualcba.report.made_for import MadeFor
+from dualcba.report.results import collections
+from dualcba.report.sections import report_sections
+
+CELLS = {
+    "main": (102, 102), "semi": (72, 72), "blurry": (24, 24), "offline": (24, 24),
+    "per-task": (9, 0), "normalisation": (32, 32), "transfer-intra": (14, 14),
+    "transfer-inter": (9, 9), "bilevel": (6, 6), "architecture": (8, 8), "small-buffers": (27, 27),
+}  # fmt: skip
+"""How many values of ACC and of FM each table of the paper has; its repeated rows count once."""
+
+
+def run(method: str, acc: float, fm: float, **fields: object) -> Result:
+    scores = {s: {"acc": acc, "fm": fm} for s in ("bn", "ibn")}
+    given = {"method": method, "dataset": "cifar100", "buffer": 2000, "eval_every": 0} | fields
+    return Result(Spec(**given), 0, scores)  # type: ignore[arg-type]
+
+
+def test_the_number_of_cells() -> None:
+    found = {
+        name: tuple(
+            sum(entry.paper.get(score) is not None for entry in paper_entries(experiment))
+            for score in COUNTED
+        )
+        for name, experiment in experiments().items()
+    }
+    assert {name: counts for name, counts in found.items() if any(counts)} == CELLS
+    assert [sum(counts) for counts in zip(*CELLS.values(), strict=True)] == [327, 318]
+    assert set(experiments()) == {*NAMES, *READINGS}
+
+
+def test_all_cells_are_counted_and_those_that_disagree_are_listed() -> None:
+    results = [run("er", 22.0, 25.0), run("lucir", 24.0, 16.0)]
+    results.append(run("lucir", 11.0, 10.0, method_options={"rehearse": False}))
+    shown = [(experiments()["main"], serve(experiments()["main"], results))]
+    every = [s for group in collections(results) for s in group.served]
+    counts, acc, fm = agreement_tables(shown, every)
+    assert ("main", "CIFAR-100, M = 2000", "1 of 2", "17", "1 of 2", "17") in counts.rows
+    assert ("main", "CIFAR-10, M = 200", "not run", "17", "not run", "17") in counts.rows
+    assert ("per-task", "CIFAR-10, M = 200", "not run", "3", "", "") in counts.rows
+    assert counts.rows[-1] == ("all", "", "1 of 2, 50 %", "327", "1 of 2, 50 %", "318")
+    assert "Of the 327 values of ACC in the paper, 1 agree (0 %), 1 do not, and 325" in counts.note
+    (row,) = acc.rows
+    assert row[:6] == ("main", "CIFAR-100, M = 2000", "LUCIR", "24.0 (1 seed)", "8.28", "+15.7")
+    assert row[6].startswith("rehearse = no: 11.0 (1 seed); not run yet: “LUCIR, frozen”")
+    assert [line[2] for line in fm.rows] == ["ER"]
+
+
+def test_the_report_has_them_above_the_tables() -> None:
+    results = [run("er", 22.0, 25.0)]
+    shown = [(experiments()["main"], serve(experiments()["main"], results))]
+    _, sections = report_sections(results, MadeFor(paper=shown))
+    (paper,) = [s for s in sections if s.title == "Comparison with the paper"]
+    assert [part.title for part in paper.parts] == ["Agreement with the paper", "Main results"]
+
+
+@pytest.mark.parametrize("name", ["anytime", "controls"])
+def test_a_table_without_the_papers_values_has_none(name: str) -> None:
+    shown = [(experiments()[name], serve(experiments()[name], [run("er", 22.0, 25.0)]))]
+    assert agreement_tables(shown) == []
