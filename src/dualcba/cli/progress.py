@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from dualcba.experiments.pool import (
 )
 from dualcba.experiments.scheduler import Failed
 from dualcba.experiments.stopping import stop
-from dualcba.experiments.store import read_result, result_path
+from dualcba.experiments.store import make_folder, read_result, result_path
 from dualcba.options import ExecutionOptions
 
 MINUTE = 60.0
@@ -81,24 +81,62 @@ def _run(
     *,
     show: bool,
 ) -> None:
-    """Run specs in this process or in several, and show their updates."""
-    abreast, kept = execution.abreast, execution.checkpoints
-    jobs = process_count(execution.jobs, len(specs), execution, abreast=abreast)
-    in_turn = jobs == 1 and kept is not None  # a process with runs stops between two steps
-    if jobs > 1:
-        updates = run_specs_in_processes(
-            specs, load, execution, out, jobs, failed=failed, checkpoints=kept
-        )
+    """Run specs where the options say, and show their updates."""
+    every = EVERY if show or execution.track else 0
+    in_turn = False  # a process with runs stops between two steps
+    if execution.on == "local":
+        jobs = process_count(execution.jobs, len(specs), execution, abreast=execution.abreast)
+        in_turn = jobs == 1 and execution.checkpoints is not None
+        updates = _local_updates(specs, load, execution, out, jobs, every, failed)
     else:
-        every = EVERY if show or execution.track else 0
-        updates = run_specs(
-            specs, load, execution, out, abreast=abreast, every=every, failed=failed,
-            checkpoints=kept,
-        )  # fmt: skip
+        updates = _remote_updates(specs, load, execution, out, every, failed)
     with closing(updates), stop.listening() if in_turn else nullcontext():
         for update in updates:
             bars.show(update)
             track(update)
+
+
+Updates = Generator[RunUpdate, None, None]
+
+
+def _local_updates(
+    specs: Sequence[Spec],
+    load: Load,
+    execution: ExecutionOptions,
+    out: Path,
+    jobs: int,
+    every: int,
+    failed: Failed | None,
+) -> Updates:
+    """Run specs in this process or in several."""
+    kept = execution.checkpoints
+    if jobs > 1:
+        return run_specs_in_processes(
+            specs, load, execution, out, jobs, failed=failed, checkpoints=kept
+        )
+    return run_specs(
+        specs, load, execution, out, abreast=execution.abreast, every=every, failed=failed,
+        checkpoints=kept,
+    )  # fmt: skip
+
+
+def _remote_updates(
+    specs: Sequence[Spec],
+    load: Load,
+    execution: ExecutionOptions,
+    out: Path,
+    every: int,
+    failed: Failed | None,
+) -> Updates:
+    """Run specs by Ray or Slurm, which are extras and imported here only."""
+    make_folder(out)
+    if execution.on == "ray":
+        from dualcba.experiments.on_ray import run_specs_on_ray
+
+        return run_specs_on_ray(specs, load, execution, out, every=every, failed=failed)
+    from dualcba.experiments.on_slurm import run_specs_on_slurm
+
+    return run_specs_on_slurm(specs, load, execution, out, every=every, failed=failed)
 
 
 @contextmanager
