@@ -27,12 +27,12 @@ from dualcba.experiments import Hardware, Loader, Result, Run, Spec
 from dualcba.experiments.checkpoints import checkpoint_paths
 from dualcba.experiments.pool import (
     ENDED_TWICE,
-    sendable,
     cores,
     missing_runs,
     process_count,
     run_specs,
     run_specs_in_processes,
+    sendable,
 )
 from dualcba.experiments.scheduler import few_threads, run_all
 from dualcba.experiments.store import read_results, write_plan

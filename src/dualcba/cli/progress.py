@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -131,6 +132,7 @@ def _remote_updates(
     """Run specs by Ray or Slurm, which are extras and imported here only."""
     make_folder(out)
     if execution.on == "ray":
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # else lost workers are on stdout
         from dualcba.experiments.on_ray import run_specs_on_ray
 
         return run_specs_on_ray(specs, load, execution, out, every=every, failed=failed)

@@ -110,7 +110,11 @@ def usable_here(options: Options) -> Options:
     """
     check_installed(options.track)
     check_place(options)
-    if options.on != "local" or options.abreast == 1 or resolve_device(options.device).type != "cpu":
+    if (
+        options.on != "local"
+        or options.abreast == 1
+        or resolve_device(options.device).type != "cpu"
+    ):
         return options
     note("--abreast has no effect on a CPU; --jobs sets the number of processes")
     return replace(options, abreast=1)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import pickle
 import signal
 import socket
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,8 @@ def run_specs_on_ray(
         needs = {"CPU": float(here.cpus_per_task)}
         needs |= {"GPU": here.gpus_per_task} if here.device == "cuda" else {}
         _check_fits(needs)
-        shared = SharedData({_key(spec): _share(load(spec)) for spec in specs}, load)
         followed = Followed(specs, failed)
-        jobs = make_jobs(specs, shared, here, out, every, here.abreast)
+        jobs = make_jobs(specs, load, here, out, every, here.abreast)
         yield from _follow(jobs, needs, followed)
         followed.check(out, LOST)
 
@@ -81,38 +81,66 @@ def _follow(
     """Submit jobs and yield their updates until all have ended."""
     at_driver = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": at_driver})
-    task = ray.remote(_work).options(
-        num_cpus=needs["CPU"], num_gpus=needs.get("GPU", 0), max_retries=RETRIES
-    )
-    waiting = {task.remote(job, queue): job for job in jobs}
+    waiting = _submit(jobs, needs, queue)
     try:
         while waiting:
             ended, _ = ray.wait(list(waiting), timeout=POLL)
-            for update in queue.get_nowait_batch(queue.qsize()):
-                if followed.new(update):
-                    yield update
+            updates = [pickle.loads(one) for one in queue.get_nowait_batch(queue.qsize())]
             for ref in ended:
-                _end(ref, waiting.pop(ref), followed)
+                updates += _end(ref, waiting.pop(ref), followed)
+            yield from filter(followed.new, updates)
     finally:
         _cancel(list(waiting))
         queue.shutdown(force=True)
 
 
-def _work(job: Job, queue: Any) -> list[Failure]:
-    """Do a job in a worker of Ray; cancelling it is a SIGINT."""
-    return run_job(job, queue.put)
+def _submit(jobs: Sequence[Job], needs: Mapping[str, float], queue: Queue) -> dict[Any, Job]:
+    """Put the datasets into the object store and submit a task for each job."""
+    task = ray.remote(_work).options(
+        num_cpus=needs["CPU"], num_gpus=needs.get("GPU", 0), max_retries=RETRIES
+    )
+    stored: dict[Key, Any] = {}
+    waiting: dict[Any, Job] = {}
+    for job in jobs:
+        for spec in job.specs:
+            if _key(spec) not in stored:
+                stored[_key(spec)] = _share(job.load(spec))
+        keys = list(dict.fromkeys(map(_key, job.specs)))
+        waiting[task.remote(job, queue, keys, *[stored[key] for key in keys])] = job
+    return waiting
 
 
-def _end(ref: Any, job: Job, followed: Followed) -> None:
-    """Take what a task has returned: its failed runs, or that its workers were lost."""
+def _work(
+    job: Job, queue: Queue, keys: Sequence[Key], *arrays: Mapping[str, Any] | None
+) -> tuple[list[RunUpdate], list[Failure]]:
+    """Do a job in a worker of Ray; return the results and what failed. Cancelling is a SIGINT.
+
+    Nothing waits for Ray inside, because a worker that waits gives its core to another one. An
+    update may arrive after the end of the task, so results are returned too.
+    """
+    complete: list[RunUpdate] = []
+
+    def send(update: RunUpdate) -> None:
+        queue.actor.put.remote(pickle.dumps(update))  # as bytes, so that the queue needs no torch
+        complete.extend([update] * (update.result is not None))
+
+    shared = SharedData(dict(zip(keys, arrays, strict=True)), job.load)
+    failures = run_job(replace(job, load=shared), send)
+    return complete, failures
+
+
+def _end(ref: Any, job: Job, followed: Followed) -> list[RunUpdate]:
+    """Take what a task has returned, or that its workers were lost; return the results."""
     try:
-        failures = ray.get(ref)
+        complete, failures = ray.get(ref)
     except RayTaskError as error:  # it could not begin, such as without dualcba on that machine
-        failures = [(spec, error.cause) for spec in job.specs]
+        complete, failures = [], [(spec, error.cause) for spec in job.specs]
     except RayError:
         followed.lose(job)
-        return
+        return []
     followed.fail(failures)
+    found: list[RunUpdate] = complete
+    return found
 
 
 def _cancel(tasks: list[Any]) -> None:
@@ -140,7 +168,11 @@ def _cluster(options: ExecutionOptions) -> Iterator[None]:
         _check_answers(address)
         where = {"address": address}
     else:
-        where = {"address": "local", "num_cpus": options.jobs or cores(), "include_dashboard": False}
+        where = {
+            "address": "local",
+            "num_cpus": options.jobs or cores(),
+            "include_dashboard": False,
+        }
     try:
         try:
             ray.init(**where, **quiet)
@@ -198,24 +230,28 @@ def _check_fits(needs: Mapping[str, float]) -> None:
 # ---------------------------------------------------------------------- data
 
 
-def _key(spec: Spec) -> tuple[str, float]:
+Key = tuple[str, float]
+"""A dataset and the fraction that is held out."""
+
+
+def _key(spec: Spec) -> Key:
     return spec.dataset, spec.validation
 
 
 @dataclass
 class SharedData:
-    """Loads the dataset of a spec from the object store, without a copy.
+    """Loads the dataset of a spec from arrays in the object store, without a copy.
 
-    One that is a memory-mapped file is loaded by `load`, because its machines share it already.
+    One that is a memory-mapped file is loaded by `load`: processes share it already.
     """
 
-    stored: Mapping[tuple[str, float], Any]
+    stored: Mapping[Key, Mapping[str, Any] | None]
     load: Load
 
     def __call__(self, spec: Spec) -> Dataset:
         """Return the dataset of a spec."""
-        ref = self.stored[_key(spec)]
-        return self.load(spec) if ref is None else _from_arrays(ray.get(ref))
+        arrays = self.stored[_key(spec)]
+        return self.load(spec) if arrays is None else _from_arrays(arrays)
 
 
 def _share(data: Dataset) -> Any:
@@ -239,7 +275,9 @@ def _from_arrays(arrays: Mapping[str, Any]) -> Dataset:
     del found["digest"]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*not writable.*")
-        found = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in found.items()}
+        found = {
+            k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in found.items()
+        }
     if found["whole"] is not None:
         found["whole"] = _from_arrays(found["whole"])
     data = Dataset(**found)
