@@ -34,7 +34,7 @@ from dualcba.experiments.pool import (
 )
 from dualcba.experiments.scheduler import Failed
 from dualcba.experiments.stopping import stop
-from dualcba.experiments.store import make_folder, read_result, result_path
+from dualcba.experiments.store import read_result, result_path
 from dualcba.options import ExecutionOptions
 
 MINUTE = 60.0
@@ -130,7 +130,6 @@ def _remote_updates(
     failed: Failed | None,
 ) -> Updates:
     """Run specs by Ray or Slurm, which are extras and imported here only."""
-    make_folder(out)
     if execution.on == "ray":
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # else lost workers are on stdout
         from dualcba.experiments.on_ray import run_specs_on_ray

@@ -23,7 +23,7 @@ from dualcba.experiments.result import Result
 from dualcba.experiments.scheduler import Load
 from dualcba.experiments.spec import Spec
 from dualcba.experiments.stopping import stop
-from dualcba.experiments.store import read_result, result_path
+from dualcba.experiments.store import make_folder, read_result, result_path
 from dualcba.options import ExecutionOptions, Hardware
 
 EXTRAS = {"local": (), "ray": ("ray",), "slurm": ("submitit",)}
@@ -62,7 +62,8 @@ class Job:
 def make_jobs(
     specs: Sequence[Spec], load: Load, options: ExecutionOptions, out: Path, every: int, size: int
 ) -> list[Job]:
-    """Return jobs with so many specs each."""
+    """Return jobs with so many specs each; make the folder of the results."""
+    make_folder(out)
     parts = [tuple(specs[k : k + size]) for k in range(0, len(specs), size)]
     return [Job(part, load, options, out.absolute(), every, Path.cwd()) for part in parts]
 
@@ -179,9 +180,10 @@ class Followed:
                 raise error
             self.failed(spec, error)
 
-    def lose(self, job: Job) -> None:
-        """Note the runs of a job whose workers were lost."""
-        self.lost += [spec for spec in job.specs if spec.name not in self.done]
+    def lose(self, job: Job, complete: Sequence[RunUpdate] = ()) -> None:
+        """Note the runs of a job whose workers were lost, but those known to be complete."""
+        known = self.done | {update.spec.name for update in complete}
+        self.lost += [spec for spec in job.specs if spec.name not in known]
 
     def check(self, out: Path, why: str) -> None:
         """Raise a ChildProcessError that names the runs that were lost."""
