@@ -164,15 +164,14 @@ def _cluster(options: ExecutionOptions) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to others
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     handler = signal.getsignal(signal.SIGTERM)
+    where: dict[str, Any] = {"address": address or "local"}
     if address:
+        if options.jobs is not None:
+            wanted = "no value with an address: the cluster has its cores"
+            raise ValueError(expected("jobs", options.jobs, wanted))
         _check_answers(address)
-        where = {"address": address}
     else:
-        where = {
-            "address": "local",
-            "num_cpus": options.jobs or cores(),
-            "include_dashboard": False,
-        }
+        where |= {"num_cpus": options.jobs or cores(), "include_dashboard": False}
     try:
         try:
             ray.init(**where, **quiet)

@@ -134,19 +134,22 @@ class Call:
     job: Job
     path: Path
     """The file of the updates, a line each."""
-    read: int = field(default=0)
-    """Bytes that the driver has read."""
+    read: int = field(init=False)
+    """Bytes that the driver has read; those of earlier calls are left out."""
+
+    def __post_init__(self) -> None:
+        self.read = self.path.stat().st_size if self.path.exists() else 0
 
     def __call__(self) -> list[Failure]:
-        """Do the job; the signal of preemption lets its runs write checkpoints first."""
-        name = submitit.JobEnvironment.USR_SIG
+        """Do the job; preemption and an interrupt let its runs write checkpoints first."""
+        preempted = getattr(signal, f"SIG{submitit.JobEnvironment.USR_SIG}")
         with self.path.open("a", encoding="utf-8") as file:
 
             def send(update: RunUpdate) -> None:
                 file.write(_line(update))
                 file.flush()
 
-            return run_job(self.job, send, (getattr(signal, f"SIG{name}"),))
+            return run_job(self.job, send, (preempted, signal.SIGINT))
 
     def checkpoint(self) -> Any:
         """Return what is put into the queue after a preemption: the same call."""
@@ -167,7 +170,7 @@ class Call:
 
     def _update(self, specs: Mapping[str, Spec], content: dict[str, Any]) -> Iterator[RunUpdate]:
         spec = specs.get(content.pop("run"))
-        if spec is None:  # of an earlier call with the same file
+        if spec is None:  # a job of an earlier call still writes the file
             return
         if content.pop("complete"):
             result = finished(self.job.out, spec)
