@@ -426,10 +426,10 @@ class ExecutionOptions(Hardware):
     )
     cpus_per_task: int = option(1, "cores of a task of Ray or Slurm, as threads", HARDWARE, low=1)
     gpus_per_task: float = option(
-        1.0, "GPUs of a task, if it runs on GPUs; on Ray also a fraction, such as 0.5", HARDWARE
+        1.0, "number of GPUs of a task that runs on GPUs; on Ray also a fraction", HARDWARE
     )
     ray_address: str | None = option(
-        None, "HOST:PORT of a Ray cluster; by default $RAY_ADDRESS, else one here", HARDWARE
+        None, "address HOST:PORT of a Ray cluster; by default $RAY_ADDRESS, else one here", HARDWARE
     )
     slurm: dict[str, Any] = option(
         dict, "parameter of submitit: partition=gpu, time=240; cluster=local runs here", HARDWARE,
