@@ -162,11 +162,13 @@ def test_what_no_machine_has_is_refused(cluster: Any, tmp_path: Path) -> None:
 
 
 def test_the_same_through_submitit(local: dict[str, Result], tmp_path: Path) -> None:
-    """One of the jobs is preempted once: it goes on from a checkpoint."""
+    """The job is preempted once: it writes a checkpoint and goes on from it."""
     pytest.importorskip("submitit")
     from dualcba.experiments.on_slurm import run_specs_on_slurm
 
-    options = ExecutionOptions(on="slurm", slurm={"cluster": "local"}, jobs=2, **KEPT)
+    options = ExecutionOptions(
+        on="slurm", slurm={"cluster": "local"}, jobs=1, device="cpu", checkpoint_every="1h"
+    )
     source = run_specs_on_slurm(specs(), Loader(), options, tmp_path, every=5)
     complete, preempted, notes = 0, False, []
     for update in source:
