@@ -26,12 +26,13 @@ from dualcba.checkpoint import read_state_file
 from dualcba.experiments import Hardware, Loader, Result, Run, Spec
 from dualcba.experiments.checkpoints import checkpoint_paths
 from dualcba.experiments.pool import (
-    _missing,
-    _sendable,
+    ENDED_TWICE,
     cores,
+    missing_runs,
     process_count,
     run_specs,
     run_specs_in_processes,
+    sendable,
 )
 from dualcba.experiments.scheduler import few_threads, run_all
 from dualcba.experiments.store import read_results, write_plan
@@ -106,7 +107,7 @@ def test_a_process_that_is_killed_costs_its_run_one_retry(tmp_path: Path) -> Non
 def test_where_there_is_a_plan_the_error_names_resume(tmp_path: Path) -> None:
     lost = specs("er", "er-cba", "er-dual-cba")
     write_plan(tmp_path, lost)
-    text = _missing(lost, 9, tmp_path)
+    text = missing_runs(lost, 9, tmp_path, ENDED_TWICE)
     assert text.startswith(f"6 of 9 runs are missing: {lost[0].name}, ")
     assert f"{lost[4].name} and 1 more;" in text
     assert f"`dualcba resume {tmp_path}` runs what is missing" in text
@@ -139,7 +140,7 @@ class OddError(Exception):
 
 def test_every_error_of_a_process_reaches_the_parent() -> None:
     for error, kind in ((OddError(1, 2), RuntimeError), (ValueError("1 and 2"), ValueError)):
-        got = pickle.loads(pickle.dumps(_sendable(error)))
+        got = pickle.loads(pickle.dumps(sendable(error)))
         assert type(got) is kind
         assert "1 and 2" in str(got)
         assert got.__notes__

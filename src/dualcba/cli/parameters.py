@@ -120,7 +120,7 @@ def _metavar(option: Option) -> str | None:
         return None
     if option.choices:
         return "|".join(option.choices)
-    if option.name == "method_options":
+    if option.name in ("method_options", "slurm"):
         return "NAME=VALUE"
     if option.name == "sweep":
         return "NAME=VALUES"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -81,24 +82,62 @@ def _run(
     *,
     show: bool,
 ) -> None:
-    """Run specs in this process or in several, and show their updates."""
-    abreast, kept = execution.abreast, execution.checkpoints
-    jobs = process_count(execution.jobs, len(specs), execution, abreast=abreast)
-    in_turn = jobs == 1 and kept is not None  # a process with runs stops between two steps
-    if jobs > 1:
-        updates = run_specs_in_processes(
-            specs, load, execution, out, jobs, failed=failed, checkpoints=kept
-        )
+    """Run specs where the options say, and show their updates."""
+    every = EVERY if show or execution.track else 0
+    in_turn = False  # a process with runs stops between two steps
+    if execution.on == "local":
+        jobs = process_count(execution.jobs, len(specs), execution, abreast=execution.abreast)
+        in_turn = jobs == 1 and execution.checkpoints is not None
+        updates = _local_updates(specs, load, execution, out, jobs, every, failed)
     else:
-        every = EVERY if show or execution.track else 0
-        updates = run_specs(
-            specs, load, execution, out, abreast=abreast, every=every, failed=failed,
-            checkpoints=kept,
-        )  # fmt: skip
+        updates = _remote_updates(specs, load, execution, out, every, failed)
     with closing(updates), stop.listening() if in_turn else nullcontext():
         for update in updates:
             bars.show(update)
             track(update)
+
+
+Updates = Generator[RunUpdate, None, None]
+
+
+def _local_updates(
+    specs: Sequence[Spec],
+    load: Load,
+    execution: ExecutionOptions,
+    out: Path,
+    jobs: int,
+    every: int,
+    failed: Failed | None,
+) -> Updates:
+    """Run specs in this process or in several."""
+    kept = execution.checkpoints
+    if jobs > 1:
+        return run_specs_in_processes(
+            specs, load, execution, out, jobs, failed=failed, checkpoints=kept
+        )
+    return run_specs(
+        specs, load, execution, out, abreast=execution.abreast, every=every, failed=failed,
+        checkpoints=kept,
+    )  # fmt: skip
+
+
+def _remote_updates(
+    specs: Sequence[Spec],
+    load: Load,
+    execution: ExecutionOptions,
+    out: Path,
+    every: int,
+    failed: Failed | None,
+) -> Updates:
+    """Run specs by Ray or Slurm, which are extras and imported here only."""
+    if execution.on == "ray":
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # else lost workers are on stdout
+        from dualcba.experiments.on_ray import run_specs_on_ray
+
+        return run_specs_on_ray(specs, load, execution, out, every=every, failed=failed)
+    from dualcba.experiments.on_slurm import run_specs_on_slurm
+
+    return run_specs_on_slurm(specs, load, execution, out, every=every, failed=failed)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import typer
 
 from dualcba.cli.failures import FailedRunsError
 from dualcba.cli.progress import run_with_progress
-from dualcba.cli.run import usable_here
+from dualcba.cli.run import checked_on, usable_here
 from dualcba.experiments import Load, Loader, Spec, check_all
 from dualcba.experiments.eta import estimate, in_words
 from dualcba.experiments.paper.catalogue import Experiment, named
@@ -110,7 +110,7 @@ def run_missing(
     """
     failed: list[FailedRunsError] = []
     if coverage.missing:
-        check_all(_one_of_each_kind(coverage.missing), load, options)
+        check_all(_one_of_each_kind(coverage.missing), load, checked_on(options))
     make_folder(out)
     add_tables(out, asked)
     for part in rounds(coverage.missing):
@@ -138,6 +138,8 @@ def _one_of_each_kind(missing: Sequence[Wanted]) -> list[Spec]:
 def _how_long(coverage: Coverage, load: Load, options: ReproduceCommand) -> str:
     """Return a line on the time that the missing runs take; a dry run needs no data for it."""
     specs = [one.spec for one in coverage.missing]  # a part from another run costs no time
+    if options.on != "local":  # the machines are not known here
+        return f"{count(len(specs), 'run')} to do on {options.on}; see the time left as they run"
     done = [result.to_dict() for result in _results(_folder(options))]
     try:
         time = estimate(specs, done, load, options)

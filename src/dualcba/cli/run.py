@@ -33,9 +33,11 @@ from dualcba.experiments import (
 )
 from dualcba.experiments.checkpoints import remove_checkpoints
 from dualcba.experiments.purpose import Purpose, add_sweep, read_purpose
+from dualcba.experiments.remote import check_place
 from dualcba.experiments.sweep import Sweep, read_sweep, sweep_specs
 from dualcba.options import (
     ExecutionOptions,
+    Hardware,
     OutputOptions,
     ResumeCommand,
     RunCommand,
@@ -75,7 +77,7 @@ def run_command(given: Mapping[str, Any], file: Path | None) -> None:
     check_free(out, specs)
     execution = usable_here(execution)
     load = Loader(execution.data_dir, known_data(out, read_results(out)))
-    check_all(specs, load, execution)
+    check_all(specs, load, checked_on(execution))
     _note_unused_classes(specs[0].tasks, load(specs[0]).num_classes)
     write_plan(out, specs, load.origins)
     if sweep is not None:
@@ -102,15 +104,25 @@ def _out_folder(given: Any, file: Path | None, first: Spec | None) -> Path:
 
 
 def usable_here(options: Options) -> Options:
-    """Return the options as this machine can use them; raise if a tracker is not installed.
+    """Return the options as this machine can use them; raise if an extra is not installed.
 
     On a CPU --abreast has no effect and is left out, with a note.
     """
     check_installed(options.track)
-    if options.abreast == 1 or resolve_device(options.device).type != "cpu":
+    check_place(options)
+    if (
+        options.on != "local"
+        or options.abreast == 1
+        or resolve_device(options.device).type != "cpu"
+    ):
         return options
     note("--abreast has no effect on a CPU; --jobs sets the number of processes")
     return replace(options, abreast=1)
+
+
+def checked_on(options: ExecutionOptions) -> Hardware:
+    """Return the hardware that checks before the first run use: runs may be on other machines."""
+    return options if options.on == "local" else Hardware(device="cpu")
 
 
 def _note_unused_classes(tasks: Any, classes: int) -> None:
@@ -180,7 +192,7 @@ def resume_command(given: Mapping[str, Any], out: Path) -> None:
     complete = list(results.values())
     missing = [spec for spec in specs if not _results_of([spec], complete)]
     load = Loader(options.data_dir, known_data(out, results))
-    check_all(missing, load, options)
+    check_all(missing, load, checked_on(options))
     if options.verbose:
         typer.echo(f"{len(specs) - len(missing)} of {len(specs)} runs are complete")
     for spec in specs:

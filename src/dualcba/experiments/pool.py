@@ -50,6 +50,8 @@ MOST_FAILED_STARTS = 8
 NAMED = 5
 """Missing runs that an error names."""
 
+ENDED_TWICE = "their processes were ended from outside twice, perhaps for their memory"
+
 
 @dataclass(frozen=True)
 class RunUpdate:
@@ -195,7 +197,7 @@ def run_specs_in_processes(
                     yield update
                 pool.handle(worker, update)
     if pool.lost:
-        raise ChildProcessError(_missing(pool.lost, len(specs), out))
+        raise ChildProcessError(missing_runs(pool.lost, len(specs), out, ENDED_TWICE))
 
 
 class _Life(Enum):
@@ -301,15 +303,14 @@ def _pool(specs: list[Spec], given: tuple[Any, ...]) -> Iterator[_Pool]:
     end_processes(pool.processes, at_once=False)  # each has received None
 
 
-def _missing(lost: Sequence[Spec], runs: int, out: Path) -> str:
-    """Return the message for runs whose processes were ended twice."""
+def missing_runs(lost: Sequence[Spec], runs: int, out: Path, why: str) -> str:
+    """Return the message for runs whose processes were ended too often."""
     names = ", ".join(spec.name for spec in lost[:NAMED])
     more = f" and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
     again = f"`dualcba resume {out}`" if (out / PLAN).is_file() else "the same command"
     return (
-        f"{len(lost)} of {runs} runs are missing: {names}{more}; their processes were ended from "
-        f"outside twice, perhaps for their memory; the other runs are kept; {again} runs what is "
-        "missing, perhaps with fewer --jobs"
+        f"{len(lost)} of {runs} runs are missing: {names}{more}; {why}; the other runs are kept; "
+        f"{again} runs what is missing, perhaps with fewer --jobs"
     )
 
 
@@ -349,10 +350,10 @@ def _run_and_send(
         for update in run_specs([spec], load, hardware, out, checkpoints=checkpoints):
             connection.send(update)
     except Exception as error:
-        connection.send(_sendable(error))
+        connection.send(sendable(error))
 
 
-def _sendable(error: Exception) -> Exception:
+def sendable(error: Exception) -> Exception:
     """Return an error with its traceback as a note, in a form that can be pickled."""
     note = traceback.format_exc()
     try:

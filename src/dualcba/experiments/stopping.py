@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -32,15 +32,15 @@ class Stop:
         return self._number is not None
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self, signals: Sequence[int] | None = None) -> Iterator[None]:
         """Let signals wait inside, if Python handles them; only the main thread receives any.
 
-        One that still waits at the end takes effect then.
+        One that still waits at the end takes effect then. `signals` are others than those above.
         """
         if not in_main_thread() or self._before:
             yield
             return
-        found = {number: signal.getsignal(number) for number in (signal.SIGINT, *ENDING)}
+        found = {number: signal.getsignal(number) for number in signals or (signal.SIGINT, *ENDING)}
         self._before = {n: handler for n, handler in found.items() if callable(handler)}
         try:
             for number in self._before:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -72,6 +73,7 @@ UnlabelledSamples = Literal["rest", "all"]
 AnytimeScores = Literal["both", "bn", "ibn"]
 NetworkName = Literal["resnet18", "resnet18-slim", "mlp"]
 EngineName = Literal["auto", "eager", "captured"]
+PlaceName = Literal["local", "ray", "slurm"]
 PrecisionName = Literal["auto", "fp32", "bf16"]
 Scale = Literal["paper", "small"]
 
@@ -440,10 +442,24 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionOptions(Hardware):
-    """How many runs are computed at a time, from which data, and which trackers log them."""
+    """How many runs are computed at a time and where, from which data, who logs them."""
 
     jobs: int | None = option(None, "processes on a CPU; by default one per core", HARDWARE, low=1)
     abreast: int = option(1, "runs side by side on a GPU", HARDWARE, low=1)
+    on: PlaceName = option(
+        "local", "this machine, or Ray or Slurm; the latter need their extras", HARDWARE
+    )
+    cpus_per_task: int = option(1, "cores of a task of Ray or Slurm, as threads", HARDWARE, low=1)
+    gpus_per_task: float = option(
+        1.0, "number of GPUs of a task that runs on GPUs; on Ray also a fraction", HARDWARE
+    )
+    ray_address: str | None = option(
+        None, "address HOST:PORT of a Ray cluster; by default $RAY_ADDRESS, else one here", HARDWARE
+    )
+    slurm: dict[str, Any] = option(
+        dict, "parameter of submitit: partition=gpu, time=240; cluster=local runs here", HARDWARE,
+        repeatable=True, parse=partial(name_and_value, flag="--slurm"), accept=mapping,
+    )  # fmt: skip
     checkpoint_every: str = option(
         "1m",
         "interval of checkpoints inside a run: minutes, or 30s, 5m, 1h, 200steps, off",

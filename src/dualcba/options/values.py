@@ -33,7 +33,7 @@ def numbers(text: str) -> int | list[int] | str:
     return values if len(values) > 1 else values[0]
 
 
-def name_and_value(text: str) -> tuple[str, Any]:
+def name_and_value(text: str, flag: str = "--option") -> tuple[str, Any]:
     """Read `name=value`; the value as JSON where it is JSON.
 
     >>> name_and_value("alpha=0.5"), name_and_value("kind=fast")
@@ -41,13 +41,13 @@ def name_and_value(text: str) -> tuple[str, Any]:
     """
     name, sign, value = text.partition("=")
     if not sign:
-        raise ValueError(expected("--option", text, "name=value"))
+        raise ValueError(expected(flag, text, "name=value"))
     try:
         return name, parse_json(value)
     except json.JSONDecodeError:
         return name, value
     except ValueError as error:
-        raise ValueError(f"--option {name}: {error}") from None
+        raise ValueError(f"{flag} {name}: {error}") from None
 
 
 def name_and_values(text: str) -> tuple[str, Any]:

@@ -1,0 +1,197 @@
+"""Runs on other machines: what one worker is given, what it does, and what is shared by all.
+
+`on_ray` and `on_slurm` send jobs to workers by the means of Ray and submitit. All machines must see
+the folder of the results under the same path: results and checkpoints are in it, so that a run goes
+on from its newest checkpoint wherever its job is repeated.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import chdir, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from dualcba.experiments.matching import matches
+from dualcba.experiments.pool import RunUpdate, missing_runs, run_specs, sendable
+from dualcba.experiments.result import Result
+from dualcba.experiments.scheduler import Load
+from dualcba.experiments.spec import Spec
+from dualcba.experiments.stopping import stop
+from dualcba.experiments.store import make_folder, read_result, result_path
+from dualcba.options import ExecutionOptions, Hardware
+
+EXTRAS = {"local": (), "ray": ("ray",), "slurm": ("submitit",)}
+"""The modules that each place of execution needs; the extra has its name."""
+
+Send = Callable[[RunUpdate], None]
+Failure = tuple[Spec, Exception]
+
+
+def check_place(options: ExecutionOptions) -> None:
+    """Raise a ValueError that says how to install what `on` needs, or which option it lacks."""
+    for module in EXTRAS[options.on]:
+        if find_spec(module) is None:
+            wanted = f"`pip install 'dualcba[{options.on}]'`"
+            raise ValueError(f"on is {options.on!r} and {module} is missing, expected {wanted}")
+    for name, place in (("ray_address", "ray"), ("slurm", "slurm")):
+        if getattr(options, name) and options.on != place:
+            given = getattr(options, name)
+            raise ValueError(f"{name} is {given!r} and on is {options.on!r}, expected {place!r}")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Runs of one worker, and what it needs for them; it can be pickled."""
+
+    specs: tuple[Spec, ...]
+    load: Load
+    options: ExecutionOptions
+    out: Path
+    every: int
+    """As that of `run_specs`."""
+    folder: Path
+    """Relative paths of specs start there, if it exists."""
+
+
+def make_jobs(
+    specs: Sequence[Spec], load: Load, options: ExecutionOptions, out: Path, every: int, size: int
+) -> list[Job]:
+    """Return jobs with so many specs each; make the folder of the results."""
+    make_folder(out)
+    parts = [tuple(specs[k : k + size]) for k in range(0, len(specs), size)]
+    return [Job(part, load, options, out.absolute(), every, Path.cwd()) for part in parts]
+
+
+def run_job(job: Job, send: Send, signals: Sequence[int] | None = None) -> list[Failure]:
+    """Run the specs of a job in this process, send their updates, and return what failed.
+
+    Runs that are complete, because the job is repeated, are only reported. Each of `signals` lets
+    the runs write checkpoints before it takes effect; None stands for those of `stop`.
+    """
+    failures: list[Failure] = []
+
+    def add(spec: Spec, error: Exception) -> None:
+        failures.append((spec, sendable(error)))
+
+    try:
+        if not job.out.is_dir():
+            where = f"{job.out} is missing on {socket.gethostname()}"
+            raise FileNotFoundError(f"{where}, expected a folder that all machines share, as --out")
+        left = [spec for spec in job.specs if not _report_complete(job.out, spec, send)]
+        with _threads(job.options.cpus_per_task), _inside(job.folder):
+            _run(job, left, send, add, signals)
+    except Exception as error:
+        known = {spec.name for spec, _ in failures}
+        for spec in job.specs:
+            if spec.name not in known and finished(job.out, spec) is None:
+                add(spec, error)
+    return failures
+
+
+def _run(
+    job: Job,
+    specs: Sequence[Spec],
+    send: Send,
+    add: Callable[[Spec, Exception], None],
+    signals: Sequence[int] | None,
+) -> None:
+    options, kept = job.options, job.options.checkpoints
+    with stop.listening(signals) if kept else nullcontext():
+        for update in run_specs(
+            specs, job.load, hardware(options), job.out, abreast=options.abreast, every=job.every,
+            failed=add, checkpoints=kept,
+        ):  # fmt: skip
+            send(update)
+
+
+def hardware(options: ExecutionOptions) -> Hardware:
+    """Return the hardware of options."""
+    return Hardware(device=options.device, engine=options.engine, precision=options.precision)
+
+
+def finished(out: Path, spec: Spec) -> Result | None:
+    """Return the result of a spec in its folder, if it is complete."""
+    try:
+        result = read_result(result_path(out, spec))
+    except (OSError, ValueError):
+        return None
+    return result if result.seed == spec.seed and matches(result, spec) else None
+
+
+def _report_complete(out: Path, spec: Spec, send: Send) -> bool:
+    """Send the result of a run that is complete; return whether it is."""
+    result = finished(out, spec)
+    if result is not None:
+        send(complete_update(spec, result))
+    return result is not None
+
+
+def complete_update(spec: Spec, result: Result) -> RunUpdate:
+    """Return the last update of a run whose result is in the store."""
+    return RunUpdate(spec, 1, 1, None, result.to_dict())  # of a whole of one step
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    with chdir(folder) if os.access(folder, os.X_OK) else nullcontext():
+        yield
+
+
+class Followed:
+    """What the workers have reported: each run is complete once, and lost if no worker reports it.
+
+    A repeated job sends updates again; those of complete runs are left out.
+    """
+
+    def __init__(
+        self, specs: Sequence[Spec], failed: Callable[[Spec, Exception], None] | None
+    ) -> None:
+        self.specs, self.failed = specs, failed
+        self.done: set[str] = set()
+        self.lost: list[Spec] = []
+
+    def new(self, update: RunUpdate) -> bool:
+        """Return whether an update is of a run that was not complete before it."""
+        known = update.spec.name in self.done
+        if update.result is not None:
+            self.done.add(update.spec.name)
+        return not known
+
+    def fail(self, failures: Sequence[Failure]) -> None:
+        """Report runs that failed; raise the first error if nobody is to be told."""
+        for spec, error in failures:
+            if self.failed is None:
+                raise error
+            self.failed(spec, error)
+
+    def lose(self, job: Job, complete: Sequence[RunUpdate] = ()) -> None:
+        """Note the runs of a job whose workers were lost, but those known to be complete."""
+        known = self.done | {update.spec.name for update in complete}
+        self.lost += [spec for spec in job.specs if spec.name not in known]
+
+    def check(self, out: Path, why: str) -> None:
+        """Raise a ChildProcessError that names the runs that were lost."""
+        if self.lost:
+            raise ChildProcessError(missing_runs(self.lost, len(self.specs), out, why))
+
+
+def on_any_gpu(options: ExecutionOptions, device: str) -> ExecutionOptions:
+    """Return options with the device that a worker uses; side by side runs are for GPUs."""
+    abreast = options.abreast if device == "cuda" else 1
+    return replace(options, device=device, abreast=abreast)
