@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -34,7 +36,9 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Samples have the shape (n, features) or (n, *shape). uint8 samples are stored as uint8 and by
     default scaled to [0, 1]; other samples are converted to float32. Task boundaries are inferred
     from the labels. Only classes that have been observed are predicted, unless the learner option
-    `seen_only` is False.
+    `seen_only` is False. Predictions use IBN statistics with every method, unless the learner option
+    `ibn` is False: a call with two samples can change weights so much that running statistics no
+    longer fit them. A call with more than `batch_size` samples is split into batches of even size.
 
     If `fit` or the first `partial_fit` raises an error, the classifier is left unchanged.
 
@@ -210,7 +214,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError(expected("a name in learner_options", name, wanted))
             if name not in free:
                 raise ValueError(unknown("learner option", name, free))
-        return {"seen_only": True, **fixed, **options}
+        return {"ibn": True, "seen_only": True, **fixed, **options}
 
     def _make_learner(self) -> Learner:
         """Make a learner from `_recipe`, which later changes of parameters do not affect."""
@@ -227,9 +231,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Pass the samples to the learner in batches; `again` as in `Learner.observe`."""
         _check_labels(labels, self.classes_)
         indices = np.searchsorted(self.classes_, labels)
-        size = self.learner_.batch_size
-        for start in range(0, len(samples), size):
-            batch = slice(start, start + size)
+        for batch in even_batches(len(samples), self.learner_.batch_size):
             self.learner_.observe(samples[batch], indices[batch], again=again)
 
     @contextmanager
@@ -268,6 +270,20 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if learner_state is not None:
             self.learner_ = self._make_learner()
             self.learner_.load_state_dict(learner_state)
+
+
+def even_batches(n: int, size: int) -> list[slice]:
+    """Split n rows into the fewest batches of at most `size`, whose sizes differ by at most one.
+
+    A rest of one or two samples would be normalised by statistics of its own: where they are nearly
+    equal, a channel's gradient grows without bound.
+
+    >>> [batch.stop - batch.start for batch in even_batches(12, 10)]
+    [6, 6]
+    """
+    parts = math.ceil(n / size)
+    edges = [(n * k + parts - 1) // parts for k in range(parts + 1)]
+    return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
 def _unique_classes(classes: ArrayLike) -> Array:
