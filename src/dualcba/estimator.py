@@ -36,9 +36,11 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Samples have the shape (n, features) or (n, *shape). uint8 samples are stored as uint8 and by
     default scaled to [0, 1]; other samples are converted to float32. Task boundaries are inferred
     from the labels. Only classes that have been observed are predicted, unless the learner option
-    `seen_only` is False. Predictions use IBN statistics with every method, unless the learner option
-    `ibn` is False: a call with two samples can change weights so much that running statistics no
-    longer fit them. A call with more than `batch_size` samples is split into batches of even size.
+    `seen_only` is False.
+
+    Predictions use IBN statistics with every method, unless the learner option `ibn` is False: a
+    call with two samples can change weights so much that running statistics no longer fit them. A
+    call with more than `batch_size` samples is split into batches of even size.
 
     If `fit` or the first `partial_fit` raises an error, the classifier is left unchanged.
 
