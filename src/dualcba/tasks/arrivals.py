@@ -11,10 +11,10 @@ class that has appeared and was never an own class when a task ended. It no long
 two labels when the task is settled.
 
 **Arrival.** From then on a class that waits gains 1 with each of its labels and loses 1 / 2(k + 1)
-with every label, whatever its class (Page's CUSUM, never below 0). So the evidence grows while the
-class is more than half as frequent as an own class, as a stray is not. Evidence of 6 declares a
-boundary; all classes with evidence arrive with it. The labels since no class had evidence belong to
-the new task.
+with every label, whatever its class (Page's CUSUM, never below 0), where k is the number of own
+classes that do not wait. So the evidence grows while the class is more than half as frequent as an
+own class, as a stray is not. Evidence of 6 declares a boundary; all classes with evidence arrive
+with it. The labels since no class had evidence belong to the new task.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ class Arrivals:
         `counts` are the labels of the task before the batch. `before` are the classes that were
         seen before the task, and `own` those of the task.
         """
-        classes = self._classes(own)
         if not self.settled and self._settles(counts, own):
             self.settled = True
             self.waiting = self.waiting & (counts < 2)
@@ -59,6 +58,7 @@ class Arrivals:
             self.waiting = self.waiting | ((came > 0) & (counts == 0) & ~before)
         if not self.settled or not self.waiting.any():
             return np.zeros_like(own)
+        classes = 1 + np.count_nonzero(own & ~self.waiting)
         gained = self.evidence + came - came.sum() / (2 * classes)
         self.evidence = np.where(self.waiting, np.maximum(gained, 0.0), 0.0)
         self.since = self.since + came if self.evidence.any() else np.zeros_like(came)
@@ -71,11 +71,8 @@ class Arrivals:
         self.evidence = np.zeros_like(self.evidence)
         self.since = np.zeros_like(self.since)
 
-    def _classes(self, own: Mask) -> int:
-        return 1 + int(np.count_nonzero(own & ~self.waiting))
-
     def _settles(self, counts: Counts, own: Mask) -> bool:
-        return bool(counts.sum() >= SETTLED * self._classes(own))
+        return bool(counts.sum() >= SETTLED * (1 + np.count_nonzero(own)))
 
     def is_plain(self, counts: Counts, own: Mask) -> bool:
         """Return whether a new object would go on in the same way."""
