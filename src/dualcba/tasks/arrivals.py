@@ -3,8 +3,8 @@
 Such a class changes too few labels for the rule on boundaries in `dualcba.tasks.detection`. Here
 each class has evidence of its own.
 
-**Settled.** A task is settled when it has 16 labels for each of its k own classes and one more. By
-then an own class of usual frequency has appeared; only one in 10⁷ has not.
+**Settled.** A task is settled when it has 16 labels for each class that has appeared in it, and for
+one more. By then an own class of usual frequency has appeared; only one in 10⁷ has not.
 
 **Waiting.** A class waits if it appears for the first time in a settled task. A stray waits too: a
 class that has appeared and was never an own class when a task ended. It no longer waits if it has
@@ -51,7 +51,7 @@ class Arrivals:
         `counts` are the labels of the task before the batch. `before` are the classes that were
         seen before the task, and `own` those of the task.
         """
-        if not self.settled and self._settles(counts, own):
+        if not self.settled and _settles(counts):
             self.settled = True
             self.waiting = self.waiting & (counts < 2)
         if self.settled:
@@ -71,13 +71,10 @@ class Arrivals:
         self.evidence = np.zeros_like(self.evidence)
         self.since = np.zeros_like(self.since)
 
-    def _settles(self, counts: Counts, own: Mask) -> bool:
-        return bool(counts.sum() >= SETTLED * (1 + np.count_nonzero(own)))
-
-    def is_plain(self, counts: Counts, own: Mask) -> bool:
-        """Return whether a new object would go on in the same way."""
+    def is_plain(self, counts: Counts) -> bool:
+        """Return whether a new object would go on in the same way, given the task's labels."""
         strays = self.waiting.any() or self.strays.any()
-        return not strays and self.settled == self._settles(counts, own)
+        return not strays and self.settled == _settles(counts)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next update depends on, for JSON."""
@@ -92,3 +89,7 @@ class Arrivals:
         self.strays = np.array(state["strays"], dtype=bool)
         self.evidence = np.array(state["evidence"], dtype=float)
         self.since = np.array(state["since"], dtype=np.int64)
+
+
+def _settles(counts: Counts) -> bool:
+    return bool(counts.sum() >= SETTLED * (1 + np.count_nonzero(counts)))

@@ -171,7 +171,7 @@ class TaskDetector:
             "before": self._before.tolist(),
             "own": self._own.tolist(),
         }
-        if self._began_by_arrival or not self._arrivals.is_plain(self._counts, self._own):
+        if self._began_by_arrival or not self._arrivals.is_plain(self._counts):
             state["arrivals"] = self._arrivals.state_dict() | {"began": self._began_by_arrival}
         return state
 
