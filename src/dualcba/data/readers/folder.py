@@ -38,8 +38,8 @@ def from_folder(
 ) -> Dataset:
     """Make a dataset from images in one folder per class.
 
-    Labels follow the sorted names of the class folders. A file is left out if its suffix is not that
-    of an image and Pillow cannot open it, such as a text.
+    Labels follow the sorted names of the class folders. A file is left out, such as a text, if its
+    suffix is not that of an image and Pillow cannot open it.
 
     Parameters
     ----------
