@@ -85,6 +85,22 @@ def test_tiny_batches_do_not_wreck_the_answers() -> None:
     assert max(lost) < 0.25  # up to 0.68 with running statistics and a rest of two
 
 
+def test_the_number_of_threads_changes_nothing() -> None:
+    data, before = load_dataset("digits"), torch.get_num_threads()
+    x, y, found = data.train_x[:400].numpy(), data.train_y[:400].numpy(), []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            classifier = DualCBAClassifier(random_state=0).partial_fit(x, y, classes=range(10))
+            found.append((state(classifier), classifier.predict_proba(data.test_x.numpy())))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    for tensors, probabilities in found[1:]:
+        assert all(torch.equal(tensors[k], v) for k, v in found[0][0].items())
+        assert np.array_equal(probabilities, found[0][1])
+
+
 def test_training_continues_from_a_pickle() -> None:
     first, second = stream()
     straight = DualCBAClassifier(**SMALL).partial_fit(*first, classes=CLASSES)

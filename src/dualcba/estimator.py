@@ -6,7 +6,7 @@ import copy
 import inspect
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from dualcba.data.dataset import plain_tensor
+from dualcba.engine.threads import threads_for
 from dualcba.errors import at_least, expected, reason, unknown
 from dualcba.learner import Learner
 from dualcba.methods import Method
@@ -41,6 +42,9 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Predictions use IBN statistics with every method, unless the learner option `ibn` is False: a
     call with two samples can change weights so much that running statistics no longer fit them. A
     call with more than `batch_size` samples is split into batches of even size.
+
+    On a CPU the network `"mlp"` uses one thread, as runs of the command line do, so results do not
+    depend on the number of threads. With other networks they can, in the last bits.
 
     If `fit` or the first `partial_fit` raises an error, the classifier is left unchanged.
 
@@ -100,7 +104,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train a new learner on (X, y) for `epochs` passes, each in a new random order."""
         at_least(1, epochs=self.epochs)
-        with self._restore_on_error():
+        with self._restore_on_error(), self._threads():
             samples, labels = self._validate(X, y, first=True)
             self._start(samples, labels, unique_labels(labels))
             if self.epochs > 1 and self.learner_.method.single_pass:
@@ -128,7 +132,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             All classes of the stream. Required in the first call.
         """
         first = not hasattr(self, "learner_")
-        with self._restore_on_error():
+        with self._restore_on_error(), self._threads():
             samples, labels = self._validate(X, y, first=first)
             if first:
                 if classes is None:
@@ -145,7 +149,8 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: ArrayLike) -> Array:
         """Return the predicted class of each sample."""
         check_is_fitted(self, "learner_")
-        return np.asarray(self.classes_[self.learner_.predict(self._validate(X)[0]).numpy()])
+        with self._threads():
+            return np.asarray(self.classes_[self.learner_.predict(self._validate(X)[0]).numpy()])
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Return the probability of each of `classes_` for each sample, of shape (n, classes).
@@ -153,7 +158,8 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         By default the probability of a class that has not been observed is 0.
         """
         check_is_fitted(self, "learner_")
-        return self.learner_.predict_proba(self._validate(X)[0]).numpy()
+        with self._threads():
+            return self.learner_.predict_proba(self._validate(X)[0]).numpy()
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return the accuracy of the predictions for X, given the labels y."""
@@ -235,6 +241,10 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         indices = np.searchsorted(self.classes_, labels)
         for batch in even_batches(len(samples), self.learner_.batch_size):
             self.learner_.observe(samples[batch], indices[batch], again=again)
+
+    def _threads(self) -> AbstractContextManager[None]:
+        network = self._recipe[0] if hasattr(self, "learner_") else self.network
+        return threads_for(small=isinstance(network, str) and network == "mlp")
 
     @contextmanager
     def _undone(self) -> Iterator[None]:

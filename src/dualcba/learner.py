@@ -63,6 +63,10 @@ class Learner:
     A network that draws random numbers itself, as dropout does, uses torch's global generator,
     which is not part of the learner's seed or state.
 
+    On a CPU torch's number of threads changes the last bits of results. A learner leaves it as it
+    is; call `torch.set_num_threads(1)` for results that do not depend on the machine. Runs of the
+    command line and `DualCBAClassifier` do so for the network `mlp`.
+
     Threads may share a learner: a lock lets one call in at a time, so `predict` waits for a step in
     progress. A network belongs to one learner; a second one on the same weights gives a warning.
 

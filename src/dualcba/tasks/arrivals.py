@@ -62,7 +62,9 @@ class Arrivals:
         gained = self.evidence + came - came.sum() / (2 * classes)
         self.evidence = np.where(self.waiting, np.maximum(gained, 0.0), 0.0)
         self.since = self.since + came if self.evidence.any() else np.zeros_like(came)
-        return (self.evidence > 0) & (self.evidence.max() >= ARRIVED)
+        if self.evidence.max() < ARRIVED:
+            return np.zeros_like(own)
+        return np.asarray(self.evidence > 0)
 
     def begin(self, appeared: Mask, own: Mask) -> None:
         """Begin a task; `appeared` are classes first seen in the last one, `own` are not strays."""

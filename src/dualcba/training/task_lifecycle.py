@@ -76,7 +76,7 @@ class TaskLifecycle:
             self.warned = task
             announced = sets.owner.ge(0).nonzero().flatten().tolist()
             wanted = f"those that tasks have announced, {announced}; others count as old"
-            warnings.warn(expected("observed y", other.unique().tolist(), wanted), stacklevel=3)
+            warnings.warn(expected("observed y", sorted(set(other.tolist())), wanted), stacklevel=3)
 
     def begin(self, classes: Sequence[int], step: int) -> None:
         """End the current task, and begin one with these new classes."""
