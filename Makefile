@@ -7,14 +7,18 @@ FUZZERS := tests/cli/test_fuzz.py tests/cli/test_fuzz_results.py tests/cli/test_
 	tests/cli/test_checkpoint_kills.py tests/data/test_fuzz_files.py \
 	tests/test_fuzz_calls.py tests/test_io.py tests/test_checksum.py tests/training/test_learner_state.py \
 	tests/training/test_undo.py
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: demo test fuzz lint bench clean
 
-# torch first and pinned: an unpinned requirement can fetch gigabytes of CUDA on a CPU machine
+# torch first and pinned, so that all machines test the same version. On Linux the default package
+# index has only the build with CUDA, several gigabytes. For the CPU build, give the index that
+# pytorch.org names for it: make test TORCH_INDEX=https://…/whl/cpu
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q "torch==2.13.0"
+	$(BIN)/pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
 	$(BIN)/pip install -q -e ".[dev]"
 	touch $@
 

@@ -199,6 +199,25 @@ def test_other_shapes_name_the_leaf(make_learner: Make, differ: Differ) -> None:
     refuse(make_learner(), state, differ, "'memory.x'", "(31, 3, 8, 8)", "(21, 3, 8, 8)")
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        ({"buffer": 30}, {}, "saved with buffer 30, expected 20"),
+        ({"dtype": torch.float32}, {}, "saved with dtype torch.float32, expected torch.uint8"),
+        ({"method": "er"}, {}, "saved with a method without a bias adaptor, expected one with"),
+        ({}, {"method": "er"}, "saved with a method with a bias adaptor, expected one without"),
+        ({"method": "derpp"}, {"method": "er"}, "saved with another method, expected ER"),
+        ({"method": "er"}, {"method": "clser"}, "saved with another method, expected CLSER"),
+        ({"width": 8}, {}, "saved with another adaptor or other options of it"),
+        ({"head": "cosine"}, {}, "saved with another network or other options of it"),
+    ],
+)
+def test_the_option_that_differs_is_named(
+    one: dict[str, Any], other: dict[str, Any], words: str, make_learner: Make, differ: Differ
+) -> None:
+    refuse(make_learner(**other), make_learner(**one).state_dict(), differ, words, "entry")
+
+
 def test_other_types_name_the_leaf(make_learner: Make, differ: Differ) -> None:
     state = make_learner(dtype=torch.float32).state_dict()
     refuse(make_learner(), state, differ, "'memory.x'", "float32", "uint8")

@@ -59,12 +59,46 @@ def test_a_part_of_the_stream_is_observed_in_batches() -> None:
     )  # fmt: skip
     for x, y in stream():
         labels = np.array([CLASSES.index(c) for c in y])
-        for k in range(0, 45, 10):
-            learner.observe(x[k : k + 10].astype(np.float32), labels[k : k + 10])
+        for k in range(0, 45, 9):  # five batches of even size
+            learner.observe(x[k : k + 9].astype(np.float32), labels[k : k + 9])
     mine, wanted = state(classifier), learner.state_dict()["tensors"]
     assert mine.keys() == wanted.keys()
     assert all(torch.equal(mine[k], v) for k, v in wanted.items())
     assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
+
+
+def test_tiny_batches_do_not_wreck_the_answers() -> None:
+    data = load_dataset("digits")
+    x, y = data.train_x.flatten(1).numpy() / np.float32(255), data.train_y.numpy()
+    test_x, test_y = data.test_x.flatten(1).numpy() / np.float32(255), data.test_y.numpy()
+    lost = []
+    for seed in range(3):
+        classifier = DualCBAClassifier(method="er", buffer=200, random_state=seed)
+        for k in range(0, 10, 2):
+            rows = np.flatnonzero((y == k) | (y == k + 1))[:200]
+            classifier.partial_fit(x[rows], y[rows], classes=np.arange(10))
+        before, late = classifier.score(test_x, test_y), np.flatnonzero(y == 8)
+        for n in (2, 12, 2, 12, 2):
+            classifier.partial_fit(x[late[:n]], y[late[:n]])
+            lost.append(before - classifier.score(test_x, test_y))
+            late = late[n:]
+    assert max(lost) < 0.25  # up to 0.68 with running statistics and a rest of two
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    data, before = load_dataset("digits"), torch.get_num_threads()
+    x, y, found = data.train_x[:400].numpy(), data.train_y[:400].numpy(), []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            classifier = DualCBAClassifier(random_state=0).partial_fit(x, y, classes=range(10))
+            found.append((state(classifier), classifier.predict_proba(data.test_x.numpy())))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    for tensors, probabilities in found[1:]:
+        assert all(torch.equal(tensors[k], v) for k, v in found[0][0].items())
+        assert np.array_equal(probabilities, found[0][1])
 
 
 def test_training_continues_from_a_pickle() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -422,3 +423,16 @@ def test_what_the_properties_say(make_learner: Make, teach: Teach) -> None:
     assert learner.memory.seen == 64
     learner.task_starts.append(7)  # a copy
     assert learner.task_starts == [0, 4]
+
+
+def test_labels_that_no_task_announced_give_a_warning_once_per_task() -> None:
+    learner = build()
+    x = np.zeros((4, 6), np.float32)
+    learner.new_task([0, 1])
+    with pytest.warns(UserWarning, match=r"observed y is \[3\], expected .* announced, \[0, 1\]"):
+        learner.observe(x, [0, 1, 3, 3])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        learner.observe(x, [0, 1, 3, 3])
+        learner.new_task([2, 3])
+        learner.observe(x, [0, 1, 2, 3])  # those of an earlier task are old

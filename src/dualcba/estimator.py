@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from dualcba.data.dataset import plain_tensor
+from dualcba.engine.threads import threads_for
 from dualcba.errors import at_least, expected, reason, unknown
 from dualcba.learner import Learner
 from dualcba.methods import Method
@@ -35,6 +38,13 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     default scaled to [0, 1]; other samples are converted to float32. Task boundaries are inferred
     from the labels. Only classes that have been observed are predicted, unless the learner option
     `seen_only` is False.
+
+    Predictions use IBN statistics with every method, unless the learner option `ibn` is False: a
+    call with two samples can change weights so much that running statistics no longer fit them. A
+    call with more than `batch_size` samples is split into batches of even size.
+
+    On a CPU the network `"mlp"` uses one thread, as runs of the command line do, so results do not
+    depend on the number of threads. With other networks they can, in the last bits.
 
     If `fit` or the first `partial_fit` raises an error, the classifier is left unchanged.
 
@@ -94,7 +104,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train a new learner on (X, y) for `epochs` passes, each in a new random order."""
         at_least(1, epochs=self.epochs)
-        with self._restore_on_error():
+        with self._restore_on_error(), self._threads():
             samples, labels = self._validate(X, y, first=True)
             self._start(samples, labels, unique_labels(labels))
             if self.epochs > 1 and self.learner_.method.single_pass:
@@ -122,7 +132,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             All classes of the stream. Required in the first call.
         """
         first = not hasattr(self, "learner_")
-        with self._restore_on_error():
+        with self._restore_on_error(), self._threads():
             samples, labels = self._validate(X, y, first=first)
             if first:
                 if classes is None:
@@ -139,7 +149,8 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: ArrayLike) -> Array:
         """Return the predicted class of each sample."""
         check_is_fitted(self, "learner_")
-        return np.asarray(self.classes_[self.learner_.predict(self._validate(X)[0]).numpy()])
+        with self._threads():
+            return np.asarray(self.classes_[self.learner_.predict(self._validate(X)[0]).numpy()])
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Return the probability of each of `classes_` for each sample, of shape (n, classes).
@@ -147,7 +158,8 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         By default the probability of a class that has not been observed is 0.
         """
         check_is_fitted(self, "learner_")
-        return self.learner_.predict_proba(self._validate(X)[0]).numpy()
+        with self._threads():
+            return self.learner_.predict_proba(self._validate(X)[0]).numpy()
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return the accuracy of the predictions for X, given the labels y."""
@@ -210,7 +222,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError(expected("a name in learner_options", name, wanted))
             if name not in free:
                 raise ValueError(unknown("learner option", name, free))
-        return {"seen_only": True, **fixed, **options}
+        return {"ibn": True, "seen_only": True, **fixed, **options}
 
     def _make_learner(self) -> Learner:
         """Make a learner from `_recipe`, which later changes of parameters do not affect."""
@@ -227,10 +239,12 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Pass the samples to the learner in batches; `again` as in `Learner.observe`."""
         _check_labels(labels, self.classes_)
         indices = np.searchsorted(self.classes_, labels)
-        size = self.learner_.batch_size
-        for start in range(0, len(samples), size):
-            batch = slice(start, start + size)
+        for batch in even_batches(len(samples), self.learner_.batch_size):
             self.learner_.observe(samples[batch], indices[batch], again=again)
+
+    def _threads(self) -> AbstractContextManager[None]:
+        network = self._recipe[0] if hasattr(self, "learner_") else self.network
+        return threads_for(small=isinstance(network, str) and network == "mlp")
 
     @contextmanager
     def _undone(self) -> Iterator[None]:
@@ -268,6 +282,20 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if learner_state is not None:
             self.learner_ = self._make_learner()
             self.learner_.load_state_dict(learner_state)
+
+
+def even_batches(n: int, size: int) -> list[slice]:
+    """Split n rows into the fewest batches of at most `size`, whose sizes differ by at most one.
+
+    A rest of one or two samples would be normalised by statistics of its own: where they are nearly
+    equal, a channel's gradient grows without bound.
+
+    >>> [batch.stop - batch.start for batch in even_batches(12, 10)]
+    [6, 6]
+    """
+    parts = math.ceil(n / size)
+    edges = [(n * k + parts - 1) // parts for k in range(parts + 1)]
+    return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
 def _unique_classes(classes: ArrayLike) -> Array:

@@ -63,6 +63,10 @@ class Learner:
     A network that draws random numbers itself, as dropout does, uses torch's global generator,
     which is not part of the learner's seed or state.
 
+    On a CPU torch's number of threads changes the last bits of results. A learner leaves it as it
+    is; call `torch.set_num_threads(1)` for results that do not depend on the machine. Runs of the
+    command line and `DualCBAClassifier` do so for the network `mlp`.
+
     Threads may share a learner: a lock lets one call in at a time, so `predict` waits for a step in
     progress. A network belongs to one learner; a second one on the same weights gives a warning.
 
@@ -128,7 +132,8 @@ class Learner:
 
         Set `again` in later epochs, when the task has had these samples before. If it raises, the
         learner is as before the call. On a GPU a step that is refused (`on_outlier`) is reported
-        later, by `check_finite`.
+        later, by `check_finite`. A label that no `new_task` has announced is trained on, as that of
+        an old class; on a CPU this gives a warning once per task.
         """
         method = self.method
         samples = self._check_samples(x, "observed")
@@ -137,6 +142,7 @@ class Learner:
             raise ValueError(expected("number of observed samples", len(samples), wanted))
         low = -1 if method.unlabelled else 0
         labels = check_labels(y, len(samples), self.num_classes, "observed", low)
+        self._parts.tasks.check_announced(labels)
         storable = (labels >= 0).cpu().numpy() if method.unlabelled else None
         on_host = None if self._parts.tasks.detector is None else labels.cpu().numpy()
         with default_modes(self.device):

@@ -15,6 +15,7 @@ import typer
 from dualcba.cli.failures import FailedRunsError
 from dualcba.cli.output import note
 from dualcba.cli.progress import run_with_progress
+from dualcba.data import DATASETS
 from dualcba.engine import resolve_device
 from dualcba.errors import unknown
 from dualcba.experiments import (
@@ -32,6 +33,7 @@ from dualcba.experiments import (
     write_plan,
 )
 from dualcba.experiments.checkpoints import remove_checkpoints
+from dualcba.experiments.fitting_network import fitting_network
 from dualcba.experiments.purpose import Purpose, add_sweep, read_purpose
 from dualcba.experiments.remote import check_place
 from dualcba.experiments.sweep import Sweep, read_sweep, sweep_specs
@@ -77,6 +79,10 @@ def run_command(given: Mapping[str, Any], file: Path | None) -> None:
     check_free(out, specs)
     execution = usable_here(execution)
     load = Loader(execution.data_dir, known_data(out, read_results(out)))
+    if network := _network_of_own_data(specs, wanted, sweep, load, execution):
+        wanted["network"] = network
+        specs = sweep_specs(sweep, wanted) if sweep else make_specs(wanted)
+        check_free(out, specs)
     check_all(specs, load, checked_on(execution))
     _note_unused_classes(specs[0].tasks, load(specs[0]).num_classes)
     write_plan(out, specs, load.origins)
@@ -85,6 +91,25 @@ def run_command(given: Mapping[str, Any], file: Path | None) -> None:
     with _results_of_the_others(out, output, scores):
         results = run_with_progress(specs, load, execution, out, show=output.verbose)
     _print(results, out, output, scores)
+
+
+def _network_of_own_data(
+    specs: Sequence[Spec],
+    wanted: Mapping[str, Any],
+    sweep: Sweep | None,
+    load: Loader,
+    execution: ExecutionOptions,
+) -> str | None:
+    """Return the network for a folder or a file, with a note, unless it is the default or given."""
+    varied = sweep.varied if sweep else ()
+    given = wanted.get("network") is not None or {"network", "dataset"} & {*varied}
+    if given or specs[0].dataset in DATASETS:
+        return None
+    network, why = fitting_network(load(specs[0]), resolve_device(execution.device))
+    if network == specs[0].network:
+        return None
+    note(f"the network is {network}: {why}; --network {specs[0].network} overrides this")
+    return network
 
 
 def _only(options: Mapping[str, Any], cls: type) -> dict[str, Any]:

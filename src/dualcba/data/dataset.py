@@ -83,6 +83,8 @@ class Dataset:
     """The fraction of the training data held out as test data; see `validation_split`."""
     whole: Dataset | None = None
     """The dataset that it is a split of, if `validation` is not 0."""
+    class_names: tuple[str, ...] | None = None
+    """The name of each class, in the order of labels; None if they have no names."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
 from dualcba.data import Dataset, load_dataset, validation_split
 from dualcba.data.dataset import DataOrigin
+from dualcba.engine.threads import threads_for
 from dualcba.errors import at_least
 from dualcba.experiments.run import (
     Run,
@@ -78,15 +77,9 @@ class Loader:
         return Loader, (self.data_dir, self.origins)
 
 
-@contextmanager
-def few_threads(specs: Iterable[Spec]) -> Iterator[None]:
-    """Use one thread while all networks are small: more threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if all(spec.network == "mlp" for spec in specs) else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def few_threads(specs: Iterable[Spec]) -> AbstractContextManager[None]:
+    """Return a context with one thread if all networks are small."""
+    return threads_for(small=all(spec.network == "mlp" for spec in specs))
 
 
 def check_all(specs: Sequence[Spec], load: Load, hardware: Hardware) -> None:

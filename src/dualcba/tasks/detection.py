@@ -23,9 +23,14 @@ a boundary, so the first batch of a task does if it has 6 labels. The labels sin
 classes. A task cannot end before it has 8 labels, or while more than a third of its labels are the
 only one of their class.
 
+**Arrivals.** A task also begins where a class arrives and the others stay, as on a sliding or
+growing set of classes; `dualcba.tasks.arrivals` has the rule. In such a task only classes that were
+not seen before it can be new: the own classes among them, as above, with a prior of +1.
+
 Limits: in the first task, a class that is about six times rarer than the others is taken for a
-stray (class sets have no effect on Dual-CBA there); tasks that share most of their classes are
-merged into one task.
+stray (class sets have no effect on Dual-CBA there). Classes that arrive faster than one in 16
+labels per class of the task are new together. Tasks that share most of their classes and bring none
+that was never an own class are merged into one task.
 """
 
 from __future__ import annotations
@@ -38,6 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualcba.errors import expected
+from dualcba.tasks.arrivals import Arrivals
 
 Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -78,6 +84,8 @@ class TaskDetector:
         self._recent = np.zeros(num_classes, dtype=np.int64)  # since the evidence was last 0
         self._before = np.zeros(num_classes, dtype=bool)  # seen before the boundary
         self._own = np.zeros(num_classes, dtype=bool)  # of the task, when the evidence was last 0
+        self._arrivals = Arrivals(num_classes)
+        self._began_by_arrival = False
 
     def update(self, y: NDArray[np.integer[Any]]) -> tuple[bool, frozenset[int]]:
         """Update with the labels of a batch (−1: no label).
@@ -94,6 +102,7 @@ class TaskDetector:
         """Return a detector in the same state, which `update` of this one does not change."""
         other = copy.copy(self)
         other._before = self._before.copy()  # the other arrays are replaced, not changed
+        other._arrivals = copy.copy(self._arrivals)
         return other
 
     def _update_evidence(self, came: Counts) -> bool:
@@ -101,11 +110,15 @@ class TaskDetector:
         inside = int(came[self._own].sum())
         outside = int(came.sum()) - inside
         self.evidence = max(0, self.evidence + outside - AGAINST * inside)
+        arrived = self._arrivals.update(came, self._counts, self._before, self._own)
         self._counts = self._counts + came
         self._recent = self._recent + came if self.evidence else np.zeros_like(came)
         boundary = self.number == 0 or (self.evidence >= THRESHOLD and self._is_known())
         if boundary:
             self._begin()
+        elif arrived.any():
+            self._begin_by_arrival(arrived)
+            boundary = True
         if boundary or self.evidence >= THRESHOLD:  # a task with too few labels continues
             self.evidence = 0
             self._recent = np.zeros_like(came)
@@ -122,11 +135,26 @@ class TaskDetector:
     def _begin(self) -> None:
         """Begin a task with the recent labels, or at the first call with all labels."""
         if self.number:
-            self._before |= self._counts > self._recent
+            ended = self._counts > self._recent
+            self._arrivals.begin(ended & ~self._before, self._own)
+            self._before |= ended
             self._counts = self._recent
         self.number += 1
+        self._began_by_arrival = False
+
+    def _begin_by_arrival(self, arrived: Mask) -> None:
+        """Begin a task with the labels since these classes began to arrive."""
+        since = self._arrivals.since
+        self._arrivals.begin((self._counts > 0) & ~self._before, self._own | arrived)
+        self._before = (self._before | (self._counts > since)) & ~arrived
+        self._counts = since
+        self.number += 1
+        self._began_by_arrival = True
 
     def _is_new(self) -> Mask:
+        if self._began_by_arrival:
+            fresh = np.where(self._before, 0, self._counts)
+            return split(fresh, np.full(self.num_classes, FRESH))
         came = self._counts > 0
         if self.number > 1 and not (came & self._before).any():
             return came
@@ -134,7 +162,7 @@ class TaskDetector:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next update depends on, for JSON."""
-        return {
+        state: dict[str, Any] = {
             "number": self.number,
             "evidence": self.evidence,
             "new": sorted(self.new),
@@ -143,6 +171,9 @@ class TaskDetector:
             "before": self._before.tolist(),
             "own": self._own.tolist(),
         }
+        if self._began_by_arrival or not self._arrivals.is_plain(self._counts):
+            state["arrivals"] = self._arrivals.state_dict() | {"began": self._began_by_arrival}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of `state_dict`."""
@@ -156,6 +187,10 @@ class TaskDetector:
         self.new = frozenset(state["new"])
         self._counts, self._recent = arrays["counts"], arrays["recent"]
         self._before, self._own = arrays["before"], arrays["own"]
+        self._arrivals = Arrivals(self.num_classes)
+        if arrivals := state.get("arrivals"):  # states of earlier versions have none
+            self._arrivals.load_state_dict(arrivals)
+        self._began_by_arrival = bool(arrivals and arrivals["began"])
 
 
 def split(counts: Counts, prior: NDArray[np.float64]) -> Mask:

@@ -58,7 +58,11 @@ def check_state(parts: Parts, state: Mapping[str, Any]) -> None:
     check_meta(given, own["meta"])
     check_dense(given.tensors)
     _check_optimizer(given)
-    check_same_layout(_layout(given), given.tensors)
+    layout = _layout(given)
+    try:
+        check_same_layout(layout, given.tensors)
+    except ValueError as error:
+        raise ValueError(f"{_other_option(layout, given)}{error}") from None
     check_values(given)
     check_boundaries(given)
 
@@ -79,6 +83,48 @@ def _check_optimizer(given: Given) -> None:
     )
     if found is not None and found != wanted:
         raise ValueError(f"the state's optimizer is {found}, expected {wanted}, as the learner's")
+
+
+def _other_option(own: Tensors, given: Given) -> str:
+    """Say which option of the learner that saved the state had another value, if it can be seen."""
+    state = given.tensors
+    if sizes := _other_size(own, state):
+        return sizes
+    has, wanted = (bool(entries_of(t, "adaptor")) for t in (state, own))
+    if has != wanted:
+        kinds = "a method with a bias adaptor", "one without"
+        if not has:
+            kinds = "a method without a bias adaptor", "one with"
+        return f"the state was saved with {kinds[0]}, expected {kinds[1]}: "
+    for part in ("method", "memory"):
+        if entries_of(own, part).keys() != entries_of(state, part).keys():
+            name = type(given.parts.method).__name__
+            return f"the state was saved with another method, expected {name}: "
+    for part in ("adaptor", "network"):
+        if _shapes(entries_of(own, part)) != _shapes(entries_of(state, part)):
+            return f"the state was saved with another {part} or other options of it: "
+    return ""
+
+
+def _other_size(own: Tensors, state: Mapping[str, Tensor]) -> str:
+    """Say which size or type of the samples or classes differs, if one does."""
+    x, y, mine = state.get("memory.x"), state.get("memory.y"), own["memory.x"]
+    classes, own_classes = state.get("sets.new"), own["sets.new"]
+    pairs: dict[str, tuple[object, object]] = {}
+    if x is not None and y is not None and x.dim() and x.shape[:1] == y.shape:
+        pairs["dtype"] = x.dtype, mine.dtype
+        pairs["input_shape"] = tuple(x.shape[1:]), tuple(mine.shape[1:])
+        pairs["buffer"] = len(x) - 1, len(mine) - 1  # the last row is a spare one
+    if classes is not None and classes.dim() == 1:
+        pairs["num_classes"] = len(classes), len(own_classes)
+    for name, (found, wanted) in pairs.items():
+        if found != wanted:
+            return f"the state was saved with {name} {found}, expected {wanted}: "
+    return ""
+
+
+def _shapes(tensors: Tensors) -> dict[str, torch.Size]:
+    return {name: t.shape for name, t in tensors.items()}
 
 
 def _layout(given: Given) -> Tensors:

@@ -18,6 +18,7 @@ from dualcba.checkpoint import Tensors
 from dualcba.memory import Herding
 from dualcba.memory.balanced import EMPTY, KEY_BITS
 from dualcba.randomness import restore_generator, restore_torch_generator
+from dualcba.tasks.arrivals import ARRIVED
 from dualcba.tasks.detection import THRESHOLD
 from dualcba.training.parts import Parts
 
@@ -95,6 +96,18 @@ def _recent(value: Any, given: Given) -> bool:
     return _counts(value, given) and all(r <= c for r, c in zip(value, counts, strict=True))
 
 
+def _below_arrival(value: Any, given: Given) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == given.classes
+        and all(type(v) in (int, float) and 0 <= v < ARRIVED for v in value)
+    )
+
+
+def _flag(value: Any, given: Given) -> bool:
+    return isinstance(value, bool)
+
+
 def _generator(value: Any) -> bool:
     """Whether a value is exactly the state of a NumPy generator."""
     try:
@@ -136,6 +149,16 @@ BOUNDARIES: dict[str, MetaRule] = {
 }
 """The wanted value of each entry of `meta["boundaries"]`."""
 
+ARRIVALS: dict[str, MetaRule] = {
+    "began": ("True or False", _flag),
+    "settled": ("True or False", _flag),
+    "waiting": ("True or False per class", _mask),
+    "strays": ("True or False per class", _mask),
+    "evidence": (f"one number from 0 to below {ARRIVED:g} per class", _below_arrival),
+    "since": ("one count per class, from 0 to that in counts", _recent),
+}
+"""The wanted value of each entry of `meta["boundaries"]["arrivals"]`, which may be missing."""
+
 
 def check_meta(given: Given, own: Mapping[str, Any]) -> None:
     """Raise unless `meta` has the entries that the learner's own has, each of them valid."""
@@ -154,9 +177,15 @@ def check_boundaries(given: Given) -> None:
     if given.parts.tasks.detector is None:
         return
     value = given.meta["boundaries"]
-    _same_keys("meta 'boundaries'", BOUNDARIES, value)
+    arrivals = isinstance(value, Mapping) and "arrivals" in value
+    names = {**BOUNDARIES, "arrivals": None} if arrivals else BOUNDARIES
+    _same_keys("meta 'boundaries'", names, value)
     for name, rule in BOUNDARIES.items():
         _apply(f"meta 'boundaries.{name}'", value[name], rule, given)
+    if arrivals:
+        _same_keys("meta 'boundaries.arrivals'", ARRIVALS, value["arrivals"])
+        for name, rule in ARRIVALS.items():
+            _apply(f"meta 'boundaries.arrivals.{name}'", value["arrivals"][name], rule, given)
 
 
 def _same_keys(what: str, own: Mapping[str, Any], value: Any) -> None:

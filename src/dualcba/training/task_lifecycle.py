@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ class TaskLifecycle:
         self.detector = TaskDetector(context.sets.num_classes) if inferred else None
         self.starts: list[int] = []  # the first step of each task
         self.open = False
+        self.warned = -1  # the last task in which a label that no task announced was reported
         self.data: list[tuple[Tensor, Tensor]] = []  # of the current task, for `rereads_task`
 
     def check_classes(self, classes: Any) -> list[Any]:
@@ -59,6 +61,22 @@ class TaskLifecycle:
         labels: list[Any] = [c.item() if getattr(c, "shape", None) == () else c for c in each]
         self.context.sets.check(labels)
         return labels
+
+    def check_announced(self, labels: Tensor) -> None:
+        """Warn, once per task, of labels that no task so far has announced; −1 is no label.
+
+        Streams in which samples arrive before their task have such labels, so they are no error.
+        Labels on a device are not read: that would wait for it.
+        """
+        sets, task = self.context.sets, self.context.sets.task
+        if self.detector is not None or labels.is_cuda or sets.owner.is_cuda or self.warned == task:
+            return
+        other = labels[(sets.owner[labels.clamp(min=0)] < 0) & (labels >= 0)]
+        if len(other):
+            self.warned = task
+            announced = sets.owner.ge(0).nonzero().flatten().tolist()
+            wanted = f"those that tasks have announced, {announced}; others count as old"
+            warnings.warn(expected("observed y", sorted(set(other.tolist())), wanted), stacklevel=3)
 
     def begin(self, classes: Sequence[int], step: int) -> None:
         """End the current task, and begin one with these new classes."""

@@ -90,8 +90,25 @@ def test_hidden_and_other_files_are_ignored(root: Path) -> None:
     (root / "README.txt").touch()
     (root / "a" / ".DS_Store").touch()
     (root / "a" / "Thumbs.db").touch()
+    (root / "a" / "notes.txt").write_text("not an image")
+    (root / "b" / "labels.json").write_text("{}")
     data = load_dataset(root)
+    assert data.class_names == ("a", "b")
     assert (data.num_classes, len(data.train_x) + len(data.test_x)) == (2, 10)
+
+
+def test_an_image_with_another_suffix_is_one(root: Path) -> None:
+    fill(root, {"a": 5, "b": 5})
+    (root / "a" / "000.png").rename(root / "a" / "000.0001")
+    (root / "b" / "000.png").rename(root / "b" / "000")
+    data = load_dataset(root)
+    assert len(data.train_x) + len(data.test_x) == 10
+
+
+def test_a_text_beside_the_classes_does_not_make_train_a_class(root: Path) -> None:
+    fill(root, {"train/a": 5, "train/b": 5})
+    (root / "train" / "README.txt").write_text("about the images")
+    assert load_dataset(root).num_classes == 2
 
 
 def test_folders_inside_a_class_belong_to_it(root: Path) -> None:

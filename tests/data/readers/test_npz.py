@@ -72,6 +72,30 @@ def test_a_class_only_in_the_test_set_counts(path: Path) -> None:
     assert load_dataset(path).num_classes == 4
 
 
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (10 * Y, ("0", "10", "20")),
+        (Y + 10**9, ("1000000000", "1000000001", "1000000002")),
+        (np.array(["dog", "ant", "cat"])[Y], ("ant", "cat", "dog")),
+        (np.array([b"dog", b"ant", b"cat"])[Y], ("ant", "cat", "dog")),
+    ],
+)
+@pytest.mark.parametrize("test_set", [False, True])
+def test_classes_are_the_labels_that_occur(
+    path: Path, labels: Any, names: tuple[str, ...], test_set: bool
+) -> None:
+    test = {"test_x": X, "test_y": labels} if test_set else {}
+    save(path, **{"train_x": X, "train_y": labels, **test})
+    data = load_dataset(path)
+    assert (data.num_classes, data.class_names) == (3, names)
+    wanted = [names[k] for k in data.train_y.tolist()]
+    given = dict(
+        zip(map(bytes, X.reshape(len(X), -1)), np.asarray(labels).astype(str), strict=True)
+    )
+    assert wanted == [given[bytes(x.flatten().numpy())] for x in data.train_x]
+
+
 def test_vectors(path: Path) -> None:
     save(path, x=RNG.normal(size=(30, 7)), y=Y.astype(np.uint8))
     data = load_dataset(path)
@@ -147,14 +171,14 @@ def test_a_member_that_is_no_array_is_refused(path: Path) -> None:
         ({"x": X, "y": Y[:-1]}, "expected one label per sample"),
         ({"x": X, "y": Y[:, None]}, "expected one label per sample"),
         ({"x": X, "y": Y / 2}, "labels are float64, expected whole numbers"),
-        ({"x": X, "y": Y.astype(str)}, "y is not an array of numbers"),
+        ({"x": Y.astype(str)[:, None], "y": Y}, "dtype of train x is '<U21', expected numbers"),
+        ({"train_x": X, "train_y": Y, "test_x": X, "test_y": Y.astype(str)}, "expected whole numb"),
         ({"x": np.float32(3), "y": Y}, "x is not an array of numbers"),
         ({"x": X, "y": Y - 1}, "expected a label"),
         ({"x": X[:4], "y": [0, 0, 0, 1]}, "class 1 has one sample, expected at least two"),
         ({"x": X[:0], "y": Y[:0]}, "number of samples is 0, expected at least 2 per class"),
         ({"train_x": X, "train_y": Y, "test_x": X[:, :1], "test_y": Y}, "sample of test x"),
         ({"x": np.full((30, 2), np.nan), "y": Y}, "NaN"),
-        ({"x": X, "y": Y + 10**9}, "highest label is 1000000002, expected classes counted from 0"),
     ],
 )
 def test_what_is_wrong_is_named(path: Path, arrays: dict[str, Any], line: str) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from dualcba.data.dataset import Dataset, from_arrays
 from dualcba.data.readers.cache import decode_to_cache
 from dualcba.data.readers.decoding import BLOCK, ImageFiles, decode_to_memory, map_blocks
 from dualcba.data.readers.holdout import hold_out
-from dualcba.data.readers.images import ByteArray, ImageShape, read_headers
+from dualcba.data.readers.images import ByteArray, ImageShape, is_other_file, read_headers
 from dualcba.errors import expected
 
 IGNORED_NAMES = {"thumbs.db", "desktop.ini", "__macosx"}
@@ -37,7 +38,8 @@ def from_folder(
 ) -> Dataset:
     """Make a dataset from images in one folder per class.
 
-    Labels follow the sorted names of the class folders.
+    Labels follow the sorted names of the class folders. A file is left out, such as a text, if its
+    suffix is not that of an image and Pillow cannot open it.
 
     Parameters
     ----------
@@ -72,11 +74,12 @@ def from_folder(
         arrays = decode_to_cache(Path(cache), metadata, parts, shape, show)
     if mean is None or std is None:
         mean, std = channel_mean_and_std(arrays["train_x"])
-    return from_arrays(
+    data = from_arrays(
         **arrays, num_classes=len(classes), mean=mean, std=std,
         pad=min(4, min(shape[1:]) // 8) if pad is None else pad, flip=flip,
         name=name or root.resolve().name,
     )  # fmt: skip
+    return replace(data, class_names=tuple(classes))
 
 
 def channel_mean_and_std(x: ByteArray) -> tuple[list[float], list[float]]:
@@ -124,8 +127,9 @@ def _class_folders(root: Path) -> list[Path]:
 
 
 def _holds_files(folder: Path) -> bool:
-    """Return whether a folder directly contains files: then `train` is the name of a class."""
-    return any(p.is_file() and not _is_ignored(p.name) for p in folder.iterdir())
+    """Return whether a folder directly contains images: then `train` is the name of a class."""
+    files = (p for p in folder.iterdir() if p.is_file() and not _is_ignored(p.name))
+    return any(not is_other_file(p) for p in files)
 
 
 def _is_ignored(name: str) -> bool:
@@ -154,7 +158,8 @@ def _find_images(root: Path, classes: list[str] | None = None) -> tuple[list[str
 
 def _files_of_class(folder: Path) -> list[Path]:
     relative = (p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
-    paths = [folder / p for p in sorted(relative) if not any(map(_is_ignored, p.parts))]
+    kept = [folder / p for p in sorted(relative) if not any(map(_is_ignored, p.parts))]
+    paths = [path for path in kept if not is_other_file(path)]
     if not paths:
         raise ValueError(f"{folder} is empty, expected the images of that class")
     return paths

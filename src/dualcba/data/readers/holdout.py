@@ -12,7 +12,7 @@ from dualcba.randomness import generator
 
 
 def hold_out(
-    labels: IntArray, fraction: float, seed: int, class_names: Sequence[str] | None = None
+    labels: IntArray, fraction: float, seed: int, class_names: Sequence[object] | None = None
 ) -> tuple[IntArray, IntArray]:
     """Return the indices of the training samples and of the test samples.
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from dualcba.errors import reason
 
@@ -38,6 +38,22 @@ def read_image(path: Path, shape: ImageShape | None = None) -> ByteArray:
     are turned upright. With `shape`, the image is scaled to cover it and cropped at the centre.
     """
     return _read(path, lambda image: image_to_array(image, shape))
+
+
+def is_other_file(path: Path) -> bool:
+    """Return whether neither the suffix nor the content of a file is that of an image.
+
+    A damaged image has the suffix of an image, and a file without a suffix may be one.
+    """
+    if not path.suffix or path.suffix.lower() in Image.registered_extensions():
+        return False
+    try:
+        with Image.open(path):
+            return False
+    except UnidentifiedImageError:
+        return True
+    except Exception:  # an image that cannot be read is named when it is
+        return False
 
 
 def _read(path: Path, use: Callable[[Image.Image], T]) -> T:

@@ -6,15 +6,16 @@ import math
 import re
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualcba.data.dataset import Dataset, IntArray, count_classes, from_arrays
+from dualcba.data.dataset import Dataset, IntArray, from_arrays
 from dualcba.data.readers.holdout import hold_out
-from dualcba.errors import reason
+from dualcba.errors import expected, reason
 
 Array = NDArray[Any]
 NAMES = (  # of the arrays in a file, in the order in which they are looked for
@@ -25,11 +26,11 @@ NAMES = (  # of the arrays in a file, in the order in which they are looked for
     ("x_train", "y_train"),
 )
 HEADER = re.compile(
-    r"\{'descr': *'(?P<dtype>\|b1|[|<>=][iu][1248]|[<>=]f[248])', *"
+    r"\{'descr': *'(?P<dtype>\|b1|[|<>=][iu][1248]|[<>=]f[248]|[<>=]U\d{1,6}|\|S\d{1,6})', *"
     r"'fortran_order': *(?P<fortran>True|False), *"
     r"'shape': *\((?P<shape>(\d{1,18}L?(, *|(?=\))))*)\),? *\} *\n?"
 )
-"""The header of an array of numbers in an `.npy` file, as NumPy writes it."""
+"""The header of an array of numbers or texts in an `.npy` file, as NumPy writes it."""
 
 LONGEST_HEADER = 10_000
 MOST_AXES = 32
@@ -67,7 +68,8 @@ def from_npz(
     """Make a dataset from the arrays of an `.npz` file.
 
     The arrays are `train_x`, `train_y`, `test_x` and `test_y`, or `x` and `y`; `x_train` and so on
-    are accepted too.
+    are accepted too. Labels are whole numbers or texts. The classes are the labels that occur, in
+    ascending order, whatever gaps they have; `class_names` of the dataset are the labels as text.
 
     Parameters
     ----------
@@ -83,14 +85,16 @@ def from_npz(
     """
     path = Path(path)
     train_x, train_y, *test = _read(path)
+    classes, (train_y, *test[1:]) = _consecutive(path, [train_y, *test[1:]])
     if not test:
-        train_rows, test_rows = hold_out(_int64_labels(train_y, path), holdout, seed)
+        train_rows, test_rows = hold_out(train_y, holdout, seed, classes)
         test = [train_x[test_rows], train_y[test_rows]]
         train_x, train_y = train_x[train_rows], train_y[train_rows]
-    return from_arrays(
-        train_x, train_y, *test, num_classes=_num_classes(train_y, test[1]), mean=mean, std=std,
-        pad=pad, flip=flip, name=name or path.stem,
+    data = from_arrays(
+        train_x, train_y, *test, num_classes=len(classes) or None, mean=mean, std=std, pad=pad,
+        flip=flip, name=name or path.stem,
     )  # fmt: skip
+    return replace(data, class_names=tuple(map(str, classes)))
 
 
 def _read(path: Path) -> list[Array]:
@@ -161,14 +165,18 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-def _int64_labels(y: Array, path: Path) -> IntArray:
-    if y.dtype.kind not in "ui":
-        raise ValueError(f"{path}: the labels are {y.dtype}, expected whole numbers")
-    return y.astype(np.int64)
-
-
-def _num_classes(*labels: Array) -> int | None:
-    """Return one more than the highest label; None for labels that `from_arrays` will refuse."""
-    highest = [int(y.max()) for y in labels if y.size and y.dtype.kind in "ui"]
-    samples = sum(len(y) for y in labels)
-    return count_classes(max(highest), samples) if len(highest) == len(labels) else None
+def _consecutive(path: Path, labels: list[Array]) -> tuple[list[Any], list[IntArray]]:
+    """Return the classes, and the labels of each part as indices of them."""
+    first = "ui" if labels[0].dtype.kind in "ui" else labels[0].dtype.kind
+    for y in labels:
+        if y.dtype.kind not in "uiUS" or y.dtype.kind not in first:
+            wanted = "whole numbers or texts, of one kind"
+            raise ValueError(f"{path}: the labels are {y.dtype}, expected {wanted}")
+        if y.dtype.kind == "i" and y.size and y.min() < 0:
+            wanted = "a label of at least 0"
+            raise ValueError(expected(f"{path}: y[{y.argmin()}]", int(y.min()), wanted))
+    labels = [np.char.decode(y, "latin1") if y.dtype.kind == "S" else y for y in labels]
+    classes = np.unique(np.concatenate([np.unique(y) for y in labels]))
+    if classes.dtype.kind == "f":  # NumPy has no type for both int64 and uint64
+        raise ValueError(f"{path}: the labels are of two types, expected one")
+    return classes.tolist(), [np.searchsorted(classes, y).astype(np.int64) for y in labels]

@@ -1,0 +1,97 @@
+"""Classes that arrive while those of the current task stay: sliding and growing sets of classes.
+
+Such a class changes too few labels for the rule on boundaries in `dualcba.tasks.detection`. Here
+each class has evidence of its own.
+
+**Settled.** A task is settled when it has 16 labels for each class that has appeared in it, and for
+one more. By then an own class of usual frequency has appeared; only one in 10⁷ has not.
+
+**Waiting.** A class waits if it appears for the first time in a settled task. A stray waits too: a
+class that has appeared and was never an own class when a task ended. It no longer waits if it has
+two labels when the task is settled.
+
+**Arrival.** From then on a class that waits gains 1 with each of its labels and loses 1 / 2(k + 1)
+with every label, whatever its class (Page's CUSUM, never below 0), where k is the number of own
+classes that do not wait. So the evidence grows while the class is more than half as frequent as an
+own class, as a stray is not. Evidence of 6 declares a boundary; all classes with evidence arrive
+with it. The labels since no class had evidence belong to the new task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Counts = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+SETTLED = 16  # labels per class of a task that is settled
+ARRIVED = 6.0  # the evidence that declares an arrival
+
+
+class Arrivals:
+    """The classes that wait, and the evidence that they have arrived.
+
+    Arrays are replaced, never changed, so `copy.copy` is a copy of the state.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        self.settled = False
+        self.waiting = np.zeros(num_classes, dtype=bool)
+        self.strays = np.zeros(num_classes, dtype=bool)
+        self.evidence = np.zeros(num_classes)
+        self.since = np.zeros(num_classes, dtype=np.int64)  # labels since there was no evidence
+
+    def update(self, came: Counts, counts: Counts, before: Mask, own: Mask) -> Mask:
+        """Update with the labels of a batch, and return the classes that arrive, if any.
+
+        `counts` are the labels of the task before the batch. `before` are the classes that were
+        seen before the task, and `own` those of the task.
+        """
+        if not self.settled and _settles(counts):
+            self.settled = True
+            self.waiting = self.waiting & (counts < 2)
+        if self.settled:
+            self.waiting = self.waiting | ((came > 0) & (counts == 0) & ~before)
+        if not self.settled or not self.waiting.any():
+            return np.zeros_like(own)
+        classes = 1 + np.count_nonzero(own & ~self.waiting)
+        gained = self.evidence + came - came.sum() / (2 * classes)
+        self.evidence = np.where(self.waiting, np.maximum(gained, 0.0), 0.0)
+        self.since = self.since + came if self.evidence.any() else np.zeros_like(came)
+        if self.evidence.max() < ARRIVED:
+            return np.zeros_like(own)
+        return np.asarray(self.evidence > 0)
+
+    def begin(self, appeared: Mask, own: Mask) -> None:
+        """Begin a task; `appeared` are classes first seen in the last one, `own` are not strays."""
+        self.strays = (self.strays | appeared) & ~own
+        self.waiting, self.settled = self.strays, False
+        self.evidence = np.zeros_like(self.evidence)
+        self.since = np.zeros_like(self.since)
+
+    def is_plain(self, counts: Counts) -> bool:
+        """Return whether a new object would go on in the same way, given the task's labels."""
+        strays = self.waiting.any() or self.strays.any()
+        return not strays and self.settled == _settles(counts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next update depends on, for JSON."""
+        arrays = {"waiting": self.waiting, "strays": self.strays, "since": self.since}
+        state = {name: array.tolist() for name, array in arrays.items()}
+        return {"settled": self.settled, "evidence": self.evidence.tolist(), **state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the result of `state_dict`."""
+        self.settled = bool(state["settled"])
+        self.waiting = np.array(state["waiting"], dtype=bool)
+        self.strays = np.array(state["strays"], dtype=bool)
+        self.evidence = np.array(state["evidence"], dtype=float)
+        self.since = np.array(state["since"], dtype=np.int64)
+
+
+def _settles(counts: Counts) -> bool:
+    return bool(counts.sum() >= SETTLED * (1 + np.count_nonzero(counts)))
