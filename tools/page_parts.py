@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dualcba.errors import unknown
-from dualcba.experiments.paper.catalogue import Entry, experiments
+from dualcba.experiments.paper.catalogue import NAMES, READINGS, Entry
 from dualcba.experiments.result import NAMED, identity
 from dualcba.report.comparison import (
     TOLERANCE,
@@ -234,7 +234,9 @@ def gained(found: Collected, experiment: str, column: str, part: str, changed: F
 
 def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> str:
     """Return how many cells agree with the paper's ACC, by table; which do not; what is not run."""
-    usual: list[tuple[str, str, Fields]] = [(n, c, {}) for n in experiments() for c in columns(n)]
+    usual: list[tuple[str, str, Fields]] = [
+        (n, c, {}) for n in (*NAMES, *READINGS) for c in columns(n)
+    ]
     lines, far, counted = [], [], []
     distinct: dict[Hashable, Row] = {}
     missing: dict[str, list[str]] = {}
