@@ -21,12 +21,12 @@ TURNS = 24
 
 
 def in_turns(
-    specs: Sequence[Spec], hardware: Hardware, data: Dataset, steps: int
+    specs: Sequence[Spec], hardware: Hardware, data: Dataset, steps: int, turns: int | None = None
 ) -> list[dict[str, Any]]:
     """Return milliseconds per step of each spec, timed in turns, and the ratio to the first."""
     ready = [Ready(spec, hardware, data) for spec in specs]
     work = {k: partial(one.steps, steps) for k, one in enumerate(ready)}
-    watches = time_in_turns(work, TURNS, ready[0].device, units=steps)
+    watches = time_in_turns(work, turns or TURNS, ready[0].device, units=steps)
     rows = []
     for spec, own in zip(specs, watches.values(), strict=True):
         low, middle, high = np.quantile(own.ratios(watches[0]), (0.25, 0.5, 0.75))

@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import abreast, checkpoints, contenders, growth, parts, profiling, step
+from benchmarks import (
+    abreast,
+    checkpoints,
+    contenders,
+    frontier,
+    growth,
+    parts,
+    profiling,
+    step,
+)
 from benchmarks.learners import Ready, synthetic
 from dualcba.bench import Setup
 from dualcba.experiments import Hardware, Spec
@@ -65,6 +74,29 @@ def test_methods_in_turns_have_ratios_to_the_first(data: Any, monkeypatch: Any) 
     assert [row["method"] for row in rows] == ["er", "er-dual-cba"]
     assert (rows[0]["ratio_to_first"], rows[0]["quartiles"]) == (1.0, "1.0000 to 1.0000")
     assert rows[1]["ratio_to_first"] > 0
+
+
+def test_methods_of_the_frontier_are_timed_relative_to_er(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "frontier.json"
+    words = ["--rows", "ER + MKD; GSA, Dual-CBA", "--network", "mlp", "--device", "cpu"]
+    frontier.main([*words, "--steps", "1", "--turns", "2", "--json", str(out)])
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["row"] for row in rows] == ["ER", "ER + MKD", "GSA, Dual-CBA"]
+    assert [row["at_most"] for row in rows] == ["", 2.5, ""]
+    assert rows[0]["ratio_to_first"] == 1.0
+    assert rows[1]["ms_per_step"] > 0
+    assert "a step under P10, mlp" in capsys.readouterr().out
+
+
+def test_the_rows_of_the_frontier_that_are_timed() -> None:
+    rows = frontier.chosen([])
+    assert next(iter(rows)) == "ER"
+    assert set(frontier.AT_MOST) | set(frontier.ADAPTED) <= set(rows)
+    assert len(rows) == 14 + len(frontier.ADAPTED)
+    with pytest.raises(SystemExit, match="unknown row 'MKT'"):
+        frontier.chosen(["MKT"])
 
 
 def test_growth_is_relative_to_the_first() -> None:

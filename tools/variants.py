@@ -1,12 +1,18 @@
 """Run variants of the adaptor on several streams and base methods, and show them in one table.
 
-usage: python -m tools.variants OUT.json [--only plain,dual-cba] [--streams digits,cifar10]
-           [--base er,derpp] [--seeds 5] [--test] [--abreast 8] [--set eval_every=20]
+usage: python -m tools.variants OUT.json [--file tools/frontier.toml] [--only plain,dual-cba]
+           [--streams digits,cifar10] [--base er,derpp] [--seeds 5] [--test] [--abreast 8]
+           [--protocol p10] [--set eval_every=20] [--most-cost 3] [--best 8] [--leave-one-out NAME]
 
-A TOML file, by default `tools/variants.toml`, names the variants and the streams. Runs are scored
-on a validation split of the training data; `--test` scores them on the test data. OUT.json holds
-every run with its scores, options, seed and commit. It is written after each run, and runs that it
-holds are not repeated. A run that fails is reported, and the others go on.
+A TOML file, by default `tools/variants.toml`, names the variants and the streams. A variant has
+options of `dualcba run` and, as parts of the method's name, `base`, `teacher` and `adaptor`;
+without a `base` it is run with each of `--base`. `--most-cost` leaves out variants whose step costs
+more than so many steps of ER. `--best 8` runs only the eight variants with the highest scores in
+OUT.json. `--leave-one-out` runs a variant, and the variant without each of its parts.
+
+Runs are scored on a validation split of the training data; `--test` scores them on the test data.
+OUT.json holds every run with its scores, options, seed and commit. It is written after each run,
+and runs that it holds are not repeated. A run that fails is reported, and the others go on.
 """
 
 from __future__ import annotations
@@ -35,8 +41,10 @@ from dualcba.experiments.pool import (
     run_specs,
     run_specs_in_processes,
 )
+from dualcba.experiments.relative_cost import step_flops
 from dualcba.io import atomic_write
 from dualcba.options import definitions
+from tools import search
 
 TABLE = Path(__file__).with_suffix(".toml")
 SHOWN = ("acc", "acc_auc", "prequential", "fm", "newest", "newest_recall")
@@ -67,23 +75,42 @@ class Planned:
         return {name: getattr(self, name) for name in ("variant", "stream", "base", "seed")}
 
     def __str__(self) -> str:
-        return f"{self.variant}, {self.stream}, {self.base}, seed {self.seed}"
+        base = f"{self.base}, " if self.base else ""
+        return f"{self.variant}, {self.stream}, {base}seed {self.seed}"
 
 
 def plan(table: Fields, args: argparse.Namespace) -> Iterator[Planned]:
     """Yield the runs that are asked for; all cells of the table have their first seed first."""
-    variants = chosen("variant", table["variants"], args.only)
+    variants = chosen_variants(table, args)
     streams = chosen("stream", table["streams"], args.streams)
     shared = table.get("defaults", {}) | {"validation": 0.0 if args.test else args.validation}
+    shared |= {"protocol": args.protocol} if args.protocol else {}
     for seed in range(args.seed, args.seed + args.seeds):
         for stream, data in streams.items():
-            for base in args.base:
-                for variant, own in variants.items():
-                    own = dict(own)
-                    kind = own.pop("adaptor", "")
-                    options = fitting(shared | data | dict(args.set), kind) | own
-                    options["method"] = f"{base}-{kind}" if kind else base
-                    yield Planned(variant, stream, base, seed, options)
+            given = shared | data | dict(args.set)
+            free = {name: own for name, own in variants.items() if "base" not in own}
+            for base in args.base if free else ():
+                for name, own in free.items():
+                    yield Planned(name, stream, base, seed, composed(own, base, given))
+            for name, own in variants.items():
+                if "base" in own:
+                    yield Planned(name, stream, "", seed, composed(own, own["base"], given))
+
+
+def chosen_variants(table: Fields, args: argparse.Namespace) -> Fields:
+    """Return the variants that are asked for, or one and all that lack one of its parts."""
+    if args.leave_one_out is None:
+        return chosen("variant", table["variants"], args.only)
+    (own,) = chosen("variant", table["variants"], [args.leave_one_out]).values()
+    return chosen("variant", search.leave_one_out(args.leave_one_out, own), args.only)
+
+
+def composed(own: Fields, base: str, given: Fields) -> Fields:
+    """Return the options of a variant; the parts of the method's name make one option."""
+    own = {name: value for name, value in own.items() if name != "base"}
+    teacher, kind = (own.pop(part, "") for part in ("teacher", "adaptor"))
+    method = search.method_name(base, teacher, kind)
+    return fitting(given, kind) | own | {"method": method}
 
 
 def fitting(options: Fields, kind: str) -> Fields:
@@ -99,6 +126,75 @@ def chosen(what: str, known: Fields, names: Sequence[str] | None) -> Fields:
         if name not in known:
             raise ValueError(unknown(what, name, known))
     return {name: known[name] for name in names or known}
+
+
+# ---------------------------------------------------------------------- a part of the plan
+
+
+def affordable(
+    planned: list[Planned], collected: Collected, args: argparse.Namespace
+) -> list[Planned]:
+    """Leave out the variants whose step costs more than `--most-cost` steps of ER, and say so."""
+    if args.most_cost is None:
+        return planned
+    if args.best is not None:  # which only chooses among those that have been run
+        tried = {run["variant"] for run in collected.content["runs"]}
+        planned = [one for one in planned if one.variant in tried]
+    costs = count_costs(planned, collected, args)
+    dear = {where for where, cost in costs.items() if cost > args.most_cost}
+    for variant, stream in sorted(dear):
+        cost = f"costs {costs[variant, stream]:.2f} steps of ER"
+        print(f"left out: {variant}, {stream}, {cost}", file=sys.stderr)
+    return [one for one in planned if (one.variant, one.stream) not in dear]
+
+
+def count_costs(
+    planned: Sequence[Planned], collected: Collected, args: argparse.Namespace
+) -> dict[tuple[str, str], float]:
+    """Return the cost of each variant on each stream; what the file holds is not counted again."""
+    known = {(c["variant"], c["stream"]): c for c in collected.content.get("costs", [])}
+    firsts = {(one.variant, one.stream): one for one in reversed(planned)}
+    new = {
+        where: (one.spec, reference(one, args))
+        for where, one in reversed(firsts.items())
+        if where not in known or known[where]["options"] != one.options
+    }
+    load, hardware = Loader(args.data_dir), Hardware(device=args.device)
+
+    def flops(spec: Spec) -> float:
+        try:
+            return step_flops(spec, load(spec), hardware)
+        except ValueError as error:
+            sys.exit(f"error: {spec.method} on {spec.dataset}: {error}")
+
+    found = search.relative_costs(new, flops)
+    for where, cost in found.items():
+        entry = {"variant": where[0], "stream": where[1], "cost": cost}
+        known[where] = entry | {"options": firsts[where].options}
+    collected.content["costs"] = list(known.values())
+    return {where: known[where]["cost"] for where in firsts}
+
+
+def reference(one: Planned, args: argparse.Namespace) -> Spec:
+    """Return ER with the options that all variants share on a stream."""
+    table = read_toml(args.file)
+    given = table.get("defaults", {}) | table["streams"][one.stream]
+    given |= ({"protocol": args.protocol} if args.protocol else {}) | dict(args.set)
+    return Spec(**composed({}, "er", given), validation=one.spec.validation)
+
+
+def best(planned: list[Planned], collected: Collected, args: argparse.Namespace) -> list[Planned]:
+    """Return the runs of the variants with the highest scores, if so many are asked for."""
+    if args.best is None:
+        return planned
+    runs = collected.content["runs"]
+    found = search.ranked(values(planned, runs, args.by, s) for s in args.statistics)[: args.best]
+    if not found:
+        sys.exit(f"error: --best {args.best}: {args.out} holds no run of these variants")
+    costs = {c["variant"]: c["cost"] for c in collected.content.get("costs", [])}
+    print(search.lines(found, costs, args.by), file=sys.stderr)
+    names = dict(found)
+    return [one for one in planned if one.variant in names]
 
 
 # ---------------------------------------------------------------------- the file
@@ -268,7 +364,7 @@ def minus(found: Values, variant: str) -> Values:
 def show(planned: Sequence[Planned], found: Values, title: str, *, sign: bool = False) -> str:
     """Return a table: variants in rows, streams and base methods in columns."""
     columns = list(dict.fromkeys((one.stream, one.base) for one in planned))
-    lines = [[title, *(f"{stream} {base}" for stream, base in columns)]]
+    lines = [[title, *(f"{stream} {base}".strip() for stream, base in columns)]]
     for variant in dict.fromkeys(one.variant for one in planned):
         cells = [cell([*found.get((variant, *c), {}).values()], sign=sign) for c in columns]
         lines.append([variant, *cells])
@@ -319,6 +415,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--validation", type=float, default=0.1, help="fraction held out")
+    parser.add_argument("--protocol", help="that of all runs; by default the file's")
+    parser.add_argument("--most-cost", type=float, help="largest cost of a step, in steps of ER")
+    parser.add_argument("--best", type=int, help="run only so many, the best in OUT.json")
+    parser.add_argument("--by", default="acc", help="the score that --best compares")
+    parser.add_argument(
+        "--leave-one-out", metavar="NAME", help="a variant, and it without each part"
+    )
     parser.add_argument("--test", action="store_true", help="score on the test data")
     parser.add_argument("--set", type=name_and_value, action="append", default=[])
     parser.add_argument("--device", default="auto")
@@ -353,6 +456,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     check(planned)
+    planned = affordable(planned, collected, args)
+    planned = best(planned, collected, args)
     if not args.table:
         collected.begin(sys.argv[1:] if arguments is None else arguments)
         waiting = [one for one in planned if not collected.holds(one)]

@@ -12,7 +12,7 @@ from dualcba.evaluation import interval
 from dualcba.experiments import Result, Spec
 from dualcba.experiments.paper.catalogue import Entry
 from dualcba.report.comparison import Served
-from dualcba.report.gains import Gain, Gap, gains, in_one_line, means, paired_t
+from dualcba.report.gains import Gain, Gap, alike, gains, in_one_line, means, paired_t
 
 
 def served(method: str, bn: list[float | None], by: float = 0.0, **spec: Any) -> Served:
@@ -149,3 +149,13 @@ def test_each_kind_of_adaptor_has_a_sentence_of_its_own() -> None:
     assert line.count("over er (BN)") == 2
     two = [*found, *found]
     assert "Balanced-CBA (IBN) over its base (BN), mean of 2 pairs" in in_one_line(two)
+
+
+@pytest.mark.parametrize("other", [{"head": "cosine"}, {"readout": "ncm"}])
+def test_methods_with_different_heads_or_readouts_are_not_compared(other: dict[str, str]) -> None:
+    given = {"dataset": "digits", "method": "er"}
+    base = Entry("ER", "here", given, "bn", {})
+    dual = Entry("dual", "here", given | {"method": "er-dual-cba"}, "ibn", {})
+    assert alike(base, dual)
+    changed = Entry("dual", "here", {**dual.given, **other}, "ibn", {})
+    assert not alike(base, changed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +153,116 @@ def test_the_shipped_table_can_be_run() -> None:
     assert {one.stream for one in planned} >= {"digits", "fashion-mnist", "cifar10", "cifar100"}
     assert all(one.spec.validation == 0.1 for one in planned)
     assert len(planned) > len(names) > 100  # some variants are one spec on some streams
+
+
+# ---------------------------------------------------------------- a search over methods
+
+
+SEARCH = """
+[defaults]
+eval_every = 0
+protocol = "p10"
+augmentation = "partial"
+tasks = 2
+
+[streams.small]
+dataset = "digits"
+buffer = 40
+
+[variants.er]
+base = "er"
+
+[variants.free]
+lr = 0.001
+
+[variants.taught]
+base = "gsa"
+teacher = "mkd"
+adaptor = "balanced-cba"
+lr = 0.001
+adaptor_lr = 0.003
+method_options = { alpha = 0.02, base_mirror = false }
+
+[variants.dear]
+base = "er"
+teacher = "ccl-dc"
+"""
+
+
+@pytest.fixture
+def search_call(tmp_path: Path) -> Any:
+    (tmp_path / "table.toml").write_text(SEARCH)
+
+    def run(*args: str) -> tuple[int, dict[str, Any]]:
+        fixed = ["--file", str(tmp_path / "table.toml"), "--device", "cpu", "--jobs", "1"]
+        code = variants.main([str(tmp_path / "out.json"), *fixed, "--show", "acc", *args])
+        return code, json.loads((tmp_path / "out.json").read_text())
+
+    return run
+
+
+def test_the_parts_of_a_method_are_options_of_a_variant() -> None:
+    args = variants.parse(["x.json", "--base", "er,las", "--seeds", "1"])
+    planned = {
+        (one.variant, one.base): one.spec for one in variants.plan(tomllib.loads(SEARCH), args)
+    }
+    assert list(planned) == [
+        ("free", "er"), ("free", "las"), ("er", ""), ("taught", ""), ("dear", ""),
+    ]  # fmt: skip
+    assert planned["taught", ""].method == "gsa+mkd-balanced-cba"
+    assert planned["taught", ""].adaptor_lr == 0.003
+    assert {spec.protocol for spec in planned.values()} == {"p10"}
+    args = variants.parse(["x.json", "--base", "er", "--seeds", "1", "--protocol", "paper"])
+    given = [one.spec.protocol for one in variants.plan(tomllib.loads(SEARCH), args)]
+    assert set(given) == {"paper"}
+
+
+def test_stages_of_a_search(search_call: Any, capsys: Any) -> None:
+    stage = ("--only", "er,taught,dear", "--most-cost", "6")
+    code, content = search_call(*stage, "--seeds", "1")
+    assert code == 0
+    assert [run["variant"] for run in content["runs"]] == ["er", "taught"]
+    costs = {cost["variant"]: cost["cost"] for cost in content["costs"]}
+    assert costs["er"] == 1.0
+    assert 2 < costs["taught"] < 6 < costs["dear"]
+    assert "left out: dear, small, costs" in capsys.readouterr().err
+    scores = {run["variant"]: run["scores"]["ibn"]["acc"] for run in content["runs"]}
+    first = max(scores, key=lambda name: scores[name])
+    code, content = search_call("--best", "1", "--most-cost", "6", "--seeds", "2")
+    assert code == 0
+    assert [(r["variant"], r["seed"]) for r in content["runs"][2:]] == [(first, 1)]
+    assert f"the best by acc:\n{first}  {scores[first]:6.2f}" in capsys.readouterr().err
+
+
+def test_the_best_of_nothing_is_an_error(search_call: Any) -> None:
+    with pytest.raises(SystemExit, match=r"--best 3: .* holds no run of these variants"):
+        search_call("--best", "3")
+
+
+def test_a_variant_without_each_of_its_parts() -> None:
+    args = variants.parse(["x.json", "--leave-one-out", "taught", "--seeds", "1"])
+    planned = {one.variant: one.spec for one in variants.plan(tomllib.loads(SEARCH), args)}
+    methods = {name: spec.method for name, spec in planned.items()}
+    assert methods == {
+        "taught": "gsa+mkd-balanced-cba",
+        "without base": "er+mkd-balanced-cba",
+        "without teacher": "gsa-balanced-cba",
+        "without adaptor": "gsa+mkd",
+        "without optimizer": "gsa+mkd-balanced-cba",
+    }
+    options = {name: spec.method_options for name, spec in planned.items()}
+    assert options["without base"] == {"alpha": 0.02}
+    assert options["without teacher"] == {"mirror": False}
+    assert (planned["taught"].lr, planned["without optimizer"].lr) == (0.001, 0.0005)
+
+
+def test_the_search_for_the_best_method_can_be_run() -> None:
+    words = ["x.json", "--file", "tools/frontier.toml", "--streams", "cifar100", "--seeds", "1"]
+    args = variants.parse(words)
+    planned = list(variants.plan(variants.read_toml(args.file), args))
+    specs = {one.variant: one.spec for one in planned}
+    assert 40 <= len(specs) == len({repr(spec) for spec in specs.values()}) <= 48
+    assert all((s.protocol, s.validation, s.buffer) == ("p10", 0.1, 2000) for s in specs.values())
+    for name in specs:  # what is left without a part can be run too
+        args = variants.parse([*words, "--leave-one-out", name])
+        variants.check(list(variants.plan(variants.read_toml(args.file), args)))

@@ -61,12 +61,14 @@ def _asked(
     """Return the tables to run, how their folder notes them, and the options."""
     if not is_file(name):
         options = ReproduceCommand(**given)
-        chosen = choose(named(name), options.dataset, options.scale, options.column)
+        part = options.dataset, options.scale, options.column, options.row
+        chosen = choose(named(name), *part)
         return chosen, [AskedTable(one.name, options.scale) for one in chosen], options
     own = read_table(Path(name))
     seeds = {} if own.seeds is None else {"seeds": own.seeds}
     options = ReproduceCommand(**{"out": Path("runs") / Path(name).stem, **seeds, **given})
-    chosen = choose_own(own.experiment, options.dataset, options.scale, options.column)
+    part = options.dataset, options.scale, options.column, options.row
+    chosen = choose_own(own.experiment, *part)
     return chosen, [AskedTable(own.experiment.name, toml=own.toml)], options
 
 

@@ -37,6 +37,7 @@ from dualcba.options.values import (
     read_interval,
     recorders,
     task_division,
+    titles,
     trackers,
     words,
 )
@@ -532,6 +533,12 @@ class ReproduceCommand(ExecutionOptions, OutputOptions):
     column: str | None = option(
         None, "only columns whose title contains this text, such as 'M = 2000'", DATA
     )
+    row: list[str] = option(
+        list,
+        "only the row of this title, with its adaptors, or else rows whose title contains this "
+        "text; several are separated by ;",
+        DATA, parse=titles, accept=words,
+    )  # fmt: skip
     scale: Scale = option("paper", "paper, or small: digits, for a CPU", DATA)
     out: Path | None = option(
         None, "folder for the results; by default runs/reproduce or runs/reproduce-small", OUTPUT,

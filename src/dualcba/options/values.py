@@ -139,6 +139,15 @@ def words(name: str, value: Any) -> list[str]:
     return list(dict.fromkeys(word.strip() for word in given))
 
 
+def titles(text: str) -> list[str]:
+    """Read titles, which may have commas in them, separated by semicolons.
+
+    >>> titles("ER; LAS, CBA")
+    ['ER', 'LAS, CBA']
+    """
+    return [title.strip() for title in text.split(";")]
+
+
 def fraction(name: str, value: Any) -> float:
     """Accept a number from 0 to below 1."""
     number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -83,7 +83,12 @@ def tally(found: Iterable[Row], score: str) -> Tally:
 
 
 def paper_entries(experiment: Experiment) -> list[Entry]:
-    """Return the entries for which the paper gives a counted score, column by column."""
+    """Return the entries for which the paper gives a counted score, column by column.
+
+    Values that other papers have published are not among them.
+    """
+    if experiment.beside != "paper":
+        return []
     columns = list(dict.fromkeys(e.column for e in experiment.entries))
     entries = sorted(experiment.entries, key=lambda e: columns.index(e.column))
     return [e for e in entries if any(e.paper.get(score) is not None for score in COUNTED)]

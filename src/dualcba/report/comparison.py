@@ -84,6 +84,8 @@ class Row:
     statistics: str
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
+    beside: str = "paper"
+    """What the paper's values are called, see `Entry`."""
 
 
 @dataclass(frozen=True)
@@ -139,13 +141,15 @@ def compare(experiment: Experiment, results: Iterable[Result]) -> list[Row]:
 
 def rows(served: Iterable[Served], scores: Sequence[str]) -> list[Row]:
     """Return one row per entry."""
+    served = list(served)
     return [
         Row(
             s.entry.row,
             s.entry.column,
             s.entry.statistics,
             tuple(r.seed for r in s.results),
-            tuple(_cell(s, score) for score in scores),
+            tuple(_cell(s, score, served) for score in scores),
+            s.entry.beside,
         )
         for s in served
     ]
@@ -157,9 +161,32 @@ def known(found: Sequence[Row]) -> list[Row]:
     return [replace(r, cells=tuple(c for c in r.cells if c.score in there)) for r in found]
 
 
-def _cell(served: Served, score: str) -> Cell:
-    bn, ibn = (measure(served.results, statistics, score) for statistics in STATISTICS)
+def _cell(served: Served, score: str, all_served: Sequence[Served]) -> Cell:
+    if score == "relative_time":
+        bn = ibn = relative_time(served, all_served)
+    else:
+        bn, ibn = (measure(served.results, statistics, score) for statistics in STATISTICS)
     return Cell(score, served.entry.statistics, bn, ibn, served.entry.paper.get(score))
+
+
+def relative_time(served: Served, others: Iterable[Served]) -> Measure | None:
+    """Return the seconds of training relative to those of ER in the same column, seed by seed.
+
+    A run is compared with ER on the same device; None if there is none.
+    """
+    column = served.entry.column
+    reference = {
+        (r.seed, r.versions.get("device")): r.seconds.get("train")
+        for s in reversed([s for s in others if s.entry.column == column])
+        if s.entry.method == "er"
+        for r in s.results
+    }
+    pairs = [
+        (r.seconds.get("train"), reference.get((r.seed, r.versions.get("device"))))
+        for r in served.results
+    ]
+    ratios = [own / er for own, er in pairs if own is not None and er]
+    return Measure(*interval(ratios), len(ratios)) if ratios else None
 
 
 def within_tolerance(rows: Iterable[Row], score: str | None = None) -> Share:

@@ -13,14 +13,14 @@ from dualcba.report.gains import gains
 
 
 def experiment_data(experiment: Experiment, results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return each entry with the paper's values and our means and half-widths."""
+    """Return each entry with the paper's or published values and our means and half-widths."""
     served = serve(experiment, results)
     found = {(g.dual, g.column): g for g in gains(served)} if "acc" in experiment.scores else {}
     out = []
     scores = [*experiment.scores, *measured(served, NEWEST)]
     for one, row in zip(served, rows(served, scores), strict=True):
         head = {"row": row.row, "column": row.column, "statistics": row.statistics}
-        data = {**head, "paper": dict(one.entry.paper), "seeds": list(row.seeds)}
+        data = {**head, row.beside: dict(one.entry.paper), "seeds": list(row.seeds)}
         data["ours"] = {
             "bn": {cell.score: _pair(cell.bn) for cell in row.cells},
             "ibn": {cell.score: _pair(cell.ibn) for cell in row.cells},

@@ -20,7 +20,8 @@ SAME = (
     "batch_size", "memory_batch", "loss_mean", "while_empty", "pixels", "augmentation",
     "optimizer", "lr", "momentum", "nesterov", "weight_decay", "beta1", "beta2", "norm", "forward",
     "ibn_augment", "ibn_average", "seen_only", "boundaries", "labelled_batches",
-    "unlabelled_samples", "method_options", "real_time",
+    "unlabelled_samples", "method_options", "real_time", "head", "head_scale", "learn_scale",
+    "readout",
 )  # fmt: skip
 """Fields of the spec that a method must share with and without an adaptor to be compared."""
 

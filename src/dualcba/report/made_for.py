@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dualcba.experiments.paper.catalogue import Experiment, experiments
+from dualcba.experiments.paper.catalogue import NAMES, READINGS, Experiment, experiments
 from dualcba.experiments.paper.selection import scaled
 from dualcba.experiments.purpose import AskedTable, Purpose, read_purpose
 from dualcba.experiments.result import Result
@@ -32,6 +32,9 @@ class MadeFor:
     paper: list[Shown] = field(default_factory=list)
     small: list[Shown] = field(default_factory=list)
     """The paper's, on handwritten digits."""
+
+    published: list[Shown] = field(default_factory=list)
+    """Tables beside published values of other papers."""
 
     own: list[Shown] = field(default_factory=list)
     sweeps: list[tuple[Sweep, list[Trial]]] = field(default_factory=list)
@@ -71,7 +74,8 @@ def _purpose(store: Path) -> Purpose:
     if found is not None:
         return found
     earlier = not (store / PLAN).is_file()
-    return Purpose(tables=[AskedTable(name) for name in experiments()] if earlier else [])
+    names = (*NAMES, *READINGS)  # which that version had
+    return Purpose(tables=[AskedTable(name) for name in names] if earlier else [])
 
 
 def _by_kind(
@@ -80,9 +84,11 @@ def _by_kind(
     by_name = {name: k for k, name in enumerate(experiments())}
     order = sorted(tables, key=lambda asked: by_name.get(asked.name, 0))
     papers = [asked for asked in order if asked.toml is None and asked.name in by_name]
+    full = _served(tables, (a for a in papers if a.scale == "paper"))
     return MadeFor(
-        paper=_served(tables, (a for a in papers if a.scale == "paper")),
+        paper=[(e, s) for e, s in full if e.beside == "paper"],
         small=_served(tables, (a for a in papers if a.scale == "small")),
+        published=[(e, s) for e, s in full if e.beside != "paper"],
         own=_served(tables, (a for a in order if a.toml is not None)),
         sweeps=sweeps,
     )

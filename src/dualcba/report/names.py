@@ -166,6 +166,14 @@ SCORES = {
         True,
         2,
     ),
+    "relative_time": ScoreInfo(
+        "time, ER = 1",
+        False,
+        "seconds of training relative to ER with the same seed, both in this table and on the same "
+        "device; comparable only if runs were made one at a time",
+        True,
+        2,
+    ),
     "parameters": ScoreInfo(
         "parameters, M", False, "millions of parameters, including those of the adaptor", True, 3
     ),

@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from dualcba.errors import at_least, expected, one_of, unknown
-from dualcba.experiments.paper.catalogue import Experiment, make_experiment
+from dualcba.experiments.paper.catalogue import BESIDE, Experiment, make_experiment
 from dualcba.experiments.paper.scale import SOURCES
 from dualcba.experiments.spec import fields, read_toml
+from dualcba.methods import SUFFIXES
 from dualcba.parsing import parse_toml
 from dualcba.prediction import STATISTICS
 from dualcba.report.figures.registry import FIGURES
 from dualcba.report.names import SCORES, slug
 
-KEYS = ("title", "note", "scores", "figure", "seeds", "spec", "columns", "rows")
-OWN = ("paper", "statistics", "donor")
+KEYS = (
+    "title", "note", "scores", "figure", "seeds", "spec", "columns", "rows", "beside", "adaptors",
+)  # fmt: skip
+OWN = (*BESIDE, "statistics", "donor")
 """Keys of a row, a column or `spec` that are not fields of a spec."""
 
 
@@ -90,8 +93,10 @@ def _check(content: Mapping[str, Any]) -> None:
         for label, part in content[key].items():
             _check_fields(f"{key}.{label}", part)
     _check_fields("spec", content.get("spec", {}))
+    one_of(BESIDE, beside=content.get("beside", "paper"))
+    _check_adaptors(content.get("adaptors", {}))
     for label, row in content["rows"].items():
-        _check_paper(label, row, len(content["columns"]), len(content["scores"]))
+        _check_values(label, row, content)
 
 
 def _check_names(key: str, names: Any, known: Any, *, numbered: bool = False) -> None:
@@ -115,18 +120,32 @@ def _check_fields(where: str, part: Any) -> None:
         one_of(SOURCES, **{f"{where}.donor": part["donor"]})
 
 
-def _check_paper(label: str, row: Mapping[str, Any], columns: int, scores: int) -> None:
+def _check_adaptors(given: Any) -> None:
+    """Raise unless these are kinds of adaptors by title."""
+    if not isinstance(given, Mapping):
+        raise ValueError(expected("adaptors", given, "kinds of adaptors by title"))
+    for title, kind in given.items():
+        one_of(SUFFIXES, **{f"adaptors.{title}": kind})
+
+
+def _check_values(label: str, row: Mapping[str, Any], content: Mapping[str, Any]) -> None:
     """Raise unless there is one list per column, empty or with one number per score."""
-    if "paper" not in row:
+    columns, scores = len(content["columns"]), len(content["scores"])
+    key = content.get("beside", "paper")
+    for other in BESIDE:
+        if other in row and other != key:
+            wanted = f"{key!r} as the key of values: beside is {key!r}"
+            raise ValueError(expected(f"a key of rows.{label}", other, wanted))
+    if key not in row:
         return
-    given = row["paper"]
+    given = row[key]
     lists = isinstance(given, list) and len(given) == columns
     if not lists or not all(isinstance(v, list) and len(v) in (0, scores) for v in given):
         wanted = f"{columns} lists, one per column, each with {scores} numbers or none"
-        raise ValueError(expected(f"rows.{label}.paper", given, wanted))
+        raise ValueError(expected(f"rows.{label}.{key}", given, wanted))
     for value in (value for values in given for value in values):
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ValueError(expected(f"rows.{label}.paper", value, "numbers"))
+            raise ValueError(expected(f"rows.{label}.{key}", value, "numbers"))
 
 
 def _complete(content: dict[str, Any]) -> None:

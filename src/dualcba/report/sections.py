@@ -58,8 +58,14 @@ FACTS = 12
 
 SMALL_NOTE = (
     "Runs of dualcba reproduce --scale small: handwritten digits, in as many tasks as the "
-    "paper’s datasets. They show the form of each table; the paper’s values do not apply and are "
-    "not shown."
+    "paper’s datasets. They show the form of each table; {whose} values do not apply and are not "
+    "shown."
+)
+PUBLISHED_NOTE = (
+    "Methods of other papers under the protocol that they were published with. The published "
+    "values are those of the methods’ own papers or of later comparisons, not of the paper on "
+    "Dual-CBA, and were evaluated with BN. Δ is ours minus the published value. It is bold if it "
+    f"exceeds both {TOLERANCE} points and the half-width of our 95 % interval."
 )
 OWN_NOTE = "Tables that dualcba reproduce made from TOML files of yours."
 SHOWN = ("acc", "fm", "acc_auc", "min_acc", "wc_acc", "bwt")
@@ -102,10 +108,16 @@ def report_sections(
         *_main_gain([*made.paper, *made.small]),
         *(f for group in _largest(rest) for f in _facts(group, 3 if len(rest) == 1 else 1)),
     ]
+    small, others = (
+        [(e, s) for e, s in made.small if (e.beside == "paper") == papers]
+        for papers in (True, False)
+    )
     sections = []
     for title, text, found in (
         ("Comparison with the paper", _tolerance(), made.paper),
-        ("The paper’s experiments at small scale", SMALL_NOTE, made.small),
+        ("Comparison with published values", PUBLISHED_NOTE, made.published),
+        ("The paper’s experiments at small scale", SMALL_NOTE.format(whose="the paper’s"), small),
+        ("Other papers’ methods at small scale", SMALL_NOTE.format(whose="published"), others),
         ("Tables of your own", OWN_NOTE, made.own),
     ):
         parts = [_experiment(e, s, asked) for e, s in found]

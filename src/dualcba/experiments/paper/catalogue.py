@@ -6,6 +6,10 @@ list per column, in the order of `scores`. A value of `nan` is not reported by t
 list is a cell that does not exist. `statistics` says how the values were evaluated: `ibn` for
 Dual-CBA and `bn` for the others unless the row says otherwise. `donor` names the dataset whose run
 the class-agnostic part is taken from, frozen.
+
+`beside` is the name of the values: `paper` by default, or `published` for values of other papers,
+which rows then give under this key. `adaptors` lists kinds of adaptors by title, with each of which
+every row is run too; these rows have no values.
 """
 
 from __future__ import annotations
@@ -35,6 +39,12 @@ NAMES = (
 READINGS = ("readings-methods", "readings-semi", "readings-settings", "readings-text")
 """Other readings of the paper, and its text where the defaults depart; not part of `all`."""
 
+FRONTIER = ("frontier", "las")
+"""Methods that were published since, with and without adaptors; not part of `all` either."""
+
+BESIDE = ("paper", "published")
+"""The names of values beside ours."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -55,6 +65,8 @@ class Entry:
     """The dataset of the run that the class-agnostic part is taken from."""
 
     scale: str = "paper"
+    beside: str = "paper"
+    """What the paper's values are called: "published" if they are those of other papers."""
 
     @cached_property
     def spec(self) -> Spec:
@@ -107,13 +119,15 @@ class Experiment:
     scores: tuple[str, ...]
     entries: tuple[Entry, ...]
     note: str
+    beside: str = "paper"
+    """What the values beside ours are called."""
 
 
 @cache
 def experiments() -> dict[str, Experiment]:
     """Return all experiments by name."""
     folder = files("dualcba.experiments") / "paper"
-    names = (*NAMES, *READINGS)
+    names = (*NAMES, *READINGS, *FRONTIER)
     texts = {name: (folder / f"{name}.toml").read_text("utf-8") for name in names}
     return {name: make_experiment(name, tomllib.loads(text)) for name, text in texts.items()}
 
@@ -135,13 +149,13 @@ def named(name: str) -> list[Experiment]:
 
 def make_experiment(name: str, content: Mapping[str, Any]) -> Experiment:
     """Return an experiment from the content of its file."""
-    scores = tuple(content["scores"])
+    scores, beside = tuple(content["scores"]), content.get("beside", "paper")
     every, columns = content.get("spec", {}), content["columns"]
     entries: list[Entry] = []
-    for row, given in content["rows"].items():
-        values = given.get("paper", [[math.nan] * len(scores)] * len(columns))
+    for row, given in _rows(content, beside).items():
+        values = given.get(beside, [[math.nan] * len(scores)] * len(columns))
         entries += [
-            _entry(row, column, every | part | given, _values(scores, numbers))
+            _entry(row, column, every | part | given, _values(scores, numbers), beside)
             for (column, part), numbers in zip(columns.items(), values, strict=True)
             if numbers
         ]
@@ -151,15 +165,30 @@ def make_experiment(name: str, content: Mapping[str, Any]) -> Experiment:
     figures = (figure,) if isinstance(figure, str) else tuple(figure)
     kind = "figure" if figures else "table"
     note = " ".join(content["note"].split())
-    return Experiment(name, content["title"], kind, figures, scores, tuple(entries), note)
+    return Experiment(name, content["title"], kind, figures, scores, tuple(entries), note, beside)
 
 
-def _entry(row: str, column: str, given: dict[str, Any], paper: dict[str, float | None]) -> Entry:
-    own = ("paper", "statistics", "donor")
+def _rows(content: Mapping[str, Any], beside: str) -> dict[str, Any]:
+    """Return the rows, each followed by its method with each of the adaptors, without values."""
+    rows, every = {}, content.get("spec", {})
+    for row, given in content["rows"].items():
+        rows[row] = given
+        cells = given.get(beside)
+        unknown_values = {} if cells is None else {beside: [[math.nan] * len(v) for v in cells]}
+        for title, kind in content.get("adaptors", {}).items():
+            method = f"{given.get('method', every.get('method'))}-{kind}"
+            rows[f"{row}, {title}"] = {**given, "method": method, **unknown_values}
+    return rows
+
+
+def _entry(
+    row: str, column: str, given: dict[str, Any], values: dict[str, float | None], beside: str
+) -> Entry:
+    own = (*BESIDE, "statistics", "donor")
     fields = {name: value for name, value in given.items() if name not in own}
     usual = "ibn" if str(fields["method"]).endswith("-dual-cba") else "bn"
     statistics = given.get("statistics", usual)
-    return Entry(row, column, fields, statistics, paper, given.get("donor"))
+    return Entry(row, column, fields, statistics, values, given.get("donor"), beside=beside)
 
 
 def _with_protocol(entry: Entry) -> Entry:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dualcba.errors import one_of
 from dualcba.experiments.spec import Spec
+from dualcba.options import PROTOCOLS
 
 SCALES = ("paper", "small")
 CLASSES = {"cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}
@@ -36,7 +37,13 @@ def small_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     buffer = max(1, round(SMALL_SHARE * SMALL_CLASSES * per_class))
     size = {"dataset": SMALL_DATASET, "buffer": buffer, "tasks": TASKS[dataset]}
     epochs = {"epochs": SMALL_EPOCHS} if fields.get("setting") == "offline" else {}
-    return {**fields, **size, **epochs}
+    full = fields.get("augmentation", _protocol_augmentation(fields)) == "full"
+    grey = {"augmentation": "partial"} if full else {}  # digits have no colours
+    return {**fields, **size, **epochs, **grey}
+
+
+def _protocol_augmentation(fields: Mapping[str, Any]) -> str:
+    return str(PROTOCOLS[fields.get("protocol", "paper")].get("augmentation", "partial"))
 
 
 @cache

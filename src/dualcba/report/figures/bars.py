@@ -40,11 +40,12 @@ def score_bars(
         grid(ax, "x")
         ax.spines["left"].set_visible(False)
         paper = any(c.paper is not None for r in rows for c in r.cells if c.score == which)
-        _key(ax, paper)
+        _key(ax, rows[0].beside if paper else "")
     caption = (
         f"{score_info(which).title}, {title}: BN (pale) and IBN (full); whiskers: 95 % interval"
     )
-    caption += "; diamonds: the paper’s values." if paper else "."
+    whose = "the paper’s" if rows[0].beside == "paper" else rows[0].beside
+    caption += f"; diamonds: {whose} values." if paper else "."
     return Plot(
         name, caption, f"Bars of {score_info(which).title} per method with BN and IBN", figure
     )
@@ -68,7 +69,7 @@ def _room(labels: Sequence[str]) -> float:
     return 0.19 * max((label.count("\n") + 1 for label in labels), default=1) + 0.04
 
 
-def _key(ax: Axes, paper: bool) -> None:
+def _key(ax: Axes, beside: str) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -76,9 +77,9 @@ def _key(ax: Axes, paper: bool) -> None:
         Patch(facecolor=pale(MUTED), label=STATISTICS["bn"]),
         Patch(facecolor=MUTED, label=STATISTICS["ibn"]),
     ]  # fmt: skip
-    if paper:
+    if beside:
         diamond = Line2D(
-            [], [], label="paper", marker="D", linestyle="", color="white", markeredgecolor=INK
+            [], [], label=beside, marker="D", linestyle="", color="white", markeredgecolor=INK
         )
         handles.append(diamond)
     ax.legend(

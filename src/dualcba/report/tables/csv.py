@@ -22,10 +22,11 @@ def comma_separated(table: Table) -> str:
     return out.getvalue()
 
 
-def score_records(rows: Iterable[Row]) -> Table:
+def score_records(rows: Sequence[Row]) -> Table:
     """Return a table of one line per row and score; an empty field is not known."""
     parts = [f"{statistics}_{part}" for statistics in STATISTICS for part in _PARTS]
-    tail = ("paper_norm", "paper", "difference", "within")
+    beside = rows[0].beside if rows else "paper"
+    tail = (f"{beside}_norm", beside, "difference", "within")
     lines = []
     for row in rows:
         for cell in row.cells:

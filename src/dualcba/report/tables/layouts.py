@@ -39,12 +39,12 @@ def portions(scores: Sequence[str]) -> Iterator[list[Sequence[str]]]:
 
 
 def columns_layout(found: Sequence[Row], scores: Sequence[str]) -> Table:
-    """Return a table with a column for BN, IBN, the paper and Δ of each score."""
+    """Return a table with a column for BN, IBN, the value beside ours and Δ of each score."""
     paper = _compared(found)
     columns = [*text_columns("", *[""] * paper)]
     for name in scores:
         ours = ["ours"] if score_info(name).cost else list(STATISTICS.values())
-        parts = [*ours, *(["paper", "Δ"] if paper else [])]
+        parts = [*ours, *([found[0].beside, "Δ"] if paper else [])]
         columns += [Column(part, score_info(name).arrowed) for part in parts]
     lines = []
     for row in found:
@@ -58,7 +58,7 @@ def columns_layout(found: Sequence[Row], scores: Sequence[str]) -> Table:
 
 
 def lines_layout(found: Sequence[Row], scores: Sequence[str]) -> Table:
-    """Return a table with a line for BN, IBN, the paper and Δ of each row."""
+    """Return a table with a line for BN, IBN, the value beside ours and Δ of each row."""
     columns = (*text_columns("", ""), *(Column(score_info(name).arrowed) for name in scores))
     paper, rows = _compared(found), []
     for row in found:
@@ -74,7 +74,7 @@ def _lines(row: Row, scores: Sequence[str], paper: bool) -> list[tuple[str, list
     if all(score_info(name).cost for name in scores):
         lines = [("ours", lines[0][1])]
     if paper:
-        name = f"paper, {STATISTICS[row.statistics]}"
+        name = f"{row.beside}, {STATISTICS[row.statistics]}"
         lines += [(name, [_paper(c) for c in cells]), ("Δ", [_difference(c) for c in cells])]
     return lines
 

@@ -71,7 +71,7 @@ def _block(title: str, rows: list[Row], note: str, *, wide: bool) -> Table:
     columns += text_columns("statistics") if paper else ()
     for name in (c.score for c in rows[0].cells):
         parts = ["ours"] if (wide and paper) or score_info(name).cost else ["BN", "IBN"]
-        parts += ["paper"] * paper + ["Δ"] * (paper and not wide)
+        parts += [rows[0].beside] * paper + ["Δ"] * (paper and not wide)
         columns += [Column(part, score_info(name).arrowed) for part in parts]
     lines = []
     for row in rows:

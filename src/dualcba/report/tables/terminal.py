@@ -13,6 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from dualcba.experiments.paper.catalogue import Experiment
+from dualcba.experiments.paper.selection import WHOSE
 from dualcba.experiments.result import Result
 from dualcba.report.comparison import NEWEST, Served, known, measured, rows, serve
 from dualcba.report.gains import Gain, in_one_line
@@ -29,8 +30,11 @@ WIDTH = 220
 """Characters per line of an output that is not a terminal."""
 
 CAPTION = "mean ± 95 % interval over {seeds}"
-BESIDE = "; Δ is ours minus the paper's, with the statistics (BN or IBN) of the row"
-SMALL = "; handwritten digits: the paper's values do not apply"
+BESIDE = {
+    "paper": "; Δ is ours minus the paper's, with the statistics (BN or IBN) of the row",
+    "published": "; Δ is ours minus the published value, with BN",
+}
+SMALL = "; handwritten digits: {whose} values do not apply"
 GAIN = "gain over the base, seed by seed; p of a paired t test"
 
 
@@ -102,6 +106,7 @@ def show(
 
 
 def _caption(served: Sequence[Served], found: Sequence[Gain], *, small: bool) -> str:
-    over = seeds(*(len(s.results) for s in served))
-    beside = BESIDE if any(s.entry.paper for s in served) else ""
-    return CAPTION.format(seeds=over) + beside + (f"; {GAIN}" * bool(found)) + SMALL * small
+    over, name = seeds(*(len(s.results) for s in served)), served[0].entry.beside
+    beside = BESIDE[name] if any(s.entry.paper for s in served) else ""
+    scale = SMALL.format(whose=WHOSE[name]) if small else ""
+    return CAPTION.format(seeds=over) + beside + (f"; {GAIN}" * bool(found)) + scale
