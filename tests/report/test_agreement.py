@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dualcba.experiments import Result, Spec
-from dualcba.experiments.paper.catalogue import NAMES, READINGS, experiments
+from dualcba.experiments.paper.catalogue import FRONTIER, NAMES, READINGS, experiments
 from dualcba.report.agreement import COUNTED, agreement_tables, paper_entries
 from dualcba.report.comparison import serve
 from dualcba.report.made_for import MadeFor
@@ -36,7 +36,7 @@ def test_the_number_of_cells() -> None:
     }
     assert {name: counts for name, counts in found.items() if any(counts)} == CELLS
     assert [sum(counts) for counts in zip(*CELLS.values(), strict=True)] == [327, 318]
-    assert set(experiments()) == {*NAMES, *READINGS}
+    assert set(experiments()) == {*NAMES, *READINGS, *FRONTIER}
 
 
 def test_all_cells_are_counted_and_those_that_disagree_are_listed() -> None:

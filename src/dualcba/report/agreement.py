@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dualcba.experiments.paper.catalogue import READINGS, Entry, Experiment, experiments
+from dualcba.experiments.paper.catalogue import FRONTIER, READINGS, Entry, Experiment, experiments
 from dualcba.experiments.result import NAMED
 from dualcba.report.comparison import TOLERANCE, Row, Served, measure, rows
 from dualcba.report.names import score_info
@@ -85,9 +85,9 @@ def tally(found: Iterable[Row], score: str) -> Tally:
 def paper_entries(experiment: Experiment) -> list[Entry]:
     """Return the entries for which the paper gives a counted score, column by column.
 
-    Values that other papers have published are not among them.
+    Tables of methods that were published since repeat some of its values, and are not counted.
     """
-    if experiment.beside != "paper":
+    if experiment.name in FRONTIER:
         return []
     columns = list(dict.fromkeys(e.column for e in experiment.entries))
     entries = sorted(experiment.entries, key=lambda e: columns.index(e.column))
