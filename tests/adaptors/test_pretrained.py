@@ -258,6 +258,7 @@ def test_a_step_with_frozen_nu_has_another_graph_key(
     make_learner: Make, teach: Teach, monkeypatch: Any
 ) -> None:
     learner = make_learner("er-dual-cba", freeze_after=2, outer_every=1, buffer=8)
+    learner.parts.training_step.stay_on_device()  # keys are those of the path of a GPU
     keys: dict[int, set[Any]] = {}
     run = learner.parts.engine.run
 

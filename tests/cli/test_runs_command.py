@@ -26,7 +26,8 @@ def out(tmp_path: Path) -> Path:
     return folder
 
 
-def test_ls(dualcba: Run, out: Path) -> None:
+def test_ls(dualcba: Run, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     got = dualcba("runs", "ls")  # ./runs by default
     assert (got.code, got.err) == (0, "")
     for word in (ONE.name, TWO.name, "er-cba", "74.5", "complete", "2 runs, 2 complete"):
