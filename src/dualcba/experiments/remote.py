@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-
+from dualcba.engine.threads import threads
 from dualcba.experiments.matching import matches
 from dualcba.experiments.pool import RunUpdate, missing_runs, run_specs, sendable
 from dualcba.experiments.result import Result
@@ -84,7 +83,7 @@ def run_job(job: Job, send: Send, signals: Sequence[int] | None = None) -> list[
             where = f"{job.out} is missing on {socket.gethostname()}"
             raise FileNotFoundError(f"{where}, expected a folder that all machines share, as --out")
         left = [spec for spec in job.specs if not _report_complete(job.out, spec, send)]
-        with _threads(job.options.cpus_per_task), _inside(job.folder):
+        with threads(job.options.cpus_per_task), _inside(job.folder):
             _run(job, left, send, add, signals)
     except Exception as error:
         known = {spec.name for spec, _ in failures}
@@ -135,16 +134,6 @@ def _report_complete(out: Path, spec: Spec, send: Send) -> bool:
 def complete_update(spec: Spec, result: Result) -> RunUpdate:
     """Return the last update of a run whose result is in the store."""
     return RunUpdate(spec, 1, 1, None, result.to_dict())  # of a whole of one step
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
