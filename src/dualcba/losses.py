@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dualcba.engine.torch_private import softmax_backward
 from dualcba.kernels import adaptor as kernels
+from dualcba.tasks.outputs import NO_LOGIT
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +35,7 @@ class Batch:
     each: Tensor | None = None  # (n,) weights of the samples in cross-entropies; None: all 1
     views: Mapping[str, Batch] = field(default_factory=dict)  # other views of the same samples
     frequencies: Tensor | None = None  # (C,) see `ForwardPass.outer_batch`
+    unassigned: Tensor | None = None  # (C,) bool: outputs without a class; None if all have one
 
     def with_logits(self, z: Tensor) -> Batch:
         """Return the batch with other logits."""
@@ -154,6 +156,9 @@ class CrossEntropy:
 class MeanSquaredError:
     """weight · mean (z − target)² over samples and classes.
 
+    Outputs without a class are not counted. A class that had none when the target was made has no
+    target: it adds 0 to the mean.
+
     >>> z = torch.zeros(2, 4)
     >>> MeanSquaredError(Batch(z, z, z, z), z + 3, weight=0.5).value(z).item()
     4.5
@@ -166,15 +171,32 @@ class MeanSquaredError:
 
     def value(self, z: Tensor) -> Tensor:
         """Return the mean over samples and classes of (z − target)²."""
+        if self.batch.unassigned is not None:
+            return self._difference(z).square().sum() * self._scale(z)
         return self.weight * F.mse_loss(z, self.target)
 
     def gradient(self, z: Tensor) -> Tensor:
         """Return 2 (z − target) / number of entries."""
+        if self.batch.unassigned is not None:
+            return self._difference(z) * (2 * self._scale(z))
         return (z - self.target).mul_(2.0 * self.weight / z.numel())
 
     def curvature(self, z: Tensor, s: Tensor) -> Tensor:
         """Return 2 s / number of entries."""
+        if self.batch.unassigned is not None:
+            return torch.where(self._has_target(), s, 0.0) * (2 * self._scale(z))
         return (2.0 * self.weight / z.numel()) * s
+
+    def _has_target(self) -> Tensor:
+        return self.target > NO_LOGIT / 2  # an adaptor may have added a little to it
+
+    def _difference(self, z: Tensor) -> Tensor:
+        return torch.where(self._has_target(), z - self.target, 0.0)
+
+    def _scale(self, z: Tensor) -> Tensor:
+        """Return the weight by the number of entries of outputs with a class, on the device."""
+        assert self.batch.unassigned is not None
+        return self.weight / (len(z) * (~self.batch.unassigned).sum().clamp(min=1))
 
 
 @dataclass(slots=True, eq=False)

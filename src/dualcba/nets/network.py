@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dualcba.engine.torch_private import BatchNormBase, foreach_copy_
-from dualcba.errors import unknown
-from dualcba.nets.heads import CosineHead
+from dualcba.errors import expected, unknown
+from dualcba.nets.heads import CosineHead, resize_head
 from dualcba.normalization.statistics import batch_norms, evaluation_mode
+from dualcba.tasks.outputs import mask_logits
 
 SAMPLEWISE = {
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Unflatten,
@@ -32,6 +33,9 @@ CAST_LAYERS = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
 
 class Network(nn.Module):
     """A network that returns its logits and the features before its last linear layer.
+
+    Some of its outputs may have no class yet (`assign`). Their logits are `NO_LOGIT`, a constant so
+    low that no softmax gives them a probability, and they have no gradient.
 
     Parameters
     ----------
@@ -64,8 +68,12 @@ class Network(nn.Module):
         self.input_shape = input_shape
         self.num_classes = num_classes
         self._cast_weights: dict[str, Tensor] = {}
+        self.register_buffer("unassigned", None, persistent=False)
         self.head_name = _find_head(module, head)
         self._probe()
+
+    unassigned: Tensor | None
+    """(C,) bool: the outputs without a class; None if all have one from the start."""
 
     @property
     def head(self) -> nn.Module:
@@ -103,6 +111,23 @@ class Network(nn.Module):
         head.weight.requires_grad_(weight.requires_grad)
         self.replace_head(head)
 
+    def assign(self, count: int) -> None:
+        """Give the first `count` outputs a class, and no others; in place where possible."""
+        if self.unassigned is None:
+            weight = next(self.parameters())
+            self.unassigned = torch.ones(self.num_classes, dtype=torch.bool, device=weight.device)
+        self.unassigned[:count].fill_(False)
+        self.unassigned[count:].fill_(True)
+
+    def resize(self, outputs: int, generator: torch.Generator) -> None:
+        """Change the number of outputs; the first ones stay as they are, none has a class."""
+        resize_head(self.head, outputs, generator)
+        self.num_classes, self.unassigned = outputs, None
+
+    def masked(self, z: Tensor) -> Tensor:
+        """Return logits (n, C) of the last layer, those of outputs without a class `NO_LOGIT`."""
+        return mask_logits(z, self.unassigned)
+
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits (n, C) and features (n, d) of inputs (n, ...), in at least float32."""
         features: list[Tensor] = []
@@ -112,7 +137,7 @@ class Network(nn.Module):
             z = self._call(x) if self._cast_weights else self.module(x)
         finally:
             hook.remove()
-        return _full_precision(z), _full_precision(features[-1])
+        return self.masked(_full_precision(z)), _full_precision(features[-1])
 
     def _call(self, x: Tensor) -> Tensor:
         return functional_call(self.module, self._cast_weights, x, tie_weights=False)  # type: ignore[no-any-return]
@@ -191,6 +216,20 @@ def _cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple[Ten
     if out:
         foreach_copy_(out, list(tensors))
     return tuple(out)
+
+
+def head_outputs(module: nn.Module, head: str | None = None) -> int:
+    """Return the number of outputs of a network's last linear layer; raise if it is only one.
+
+    >>> head_outputs(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
+    2
+    """
+    name = _find_head(module, head)
+    outputs = len(module.get_submodule(name).weight)  # type: ignore[arg-type]
+    if outputs < 2:
+        wanted = "at least 2; more are added when classes arrive"
+        raise ValueError(expected(f"outputs of the last layer {name!r}", outputs, wanted))
+    return outputs
 
 
 def _find_head(module: nn.Module, name: str | None) -> str:

@@ -90,6 +90,15 @@ class TaskDetector:
             self.new = frozenset(np.flatnonzero(self._is_new()).tolist())
         return boundary, self.new
 
+    def resize(self, num_classes: int) -> None:
+        """Change the number of classes; the counts of those that it had are kept."""
+        n, self.num_classes = min(num_classes, self.num_classes), num_classes
+        for name in ("_counts", "_recent", "_before", "_own"):
+            old = getattr(self, name)
+            made = np.zeros(num_classes, dtype=old.dtype)
+            made[:n] = old[:n]
+            setattr(self, name, made)
+
     def copy(self) -> TaskDetector:
         """Return a detector in the same state, which `update` of this one does not change."""
         other = copy.copy(self)
