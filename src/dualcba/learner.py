@@ -270,6 +270,20 @@ class Learner:
 
     # ------------------------------------------------------------------ growing
 
+    def add_classes(self, labels: Sequence[Any] | Tensor | NDArray[Any]) -> None:
+        """Give labels their classes before their samples arrive, in this order.
+
+        Labels that are in `classes_` already are left out. They are not predicted before they have
+        been observed or are those of a task.
+        """
+        if self._maker is None:
+            raise ValueError(f"num_classes is {self.num_classes}, expected it not given")
+        with self._lock, interrupts, default_modes(self.device):
+            fresh = self._labels.classes(read_labels(labels, None, "labels"))[1]
+            with self._undone_growth():
+                self._admit(fresh)
+                interrupts.defer()
+
     def _admit(self, fresh: Sequence[Any], *, to_task: bool = False) -> None:
         """Give new labels a class each; `to_task` adds them to the task, if boundaries are given.
 

@@ -35,7 +35,7 @@ class Batch:
     each: Tensor | None = None  # (n,) weights of the samples in cross-entropies; None: all 1
     views: Mapping[str, Batch] = field(default_factory=dict)  # other views of the same samples
     frequencies: Tensor | None = None  # (C,) see `ForwardPass.outer_batch`
-    unassigned: Tensor | None = None  # (C,) bool: outputs without a class; None if all have one
+    unassigned: Tensor | None = None  # (C,) bool: see `Network.unassigned`
 
     def with_logits(self, z: Tensor) -> Batch:
         """Return the batch with other logits."""
@@ -171,32 +171,35 @@ class MeanSquaredError:
 
     def value(self, z: Tensor) -> Tensor:
         """Return the mean over samples and classes of (z − target)²."""
-        if self.batch.unassigned is not None:
-            return self._difference(z).square().sum() * self._scale(z)
-        return self.weight * F.mse_loss(z, self.target)
+        if self.batch.unassigned is None:
+            return self.weight * F.mse_loss(z, self.target)
+        return self.weight * F.mse_loss(z, self._targets(z)) * self._share()
 
     def gradient(self, z: Tensor) -> Tensor:
         """Return 2 (z − target) / number of entries."""
-        if self.batch.unassigned is not None:
-            return self._difference(z) * (2 * self._scale(z))
-        return (z - self.target).mul_(2.0 * self.weight / z.numel())
+        scale = 2.0 * self.weight / z.numel()
+        if self.batch.unassigned is None:
+            return (z - self.target).mul_(scale)
+        return (z - self._targets(z)).mul_(scale) * self._share()
 
     def curvature(self, z: Tensor, s: Tensor) -> Tensor:
         """Return 2 s / number of entries."""
-        if self.batch.unassigned is not None:
-            return torch.where(self._has_target(), s, 0.0) * (2 * self._scale(z))
-        return (2.0 * self.weight / z.numel()) * s
+        scale = 2.0 * self.weight / z.numel()
+        if self.batch.unassigned is None:
+            return scale * s
+        return torch.where(self._has_target(), scale * s, 0.0) * self._share()
 
     def _has_target(self) -> Tensor:
         return self.target > NO_LOGIT / 2  # an adaptor may have added a little to it
 
-    def _difference(self, z: Tensor) -> Tensor:
-        return torch.where(self._has_target(), z - self.target, 0.0)
+    def _targets(self, z: Tensor) -> Tensor:
+        """Return the targets, and the logits themselves where there is none."""
+        return torch.where(self._has_target(), self.target, z.detach())
 
-    def _scale(self, z: Tensor) -> Tensor:
-        """Return the weight by the number of entries of outputs with a class, on the device."""
+    def _share(self) -> Tensor:
+        """Return the number of outputs by that of outputs with a class, on the device."""
         assert self.batch.unassigned is not None
-        return self.weight / (len(z) * (~self.batch.unassigned).sum().clamp(min=1))
+        return len(self.batch.unassigned) / (~self.batch.unassigned).sum().clamp(min=1)
 
 
 @dataclass(slots=True, eq=False)

@@ -69,11 +69,12 @@ class Network(nn.Module):
         self.num_classes = num_classes
         self._cast_weights: dict[str, Tensor] = {}
         self.register_buffer("unassigned", None, persistent=False)
+        self._full = True
         self.head_name = _find_head(module, head)
         self._probe()
 
     unassigned: Tensor | None
-    """(C,) bool: the outputs without a class; None if all have one from the start."""
+    """(C,) bool: the outputs without a class; None if all had one from the start."""
 
     @property
     def head(self) -> nn.Module:
@@ -112,21 +113,22 @@ class Network(nn.Module):
         self.replace_head(head)
 
     def assign(self, count: int) -> None:
-        """Give the first `count` outputs a class, and no others; in place where possible."""
+        """Give the first `count` outputs a class, and no others; captured steps stay valid."""
         if self.unassigned is None:
-            weight = next(self.parameters())
-            self.unassigned = torch.ones(self.num_classes, dtype=torch.bool, device=weight.device)
+            device = next(self.parameters()).device
+            self.unassigned = torch.ones(self.num_classes, dtype=torch.bool, device=device)
         self.unassigned[:count].fill_(False)
         self.unassigned[count:].fill_(True)
+        self._full = count >= self.num_classes
 
     def resize(self, outputs: int, generator: torch.Generator) -> None:
-        """Change the number of outputs; the first ones stay as they are, none has a class."""
+        """Change the number of outputs; the first ones stay as they are. `assign` comes next."""
         resize_head(self.head, outputs, generator)
         self.num_classes, self.unassigned = outputs, None
 
     def masked(self, z: Tensor) -> Tensor:
         """Return logits (n, C) of the last layer, those of outputs without a class `NO_LOGIT`."""
-        return mask_logits(z, self.unassigned)
+        return z if self._full else mask_logits(z, self.unassigned)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits (n, C) and features (n, d) of inputs (n, ...), in at least float32."""

@@ -92,12 +92,8 @@ class TaskDetector:
 
     def resize(self, num_classes: int) -> None:
         """Change the number of classes; the counts of those that it had are kept."""
-        n, self.num_classes = min(num_classes, self.num_classes), num_classes
-        for name in ("_counts", "_recent", "_before", "_own"):
-            old = getattr(self, name)
-            made = np.zeros(num_classes, dtype=old.dtype)
-            made[:n] = old[:n]
-            setattr(self, name, made)
+        self.num_classes = num_classes
+        resize_arrays(self, num_classes)
 
     def copy(self) -> TaskDetector:
         """Return a detector in the same state, which `update` of this one does not change."""
@@ -165,6 +161,15 @@ class TaskDetector:
         self.new = frozenset(state["new"])
         self._counts, self._recent = arrays["counts"], arrays["recent"]
         self._before, self._own = arrays["before"], arrays["own"]
+
+
+def resize_arrays(holder: object, size: int) -> None:
+    """Replace all arrays of an object by longer or shorter ones; further entries are 0."""
+    for name, array in list(vars(holder).items()):
+        if isinstance(array, np.ndarray):
+            made = np.zeros(size, dtype=array.dtype)
+            made[: len(array)] = array[:size]
+            setattr(holder, name, made)
 
 
 def split(counts: Counts, prior: NDArray[np.float64]) -> Mask:

@@ -90,10 +90,10 @@ class LastLayer:
         self.network = network
         self.head = network.head
         self.rows = dict(self.head.named_parameters(recurse=False))
-        self.outputs, self.unassigned = network.num_classes, network.unassigned
+        self.outputs, self.mask = network.num_classes, network.unassigned
 
     def put_back(self) -> None:
-        """Put the layer and its weights back."""
+        """Put the layer and its weights back; `assign` comes next."""
         network, head = self.network, self.head
         if network.head is not head:  # a method may have replaced it
             network.replace_head(head)
@@ -101,7 +101,7 @@ class LastLayer:
             setattr(head, name, p)
         if isinstance(head, nn.Linear):
             head.out_features = self.outputs
-        network.num_classes, network.unassigned = self.outputs, self.unassigned
+        network.num_classes, network.unassigned = self.outputs, self.mask
 
 
 def _fitted(name: str, old: Tensor, examples: Mapping[str, Tensor]) -> Tensor:

@@ -38,9 +38,8 @@ class Given:
     def classes(self) -> int:
         """The number of classes."""
         unassigned = self.parts.context.network.unassigned
-        if unassigned is None:
-            return self.parts.context.sets.num_classes
-        return int((~unassigned).sum())
+        every = self.parts.context.sets.num_classes
+        return every if unassigned is None else every - int(unassigned.sum())
 
     @property
     def task(self) -> int:
