@@ -186,7 +186,8 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return samples, labels
 
     def _check_same_classes(self, classes: ArrayLike) -> None:
-        if not np.array_equal(_unique_classes(classes), self.classes_):
+        given = _unique_classes(classes)
+        if set(given.tolist()) != set(self.classes_.tolist()):
             wanted = f"those of the first call, {self.classes_.tolist()}"
             raise ValueError(expected("classes", np.asarray(classes).tolist(), wanted))
 
@@ -239,7 +240,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Make a learner from `_recipe`, which later changes of parameters do not affect."""
         network, shape, arguments = self._recipe
         grows = self._grows
-        outputs = self._outputs if grows else len(self.classes_)
+        outputs = (self._outputs if grows else None) or len(self.classes_)
         if isinstance(network, str):
             with first_weights(self.seed_):
                 network = make_network(network, shape, outputs)

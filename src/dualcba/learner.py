@@ -96,7 +96,7 @@ class Learner:
     ...     for _ in range(50):
     ...         learner.observe(x.repeat(4, 1), names * 4)
     >>> learner.classes_, net[2].out_features
-    (['owl', 'cat', 'dog', 'ant'], 4)
+    (['owl', 'cat', 'dog', 'ant'], 8)
     >>> learner.predict(torch.eye(4)).tolist()
     ['owl', 'cat', 'dog', 'ant']
     """
@@ -305,7 +305,7 @@ class Learner:
         assert self._maker is not None
         parts, outputs = self._parts, outputs_for(count, self._maker.given.outputs)
         if outputs != parts.context.sets.num_classes:
-            made = self._maker.resized(parts, outputs, self.seed, self._receive)
+            made = self._maker.resized(parts, outputs, self._receive)
             self._parts, self._predictor = made, self._predictor.of(made)
             claim_again(self, made.context.network)
         self._parts.assign(count)

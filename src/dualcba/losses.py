@@ -19,7 +19,6 @@ from torch import Tensor
 
 from dualcba.engine.torch_private import softmax_backward
 from dualcba.kernels import adaptor as kernels
-from dualcba.tasks.outputs import NO_LOGIT
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +34,6 @@ class Batch:
     each: Tensor | None = None  # (n,) weights of the samples in cross-entropies; None: all 1
     views: Mapping[str, Batch] = field(default_factory=dict)  # other views of the same samples
     frequencies: Tensor | None = None  # (C,) see `ForwardPass.outer_batch`
-    unassigned: Tensor | None = None  # (C,) bool: see `Network.unassigned`
 
     def with_logits(self, z: Tensor) -> Batch:
         """Return the batch with other logits."""
@@ -156,9 +154,6 @@ class CrossEntropy:
 class MeanSquaredError:
     """weight · mean (z − target)² over samples and classes.
 
-    Outputs without a class are not counted. A class that had none when the target was made has no
-    target: it adds 0 to the mean.
-
     >>> z = torch.zeros(2, 4)
     >>> MeanSquaredError(Batch(z, z, z, z), z + 3, weight=0.5).value(z).item()
     4.5
@@ -171,35 +166,15 @@ class MeanSquaredError:
 
     def value(self, z: Tensor) -> Tensor:
         """Return the mean over samples and classes of (z − target)²."""
-        if self.batch.unassigned is None:
-            return self.weight * F.mse_loss(z, self.target)
-        return self.weight * F.mse_loss(z, self._targets(z)) * self._share()
+        return self.weight * F.mse_loss(z, self.target)
 
     def gradient(self, z: Tensor) -> Tensor:
         """Return 2 (z − target) / number of entries."""
-        scale = 2.0 * self.weight / z.numel()
-        if self.batch.unassigned is None:
-            return (z - self.target).mul_(scale)
-        return (z - self._targets(z)).mul_(scale) * self._share()
+        return (z - self.target).mul_(2.0 * self.weight / z.numel())
 
     def curvature(self, z: Tensor, s: Tensor) -> Tensor:
         """Return 2 s / number of entries."""
-        scale = 2.0 * self.weight / z.numel()
-        if self.batch.unassigned is None:
-            return scale * s
-        return torch.where(self._has_target(), scale * s, 0.0) * self._share()
-
-    def _has_target(self) -> Tensor:
-        return self.target > NO_LOGIT / 2  # an adaptor may have added a little to it
-
-    def _targets(self, z: Tensor) -> Tensor:
-        """Return the targets, and the logits themselves where there is none."""
-        return torch.where(self._has_target(), self.target, z.detach())
-
-    def _share(self) -> Tensor:
-        """Return the number of outputs by that of outputs with a class, on the device."""
-        assert self.batch.unassigned is not None
-        return len(self.batch.unassigned) / (~self.batch.unassigned).sum().clamp(min=1)
+        return (2.0 * self.weight / z.numel()) * s
 
 
 @dataclass(slots=True, eq=False)

@@ -39,10 +39,9 @@ from torch import Tensor, nn
 from dualcba.adaptors.adaptor import Adaptor
 from dualcba.adaptors.outer_loss import OuterTerms
 from dualcba.adaptors.virtual_step import Momentum, VirtualStep
-from dualcba.losses import Batch, inner_batches, merge_terms, stack_rows, total
+from dualcba.losses import Batch, Term, inner_batches, merge_terms, stack_rows, total
 from dualcba.methods import Method
 from dualcba.nets.heads import CosineHead, Scale, cosine_change, cosine_gradients
-from dualcba.tasks.outputs import mask_logits
 
 Grads = tuple[Tensor | None, ...]
 
@@ -206,7 +205,7 @@ def _by_rate(
     rate = lr if isinstance(lr, Tensor) else K.new_tensor(lr)
     K = rate * K if bias is None else torch.addcmul(rate, K, rate)  # α (H H'ᵀ + 1)
     virtual = F.linear(outer_batch.h, weight, bias).addmm_(K.T, G, alpha=-1)  # H' W'ᵀ + b'
-    E = _error(outer_batch, outer_terms, virtual)
+    E = _error(outer_terms(outer_batch.with_logits(virtual)), virtual)
     return torch.addmm(G, K, E, beta=0, alpha=-1)  # beta=0: only the shape of G matters
 
 
@@ -218,7 +217,7 @@ def _by_entry(
     moved, D = step.moved(weight, G.T @ H)
     moved_bias, d = (None, None) if bias is None else step.moved(bias, G.sum(0))
     virtual = F.linear(outer_batch.h, moved, moved_bias)
-    E = _error(outer_batch, outer_terms, virtual)
+    E = _error(outer_terms(outer_batch.with_logits(virtual)), virtual)
     S = H @ (D * (E.T @ outer_batch.h)).T  # (n, C)
     return -(S if d is None else S + d * E.sum(0))
 
@@ -231,7 +230,7 @@ def _cosine_sensitivity(H: Tensor, G: Tensor, outer: Outer, head: CosineHead) ->
     moved, D = _moved(outer.step, weight, g_weight)
     moved_scale, d = _moved(outer.step, scale, g_scale) if head.learnt else (scale, None)
     virtual = moved_scale * F.linear(F.normalize(h), F.normalize(moved))
-    E = _error(outer.batch, outer.terms, virtual)
+    E = _error(outer.terms(outer.batch.with_logits(virtual)), virtual)
     e_weight, e_scale = cosine_gradients(h, moved, moved_scale, E)
     return -cosine_change(H, weight, scale, D * e_weight, None if d is None else d * e_scale)
 
@@ -246,8 +245,6 @@ def _moved(
     return step.moved(parameter, gradient)
 
 
-def _error(batch: Batch, outer_terms: OuterTerms, virtual: Tensor) -> Tensor:
+def _error(terms: list[Term], virtual: Tensor) -> Tensor:
     """Return ∂L_buf/∂Z'."""
-    virtual = mask_logits(virtual, batch.unassigned)
-    terms = outer_terms(batch.with_logits(virtual))
     return reduce(torch.add, [t.gradient(virtual) for t in terms])

@@ -97,9 +97,7 @@ class LUCIR(ExemplarMethod):
         self._latest = new.h.detach(), new.y
         all_ = join(new, mem)
         drift = 1 - F.cosine_similarity(all_.h, self.teacher(all_.x)[1])
-        z = all_.z
-        if self.frozen:
-            z = self.context.network.masked(self.head.scale * self._cosine(all_.h))
+        z = self.head.scale * self._cosine(all_.h) if self.frozen else all_.z
         each = F.cross_entropy(z, all_.y, reduction="none") + self.strength * drift
         return sum_of_means(each, new, mem) + self.ranking(all_.h, all_.y)
 
@@ -150,7 +148,7 @@ class LUCIR(ExemplarMethod):
         parts = len(shares)
         for k in range(parts):  # y is sorted, so each part has all classes
             z = self.head.scale * self.head.cosine(h[k::parts], constant)
-            loss = F.cross_entropy(self.context.network.masked(z), y[k::parts])
+            loss = F.cross_entropy(z, y[k::parts])
             grads = torch.autograd.grad(loss, parameters)  # .grad belongs to the learner
             grads = tuple(shares[k] * g for g in grads)
             foreach_add_([p.detach() for p in parameters], grads, alpha=-self.tuning_lr)

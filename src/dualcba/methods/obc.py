@@ -52,8 +52,7 @@ class OBC(Method):
 
     def loss(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
         """Return the cross-entropies of both layers."""
-        z = self.context.network.masked(self.surrogate(new.h))
-        surrogate = F.cross_entropy(z, new.y)
+        surrogate = F.cross_entropy(self.surrogate(new.h), new.y)
         return surrogate + total(self.terms(new, mem), adapt) if mem else surrogate
 
     def extra_step(self, batch: Batch) -> None:
@@ -61,7 +60,7 @@ class OBC(Method):
         head = self.context.network.head
         parameters = [p for p in head.parameters() if p.requires_grad]
         with torch.enable_grad():
-            loss = F.cross_entropy(self.context.network.masked(head(batch.h)), batch.y)
+            loss = F.cross_entropy(head(batch.h), batch.y)
             change = list(torch.autograd.grad(loss, parameters))
         foreach_mul_(change, self.rate * self.context.lr * self.context.good)
         foreach_add_([p.detach() for p in parameters], change, alpha=-1)

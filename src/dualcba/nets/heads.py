@@ -6,33 +6,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dualcba.tasks.outputs import fitted
+
 Scale = Tensor | float
 
 
-def resize_head(head: nn.Module, outputs: int, generator: torch.Generator) -> None:
-    """Give a last layer another number of outputs; the weights of the first ones are kept.
-
-    Those of further ones are drawn as `nn.Linear` draws its initial weights.
+def resize_head(head: nn.Module, outputs: int) -> None:
+    """Give a last layer another number of outputs; further ones are copies of the last one.
 
     >>> head = nn.Linear(3, 2)
-    >>> kept = head.weight.clone()
-    >>> resize_head(head, 4, torch.Generator())
-    >>> tuple(head.weight.shape), tuple(head.bias.shape), torch.equal(head.weight[:2], kept)
-    ((4, 3), (4,), True)
+    >>> kept = head.weight.detach().clone()
+    >>> resize_head(head, 4)
+    >>> head.out_features, torch.equal(head.weight, kept[[0, 1, 1, 1]])
+    (4, True)
     """
-    weight = head.weight
-    assert isinstance(weight, Tensor)
-    bound = weight.shape[1] ** -0.5
     for name in ("weight", "bias"):
         old = getattr(head, name, None)
-        if old is None:
-            continue
-        made = torch.empty(outputs, *old.shape[1:], dtype=torch.float32)
-        made.uniform_(-bound, bound, generator=generator)
-        made = made.to(old)
-        kept = min(outputs, len(old))
-        made[:kept] = old.detach()[:kept]
-        setattr(head, name, nn.Parameter(made, requires_grad=old.requires_grad))
+        if old is not None:
+            made = fitted(old.detach(), (outputs, *old.shape[1:]))
+            setattr(head, name, nn.Parameter(made, requires_grad=old.requires_grad))
     if isinstance(head, nn.Linear):
         head.out_features = outputs
 

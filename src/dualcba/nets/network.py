@@ -14,7 +14,6 @@ from dualcba.engine.torch_private import BatchNormBase, foreach_copy_
 from dualcba.errors import expected, unknown
 from dualcba.nets.heads import CosineHead, resize_head
 from dualcba.normalization.statistics import batch_norms, evaluation_mode
-from dualcba.tasks.outputs import mask_logits
 
 SAMPLEWISE = {
     nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Unflatten,
@@ -33,9 +32,6 @@ CAST_LAYERS = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d}
 
 class Network(nn.Module):
     """A network that returns its logits and the features before its last linear layer.
-
-    Some of its outputs may have no class yet (`assign`). Their logits are `NO_LOGIT`, a constant so
-    low that no softmax gives them a probability, and they have no gradient.
 
     Parameters
     ----------
@@ -68,13 +64,8 @@ class Network(nn.Module):
         self.input_shape = input_shape
         self.num_classes = num_classes
         self._cast_weights: dict[str, Tensor] = {}
-        self.register_buffer("unassigned", None, persistent=False)
-        self._full = True
         self.head_name = _find_head(module, head)
         self._probe()
-
-    unassigned: Tensor | None
-    """(C,) bool: the outputs without a class; None if all had one from the start."""
 
     @property
     def head(self) -> nn.Module:
@@ -112,23 +103,10 @@ class Network(nn.Module):
         head.weight.requires_grad_(weight.requires_grad)
         self.replace_head(head)
 
-    def assign(self, count: int) -> None:
-        """Give the first `count` outputs a class, and no others; captured steps stay valid."""
-        if self.unassigned is None:
-            device = next(self.parameters()).device
-            self.unassigned = torch.ones(self.num_classes, dtype=torch.bool, device=device)
-        self.unassigned[:count].fill_(False)
-        self.unassigned[count:].fill_(True)
-        self._full = count >= self.num_classes
-
-    def resize(self, outputs: int, generator: torch.Generator) -> None:
-        """Change the number of outputs; the first ones stay as they are. `assign` comes next."""
-        resize_head(self.head, outputs, generator)
-        self.num_classes, self.unassigned = outputs, None
-
-    def masked(self, z: Tensor) -> Tensor:
-        """Return logits (n, C) of the last layer, those of outputs without a class `NO_LOGIT`."""
-        return z if self._full else mask_logits(z, self.unassigned)
+    def resize(self, outputs: int) -> None:
+        """Change the number of outputs; further ones are copies of the last one."""
+        resize_head(self.head, outputs)
+        self.num_classes = outputs
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits (n, C) and features (n, d) of inputs (n, ...), in at least float32."""
@@ -139,7 +117,7 @@ class Network(nn.Module):
             z = self._call(x) if self._cast_weights else self.module(x)
         finally:
             hook.remove()
-        return self.masked(_full_precision(z)), _full_precision(features[-1])
+        return _full_precision(z), _full_precision(features[-1])
 
     def _call(self, x: Tensor) -> Tensor:
         return functional_call(self.module, self._cast_weights, x, tie_weights=False)  # type: ignore[no-any-return]

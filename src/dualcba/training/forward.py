@@ -87,7 +87,7 @@ class ForwardPass:
         with self.context.autocast():
             labels = [labels for _, labels, _ in raw]
             outputs = self.through(inputs, labels, None if self.views else joined)
-        batches = _batches(inputs, raw, outputs, self.context.network.unassigned)
+        batches = _batches(inputs, raw, outputs)
         count = 1 + len(drawn.memory)
         new, *mem = batches[:count]
         for k, name in enumerate(self.views):
@@ -154,8 +154,7 @@ class ForwardPass:
             z, h = self.outputs(inputs, y)
         if fresh is not None:  # samples of the new batch: nothing is stored with them yet
             columns = {k: torch.where(fresh[:, None], z.to(c), c) for k, c in columns.items()}
-        unassigned = self.context.network.unassigned
-        return Batch(inputs, y, z, h, columns, frequencies=frequencies, unassigned=unassigned)
+        return Batch(inputs, y, z, h, columns, frequencies=frequencies)
 
     @torch.no_grad()
     def extra_batch(self, draw: MemoryDraw[Tensor]) -> Batch:
@@ -164,8 +163,7 @@ class ForwardPass:
         inputs = self.context.transform(x, draw.augment)
         layers = self.norm_layers
         with without_tracking(layers), self.context.autocast(), self.cast_weights(None):
-            z, h = self.outputs(inputs, y)
-        return Batch(inputs, y, z, h, columns, unassigned=self.context.network.unassigned)
+            return Batch(inputs, y, *self.outputs(inputs, y), columns)
 
     def _pool(self, y: Tensor, filled: Tensor | None) -> Pool:
         assert filled is not None
@@ -282,15 +280,12 @@ def _cat(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _batches(
-    inputs: Sequence[Tensor],
-    raw: Sequence[Raw],
-    outputs: Sequence[Outputs],
-    unassigned: Tensor | None,
+    inputs: Sequence[Tensor], raw: Sequence[Raw], outputs: Sequence[Outputs]
 ) -> list[Batch]:
     """Make batches whose `rows` are consecutive."""
     batches, start = [], 0
     for x, (_, y, columns), (z, h) in zip(inputs, raw, outputs, strict=True):
         rows = slice(start, start + len(x))
-        batches.append(Batch(x, y, z, h, columns, rows, unassigned=unassigned))
+        batches.append(Batch(x, y, z, h, columns, rows))
         start = rows.stop
     return batches

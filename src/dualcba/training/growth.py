@@ -1,18 +1,19 @@
 """Another number of outputs for a learner in the middle of its stream.
 
 Nothing that a learner consists of changes its shape. All parts are made anew, for more outputs, and
-take over the state of the parts before: where an entry of the state has another shape, the old
-values go into its first rows and columns, and the others are those of a new learner. So methods,
-adaptors, memories and optimisers need no code for it. The network stays the same module; its last
-layer gets further rows.
+take over the state of the parts before. Where an entry of the state has another shape, as it has
+one row or column per class, it is continued by copies of the last one, and in a last layer by
+copies with a random part; see `dualcba.tasks.outputs`. So methods, adaptors, memories and
+optimisers need no code for it. The network stays the same module; its last layer gets further rows.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dualcba.adaptors.outer_step import make_adaptor
@@ -21,7 +22,7 @@ from dualcba.engine.optimizers import first_state
 from dualcba.nets import Network
 from dualcba.randomness import torch_generator
 from dualcba.tasks.class_sets import ClassSets
-from dualcba.tasks.outputs import NO_LOGIT
+from dualcba.tasks.outputs import fitted
 from dualcba.training.learner_arguments import LearnerArguments
 from dualcba.training.learner_state import restore_state, save_state
 from dualcba.training.parts import Parts, make_parts
@@ -37,21 +38,18 @@ class PartsMaker:
         self.given = copy.copy(given)
         object.__setattr__(self.given, "base", copy.deepcopy(given.base))
 
-    def resized(
-        self, parts: Parts, outputs: int, seed: int, receive: Callable[[Tensor], Tensor]
-    ) -> Parts:
+    def resized(self, parts: Parts, outputs: int, receive: Callable[[Tensor], Tensor]) -> Parts:
         """Return parts with another number of outputs; the caller assigns classes to them.
 
-        New weights follow from the seed and the number of outputs. The given parts keep their own
-        tensors, except for those of the network.
+        The given parts keep their own tensors, except for those of the network.
         """
         before = save_state(parts, seed=0, step=0)
         given, engine, network = copy.copy(self.given), parts.engine, parts.context.network
         object.__setattr__(given, "base", copy.deepcopy(self.given.base))
         object.__setattr__(given, "outputs", outputs)
         with engine.scope():
-            network.resize(outputs, torch_generator(seed, "head", outputs))
-            sets, rng = ClassSets(outputs), torch_generator(seed, "adaptor", outputs)
+            network.resize(outputs)
+            sets, rng = ClassSets(outputs), torch_generator(given.seed, "adaptor")
             loaded = _loaded_part(parts, given)
             adaptor = make_adaptor(given.kind, given, sets, rng, loaded)
             made = make_parts(engine, network, sets, adaptor, rng, given)
@@ -60,9 +58,28 @@ class PartsMaker:
         if parts.tasks.detector is not None:
             made.tasks.detector = parts.tasks.detector.copy()
         examples = {**save_state(made, seed=0, step=0)["tensors"], **_first_moments(made)}
-        tensors = {k: _fitted(k, v, examples) for k, v in before["tensors"].items()}
+        tensors = {k: fitted(v, examples.get(k, v).shape) for k, v in before["tensors"].items()}
+        _vary(tensors, network, parts.context.sets.num_classes, self.given.seed)
         restore_state(made, before | {"tensors": tensors}, receive)
         return made
+
+
+def _vary(tensors: Tensors, network: Network, old: int, seed: int) -> None:
+    """Add random numbers to the new rows of last layers, the same ones to all copies of a layer.
+
+    They are drawn as `nn.Linear` draws its initial weights.
+    """
+    weight, outputs = network.head.weight, network.num_classes
+    assert isinstance(weight, Tensor)
+    if outputs <= old:
+        return
+    bound, rng = weight.shape[1] ** -0.5, torch_generator(seed, "head", outputs)
+    for name, shape in (("weight", weight.shape), ("bias", weight.shape[:1])):
+        drawn = torch.empty(shape, dtype=torch.float32)[old:].uniform_(-bound, bound, generator=rng)
+        for key, value in tensors.items():
+            layer = key.startswith(("network.", "method.")) and key.endswith(f".{name}")
+            if layer and value.shape == shape:
+                value[old:] += drawn.to(value)
 
 
 def _loaded_part(parts: Parts, given: LearnerArguments) -> Any:
@@ -90,10 +107,10 @@ class LastLayer:
         self.network = network
         self.head = network.head
         self.rows = dict(self.head.named_parameters(recurse=False))
-        self.outputs, self.mask = network.num_classes, network.unassigned
+        self.outputs = network.num_classes
 
     def put_back(self) -> None:
-        """Put the layer and its weights back; `assign` comes next."""
+        """Put the layer and its weights back."""
         network, head = self.network, self.head
         if network.head is not head:  # a method may have replaced it
             network.replace_head(head)
@@ -101,17 +118,4 @@ class LastLayer:
             setattr(head, name, p)
         if isinstance(head, nn.Linear):
             head.out_features = self.outputs
-        network.num_classes, network.unassigned = self.outputs, self.mask
-
-
-def _fitted(name: str, old: Tensor, examples: Mapping[str, Tensor]) -> Tensor:
-    """Return an entry of the state in the shape that it has now."""
-    example = examples.get(name, old)  # samples of the task have no example, and no classes
-    if example.shape == old.shape:
-        return old
-    made = example.clone()
-    if name.startswith("memory.column_"):
-        made[:-1].fill_(NO_LOGIT)  # samples that were stored have no target for further classes
-    corner = tuple(slice(min(a, b)) for a, b in zip(made.shape, old.shape, strict=True))
-    made[corner] = old[corner]
-    return made
+        network.num_classes = self.outputs

@@ -65,11 +65,8 @@ class Parts:
         return modules if adaptor is None else {**modules, "adaptor": adaptor}
 
     def assign(self, count: int) -> None:
-        """Give the first `count` outputs of all networks a class; the others have none."""
-        modules = (self.context.network, *self.method.modules())
-        with self.engine.scope():
-            for network in (m for m in modules if isinstance(m, Network)):
-                network.assign(count)
+        """Note that the first `count` outputs have a class, and the others have none."""
+        self.context.sets.assigned = count
         if self.tasks.detector is not None:
             self.tasks.detector.resize(count)
 

@@ -37,9 +37,7 @@ class Given:
     @property
     def classes(self) -> int:
         """The number of classes."""
-        unassigned = self.parts.context.network.unassigned
-        every = self.parts.context.sets.num_classes
-        return every if unassigned is None else every - int(unassigned.sum())
+        return self.parts.context.sets.assigned
 
     @property
     def task(self) -> int:
