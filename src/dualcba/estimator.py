@@ -37,9 +37,10 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Samples have the shape (n, features) or (n, *shape). uint8 samples are stored as uint8 and by
     default scaled to [0, 1]; other samples are converted to float32. Task boundaries are inferred
-    from the labels. Classes need not be announced: a label that was not there before is a new
-    class, and the network grows. Only classes that have been observed are predicted; if they were
-    announced (`classes`), the learner option `seen_only` can change that.
+    from the labels. Classes need not be announced: without `classes`, `partial_fit` takes each
+    label that was not there before as a new class, and the network grows. After `fit` the classes
+    are those of its data. Only classes that have been observed are predicted; if they were
+    announced, the learner option `seen_only` can change that.
 
     If `fit` or the first `partial_fit` raises an error, the classifier is left unchanged.
 
@@ -102,7 +103,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         at_least(1, epochs=self.epochs)
         with self._restore_on_error():
             samples, labels = self._validate(X, y, first=True)
-            self._start(samples, labels, unique_labels(labels), announced=False)
+            self._start(samples, labels, unique_labels(labels))
             if self.epochs > 1 and self.learner_.method.single_pass:
                 name = type(self.learner_.method).__name__
                 wanted = f"1: {name} only makes sense in a single pass"
@@ -133,7 +134,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             samples, labels = self._validate(X, y, first=first)
             if first:
                 given = None if classes is None else _unique_classes(classes)
-                self._start(samples, labels, given, announced=classes is not None)
+                self._start(samples, labels, given)
             elif classes is not None:
                 self._check_same_classes(classes)
             several = len(samples) > self.learner_.batch_size  # a single step undoes itself
@@ -191,31 +192,20 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             wanted = f"those of the first call, {self.classes_.tolist()}"
             raise ValueError(expected("classes", np.asarray(classes).tolist(), wanted))
 
-    def _start(
-        self, samples: Array, labels: Array, classes: Array | None, *, announced: bool
-    ) -> None:
-        """Make a new learner for samples of this shape and dtype.
-
-        `classes` are those to begin with; if `announced`, there are no others.
-        """
-        if classes is not None and len(classes) < 2:
-            raise ValueError(f"there is {len(classes)} class, expected at least 2")
-        if announced:
-            assert classes is not None
+    def _start(self, samples: Array, labels: Array, classes: Array | None) -> None:
+        """Make a new learner for samples of this shape and dtype and for these classes, or any."""
+        if classes is not None:
+            if len(classes) < 2:
+                raise ValueError(f"there is {len(classes)} class, expected at least 2")
             _check_labels(labels, classes)
         self.classes_ = labels[:0] if classes is None else classes
-        self._outputs = None if announced else len(self.classes_) or FIRST_OUTPUTS
+        self._grows = classes is None
         self.seed_ = int(check_random_state(self.random_state).randint(2**31))
         dtype = torch.uint8 if samples.dtype == np.uint8 else torch.float32
         self._recipe = (self.network, samples.shape[1:], self._learner_arguments(dtype))
         self.learner_ = self._make_learner()
-        if self._grows:
-            self.learner_.add_classes(self.classes_.tolist())
 
-    @property
-    def _grows(self) -> bool:
-        """Whether classes were not announced."""
-        return getattr(self, "_outputs", None) is not None
+    _grows = False  # whether classes were not announced
 
     def _learner_arguments(self, dtype: torch.dtype) -> dict[str, Any]:
         """Return the keyword arguments of the learner."""
@@ -240,7 +230,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Make a learner from `_recipe`, which later changes of parameters do not affect."""
         network, shape, arguments = self._recipe
         grows = self._grows
-        outputs = (self._outputs if grows else None) or len(self.classes_)
+        outputs = FIRST_OUTPUTS if grows else len(self.classes_)
         if isinstance(network, str):
             with first_weights(self.seed_):
                 network = make_network(network, shape, outputs)
