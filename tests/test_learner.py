@@ -393,7 +393,7 @@ METHODS = {
 PROPERTIES = {
     "network", "method", "adaptor", "memory", "class_sets", "num_classes", "input_shape", "dtype",
     "batch_size", "device", "seed", "statistics", "step", "task", "task_starts", "parts",
-    "outliers", "classes_",
+    "outliers", "memory_batch", "optimizer", "classes_",
 }  # fmt: skip
 
 
