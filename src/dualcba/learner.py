@@ -140,6 +140,8 @@ class Learner:
                 self._begin(self._parts.tasks.check_classes(classes))
                 return
             labels = self._parts.tasks.check_labels(classes)
+            if not labels:
+                raise ValueError(expected("classes of the new task", labels, "at least one label"))
             fresh = self._labels.classes(labels)[1]
             with default_modes(self.device), self._undone_growth() if fresh else nullcontext():
                 self._admit(fresh)

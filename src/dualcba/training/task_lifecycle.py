@@ -50,7 +50,7 @@ class TaskLifecycle:
         return labels
 
     def check_labels(self, classes: Any) -> list[Any]:
-        """Return the labels of a new task as a list; raise if there is none, or no new task."""
+        """Return the labels of a new task as a list; raise if it is none, or tasks are inferred."""
         if self.detector is not None:
             raise ValueError("boundaries are inferred from the labels, expected no new_task")
         name = "classes of the new task"
@@ -63,8 +63,6 @@ class TaskLifecycle:
             raise ValueError(expected(name, classes, "a list of labels")) from None
         each = (plain_tensor(c, name) if isinstance(c, Tensor) else c for c in given)
         labels: list[Any] = [c.item() if getattr(c, "shape", None) == () else c for c in each]
-        if not labels:
-            raise ValueError(expected(name, labels, "at least one label"))
         return labels
 
     def begin(self, classes: Sequence[int], step: int) -> None:
