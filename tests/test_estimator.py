@@ -179,6 +179,39 @@ def test_unobserved_classes_are_not_predicted() -> None:
     assert set(classifier.predict(x)) <= {"a", "b"}
 
 
+@pytest.mark.parametrize("names", [["d", "c", "b", "a"], [700, 3, -1, 12]])
+def test_classes_arrive_unannounced(names: list[Any]) -> None:
+    classifier = DualCBAClassifier(**SMALL)
+    for k in range(4):  # one class after the other
+        classifier.partial_fit(np.eye(4)[[k] * 20], np.repeat(names[k : k + 1], 20))
+        assert classifier.classes_.tolist() == names[: k + 1]
+    assert classifier.predict_proba(np.eye(4)).shape == (4, 4)
+    assert set(classifier.predict(np.eye(4)).tolist()) <= set(names)
+    assert classifier.classes_.dtype.kind == np.array(names).dtype.kind
+
+
+def test_a_growing_classifier_continues_from_a_pickle() -> None:
+    x, y = np.eye(40).repeat(8, 0), np.repeat([f"class {k}" for k in range(40)], 8)
+    one = DualCBAClassifier(**SMALL).partial_fit(x[:160], y[:160])
+    other = pickle.loads(pickle.dumps(one))
+    for classifier in (one, other):
+        classifier.partial_fit(x[160:], y[160:])
+    assert one.classes_.tolist() == other.classes_.tolist() == list(dict.fromkeys(y))
+    assert np.array_equal(one.predict_proba(x), other.predict_proba(x))
+
+
+def test_a_limit_of_classes_is_refused_and_undone() -> None:
+    options = {"max_classes": 2}
+    classifier = DualCBAClassifier(**SMALL, learner_options=options)
+    classifier.partial_fit(np.eye(4)[:2], ["a", "b"])
+    before = classifier.predict_proba(np.eye(4))
+    wanted = "number of classes is 3, expected at most max_classes 2: the label 'c' is new"
+    with pytest.raises(ValueError, match=wanted):
+        classifier.partial_fit(np.eye(4).repeat(9, 0)[:27], ["a"] * 18 + ["c"] * 9)
+    assert classifier.classes_.tolist() == ["a", "b"]
+    assert np.array_equal(classifier.predict_proba(np.eye(4)), before)
+
+
 def test_images_stay_bytes_and_options_reach_the_learner() -> None:
     data = load_dataset("digits")
     x, y = data.train_x.numpy(), data.train_y.numpy()
@@ -200,10 +233,6 @@ def test_digits_by_cross_validation() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (
-            lambda c, x, y: c.partial_fit(x, y),
-            "classes is None, expected all classes of the",
-        ),
         (lambda c, x, y: c.partial_fit(x, y, ["a"]), "there is 1 class, expected at least 2"),
         (
             lambda c, x, y: c.partial_fit(x, y, ["a", "x"]),
@@ -249,7 +278,7 @@ def test_one_line_says_what_is_wrong(call: Any, words: str) -> None:
 def test_a_first_part_that_does_not_fit_leaves_nothing_behind() -> None:
     x, y = stream()[0]
     classifier = DualCBAClassifier(**SMALL)
-    for wrong in ({"classes": ["a", "x"]}, {"classes": None}):
+    for wrong in ({"classes": ["a", "x"]}, {"classes": ["a"]}):
         with pytest.raises(ValueError, match="expected"):
             classifier.partial_fit(x, y, **wrong)
         with pytest.raises(NotFittedError):

@@ -389,12 +389,12 @@ def test_a_mistake_is_one_line_at_once(mistake: str) -> None:
 METHODS = {
     "observe", "observe_on_device", "predict", "predict_proba", "new_task", "end_task",
     "state_dict", "load_state_dict", "save", "load", "save_agnostic", "check_finite",
-    "evaluating", "scores",
+    "evaluating", "scores", "add_classes",
 }  # fmt: skip
 PROPERTIES = {
     "network", "method", "adaptor", "memory", "class_sets", "num_classes", "input_shape", "dtype",
     "batch_size", "device", "seed", "statistics", "step", "task", "task_starts", "parts",
-    "outliers", "memory_batch", "optimizer",
+    "outliers", "memory_batch", "optimizer", "classes_",
 }  # fmt: skip
 
 

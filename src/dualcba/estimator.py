@@ -27,8 +27,12 @@ from dualcba.learner import Learner
 from dualcba.methods import Method
 from dualcba.nets import make_network
 from dualcba.randomness import first_weights
+from dualcba.tasks.labels import as_array
 
 Array = NDArray[Any]
+
+FIRST_OUTPUTS = 16
+"""Outputs of a network that is given by name, if classes are not announced; they are doubled."""
 
 
 class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -36,8 +40,10 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Samples have the shape (n, features) or (n, *shape). uint8 samples are stored as uint8 and by
     default scaled to [0, 1]; other samples are converted to float32. Task boundaries are inferred
-    from the labels. Only classes that have been observed are predicted, unless the learner option
-    `seen_only` is False.
+    from the labels. Classes need not be announced: without `classes`, `partial_fit` takes each
+    label that was not there before as a new class, and the network grows. After `fit` the classes
+    are those of its data. Only classes that have been observed are predicted; if they were
+    announced, the learner option `seen_only` can change that.
 
     Predictions use IBN statistics with every method, unless the learner option `ibn` is False: a
     call with two samples can change weights so much that running statistics no longer fit them. A
@@ -52,7 +58,8 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     network
         The name of a network, such as `"mlp"`, or an `nn.Module` with one output per class. A
-        module is copied and not modified.
+        module is copied and not modified. If classes are not announced, it may have any number of
+        outputs, of which there are more when classes arrive.
     method, buffer, batch_size, lr
         As for `Learner`. A `Method` object is copied.
     learner_options
@@ -66,7 +73,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Attributes
     ----------
     classes_
-        The sorted class labels.
+        The class labels: those of `fit` or `classes` sorted, others in the order of arrival.
     learner_
         The `Learner`.
     seed_
@@ -75,7 +82,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     >>> X, y = np.eye(4).repeat(40, 0), np.repeat(["a", "b", "c", "d"], 40)
     >>> clf = DualCBAClassifier(lr=0.1, buffer=40, random_state=0)
     >>> for part in (slice(0, 80), slice(80, 160)):  # two classes, then two more
-    ...     _ = clf.partial_fit(X[part], y[part], classes=["a", "b", "c", "d"])
+    ...     _ = clf.partial_fit(X[part], y[part])
     >>> clf.predict(np.eye(4)).tolist()
     ['a', 'b', 'c', 'd']
     """
@@ -129,16 +136,15 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X, y
             Samples and labels.
         classes
-            All classes of the stream. Required in the first call.
+            All classes of the stream, in the first call: other labels raise an error. By default
+            every label that was not there before is a new class.
         """
         first = not hasattr(self, "learner_")
         with self._restore_on_error(), self._threads():
             samples, labels = self._validate(X, y, first=first)
             if first:
-                if classes is None:
-                    wanted = "all classes of the stream in the first call"
-                    raise ValueError(expected("classes", classes, wanted))
-                self._start(samples, labels, _unique_classes(classes))
+                given = None if classes is None else _unique_classes(classes)
+                self._start(samples, labels, given)
             elif classes is not None:
                 self._check_same_classes(classes)
             several = len(samples) > self.learner_.batch_size  # a single step undoes itself
@@ -150,7 +156,10 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return the predicted class of each sample."""
         check_is_fitted(self, "learner_")
         with self._threads():
-            return np.asarray(self.classes_[self.learner_.predict(self._validate(X)[0]).numpy()])
+            predicted = self.learner_.predict(self._validate(X)[0])
+        if self._grows:
+            return np.asarray(predicted).astype(self.classes_.dtype)
+        return np.asarray(self.classes_[predicted.numpy()])
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Return the probability of each of `classes_` for each sample, of shape (n, classes).
@@ -190,20 +199,25 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return samples, labels
 
     def _check_same_classes(self, classes: ArrayLike) -> None:
-        if not np.array_equal(_unique_classes(classes), self.classes_):
+        given = _unique_classes(classes)
+        if set(given.tolist()) != set(self.classes_.tolist()):
             wanted = f"those of the first call, {self.classes_.tolist()}"
             raise ValueError(expected("classes", np.asarray(classes).tolist(), wanted))
 
-    def _start(self, samples: Array, labels: Array, classes: Array) -> None:
-        """Make a new learner for samples of this shape and dtype and for these classes."""
-        if len(classes) < 2:
-            raise ValueError(f"there is {len(classes)} class, expected at least 2")
-        _check_labels(labels, classes)
-        self.classes_ = classes
+    def _start(self, samples: Array, labels: Array, classes: Array | None) -> None:
+        """Make a new learner for samples of this shape and dtype and for these classes, or any."""
+        if classes is not None:
+            if len(classes) < 2:
+                raise ValueError(f"there is {len(classes)} class, expected at least 2")
+            _check_labels(labels, classes)
+        self.classes_ = labels[:0] if classes is None else classes
+        self._grows = classes is None
         self.seed_ = int(check_random_state(self.random_state).randint(2**31))
         dtype = torch.uint8 if samples.dtype == np.uint8 else torch.float32
         self._recipe = (self.network, samples.shape[1:], self._learner_arguments(dtype))
         self.learner_ = self._make_learner()
+
+    _grows = False  # whether classes were not announced
 
     def _learner_arguments(self, dtype: torch.dtype) -> dict[str, Any]:
         """Return the keyword arguments of the learner."""
@@ -227,20 +241,26 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _make_learner(self) -> Learner:
         """Make a learner from `_recipe`, which later changes of parameters do not affect."""
         network, shape, arguments = self._recipe
-        num_classes = len(self.classes_)
+        grows = self._grows
+        outputs = FIRST_OUTPUTS if grows else len(self.classes_)
         if isinstance(network, str):
             with first_weights(self.seed_):
-                network = make_network(network, shape, num_classes)
+                network = make_network(network, shape, outputs)
         else:
             network = copy.deepcopy(network)
-        return Learner(network, shape, num_classes, **copy.deepcopy(arguments))
+        return Learner(network, shape, None if grows else outputs, **copy.deepcopy(arguments))
 
     def _observe(self, samples: Array, labels: Array, *, again: bool = False) -> None:
         """Pass the samples to the learner in batches; `again` as in `Learner.observe`."""
-        _check_labels(labels, self.classes_)
-        indices = np.searchsorted(self.classes_, labels)
+        if self._grows:
+            indices = labels
+        else:
+            _check_labels(labels, self.classes_)
+            indices = np.searchsorted(self.classes_, labels)
         for batch in even_batches(len(samples), self.learner_.batch_size):
             self.learner_.observe(samples[batch], indices[batch], again=again)
+        if self._grows and self.learner_.num_classes > len(self.classes_):
+            self.classes_ = as_array(self.learner_.classes_)
 
     def _threads(self) -> AbstractContextManager[None]:
         network = self._recipe[0] if hasattr(self, "learner_") else self.network

@@ -25,11 +25,14 @@ from dualcba.nets import Network
 from dualcba.prediction import Predictor
 from dualcba.randomness import torch_generator
 from dualcba.tasks.class_sets import ClassSets
+from dualcba.tasks.labels import read_labels
+from dualcba.tasks.outputs import outputs_for
+from dualcba.training.growth import LastLayer, PartsMaker
 from dualcba.training.guard import RefusedError
 from dualcba.training.interrupts import interrupts
 from dualcba.training.learner_arguments import LearnerArguments, check_head, documented, keywords_of
-from dualcba.training.learner_state import check_state, load_state, save_state
-from dualcba.training.ownership import Lock, claim
+from dualcba.training.learner_state import check_state, load_state, save_state, split_classes
+from dualcba.training.ownership import Lock, claim, claim_again
 from dualcba.training.parts import Parts, make_parts
 from dualcba.training.precision import default_modes
 from dualcba.training.undo import undone_as_a_whole, undone_in_a_task
@@ -43,11 +46,15 @@ class Learner:
     ----------
     network
         Any module that maps (n, *input_shape) to (n, num_classes) with a last linear layer. The
-        learner moves it to the device, puts it into training mode and trains it.
+        learner moves it to the device, puts it into training mode and trains it. If `num_classes`
+        is not given, its last layer may have any number of outputs, and gets more when classes
+        arrive: twice as many each time.
     input_shape
         The shape of one sample.
     num_classes
-        The number of classes, including those that arrive later.
+        The number of classes, including those that arrive later: labels are 0, 1, and so on. By
+        default classes are not announced: labels are of any hashable type, and each label that was
+        not there before is a new class (`classes_`), up to `max_classes`.
     {options}
 
     Notes
@@ -82,6 +89,20 @@ class Learner:
     ...         learner.observe(x[mine], y[mine])
     >>> learner.predict(torch.eye(4)).tolist()
     [0, 1, 2, 3]
+
+    Classes that nobody announced:
+
+    >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
+    >>> learner = Learner(net, (4,), dtype=torch.float32, buffer=20, batch_size=8, lr=0.3,
+    ...                   boundaries="inferred")
+    >>> for names in (["owl", "cat"], ["dog", "ant"]):
+    ...     x = torch.eye(4)[[["owl", "cat", "dog", "ant"].index(name) for name in names]]
+    ...     for _ in range(50):
+    ...         learner.observe(x.repeat(4, 1), names * 4)
+    >>> learner.classes_, net[2].out_features
+    (['owl', 'cat', 'dog', 'ant'], 8)
+    >>> learner.predict(torch.eye(4)).tolist()
+    ['owl', 'cat', 'dog', 'ant']
     """
 
     @keywords_of(LearnerArguments)
@@ -92,33 +113,48 @@ class Learner:
         self._dtype, self._step = given.dtype, 0
         self._lock = Lock()
         with default_modes(device), engine.scope():  # may fail: before the network is changed
-            sets = ClassSets(given.num_classes)
+            sets = ClassSets(given.outputs)
             rng = torch_generator(given.seed, "adaptor")
             adaptor = make_adaptor(given.kind, given, sets, rng)
         if not given.network.training:
             given.network.train()  # as a whole; layers that the caller froze one by one stay frozen
         shape = tuple(given.input_shape)
-        network = Network(given.network, shape, given.num_classes, head=given.last_layer)
+        network = Network(given.network, shape, given.outputs, head=given.last_layer)
         if given.head_scale is not None:
             network.use_cosine_head(given.head_scale, learnt=bool(given.learn_scale))
+        self._maker = PartsMaker(given) if given.grows else None
+        self._labels = given.labels()
         with default_modes(device), engine.scope():
             self._parts = make_parts(engine, network, sets, adaptor, rng, given)
             check_head(network, self._parts.outer_loop)
             claim(self, network)
+            if given.grows:
+                self._parts.assign(0)
             self._predictor = Predictor(
-                self._parts, seed=given.seed, average=given.ibn_average,
-                augment=given.ibn_augment, seen_only=given.seen_only, readout=given.readout,
+                self._parts, seed=given.seed, average=given.ibn_average, augment=given.ibn_augment,
+                seen_only=given.seen_only or given.grows, readout=given.readout,
             )  # fmt: skip
 
     # ------------------------------------------------------------------ training
 
-    def new_task(self, classes: Sequence[int] | Tensor | NDArray[np.int64]) -> None:
+    def new_task(self, classes: Sequence[Any] | Tensor | NDArray[Any]) -> None:
         """Begin a task with these new classes, and end the one before."""
         with self._lock, interrupts:
-            labels = self._parts.tasks.check_classes(classes)
-            self._predictor.forget()
-            with default_modes(self.device), undone_as_a_whole(self._parts, self._receive):
-                self._parts.tasks.begin(labels, self._step)
+            if self._maker is None:
+                self._begin(self._parts.tasks.check_classes(classes))
+                return
+            labels = self._parts.tasks.check_labels(classes)
+            if not labels:
+                raise ValueError(expected("classes of the new task", labels, "at least one label"))
+            fresh = self._labels.classes(labels)[1]
+            with default_modes(self.device), self._undone_growth() if fresh else nullcontext():
+                self._admit(fresh)
+                self._begin(self._labels.classes(labels)[0])
+
+    def _begin(self, classes: Sequence[int]) -> None:
+        self._predictor.forget()
+        with default_modes(self.device), undone_as_a_whole(self._parts, self._receive):
+            self._parts.tasks.begin(classes, self._step)
 
     def end_task(self) -> None:
         """End the current task, or the stream; `new_task` ends the task before it as well."""
@@ -130,6 +166,9 @@ class Learner:
     def observe(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor, *, again: bool = False) -> None:
         """Train on one batch of the stream: raw samples (n, *input_shape) and labels (n,).
 
+        If `num_classes` was not given, labels that are not in `classes_` are new classes; with
+        given boundaries they belong to the current task.
+
         Set `again` in later epochs, when the task has had these samples before. If it raises, the
         learner is as before the call. On a GPU a step that is refused (`on_outlier`) is reported
         later, by `check_finite`. A label that no `new_task` has announced is trained on, as that of
@@ -140,14 +179,32 @@ class Learner:
         if len(samples) <= method.labelled:
             wanted = f"more than the {method.labelled} labelled ones that lead a batch"
             raise ValueError(expected("number of observed samples", len(samples), wanted))
-        low = -1 if method.unlabelled else 0
-        labels = check_labels(y, len(samples), self.num_classes, "observed", low)
-        self._parts.tasks.check_announced(labels)
-        storable = (labels >= 0).cpu().numpy() if method.unlabelled else None
-        on_host = None if self._parts.tasks.detector is None else labels.cpu().numpy()
-        with default_modes(self.device):
-            samples, labels = self._receive(samples), self._receive(labels)
-        self.observe_on_device(samples, labels, storable, labels=on_host, again=again)
+        with self._lock:
+            labels, fresh = self._class_labels(y, len(samples))
+            if self._maker is None:
+                self._parts.tasks.check_announced(labels)
+            storable = (labels >= 0).cpu().numpy() if method.unlabelled else None
+            on_host = None if self._parts.tasks.detector is None else labels.cpu().numpy()
+            with default_modes(self.device):
+                samples, labels = self._receive(samples), self._receive(labels)
+            self._observe(samples, labels, storable, on_host, again, fresh)
+
+    def _class_labels(self, y: Any, n: int) -> tuple[Tensor, list[Any]]:
+        """Return the class of each label, −1 for no label, and the labels that are new classes.
+
+        The classes of these are the next ones.
+        """
+        unlabelled = self.method.unlabelled
+        if self._maker is None:
+            low = -1 if unlabelled else 0
+            return check_labels(y, n, self.num_classes, "observed", low), []
+        names = read_labels(y, n, "observed y")
+        none = (-1, None) if unlabelled else ()
+        found, fresh = self._labels.classes(names, none)
+        if fresh:
+            coming = {label: len(self._labels) + k for k, label in enumerate(fresh)}
+            found = [coming.get(label, k) for label, k in zip(names, found, strict=True)]
+        return torch.tensor(found, dtype=torch.long, device="cpu"), fresh
 
     def _receive(self, tensor: Tensor) -> Tensor:
         """Bring a tensor to the device; copy one of inference mode, so that gradients can pass."""
@@ -166,15 +223,31 @@ class Learner:
 
         This is `observe` without its checks, for runs and benchmarks. `storable` is the mask of
         samples that may enter the memory, by default all; `labels` is y on the host, required if
-        boundaries are inferred; `again` as for `observe`.
+        boundaries are inferred; `again` as for `observe`. If `num_classes` was not given, y has the
+        positions of labels in `classes_`, all of which must be there.
         """
-        parts = self._parts
+        self._observe(x, y, storable, labels, again, [])
+
+    def _observe(
+        self,
+        x: Tensor,
+        y: Tensor,
+        storable: NDArray[np.bool_] | None,
+        labels: NDArray[np.int64] | None,
+        again: bool,
+        fresh: Sequence[Any],
+    ) -> None:
+        """Train on a batch after its new labels, if any, have got their classes."""
         with self._lock, interrupts, default_modes(self.device):
             self._predictor.forget()
             try:
-                with undone_in_a_task(parts):
-                    self._take_step(x, y, storable, labels, again)
+                with self._undone_growth() if fresh else nullcontext():
+                    if fresh:
+                        self._admit(fresh, to_task=True)
+                    with undone_in_a_task(self._parts):
+                        self._take_step(x, y, storable, labels, again)
             except RefusedError as refused:
+                parts = self._parts
                 if parts.guard.on_outlier == "raise":
                     described = parts.loss_monitor.describe(
                         str(refused), self._step, self.task_starts
@@ -183,7 +256,7 @@ class Learner:
                 parts.guard.leave_out()
                 return
             self._step += 1
-            if parts.loss_monitor.due(self._step):
+            if self._parts.loss_monitor.due(self._step):
                 self.check_finite()
 
     def _take_step(
@@ -204,6 +277,73 @@ class Learner:
             update_adaptor = parts.outer_loop.due(step - parts.tasks.starts[-1])
             parts.training_step.take(x, y, storable, step, update_adaptor=update_adaptor)
 
+    # ------------------------------------------------------------------ growing
+
+    def add_classes(self, labels: Sequence[Any] | Tensor | NDArray[Any]) -> None:
+        """Give labels their classes before their samples arrive, in this order.
+
+        Labels that are in `classes_` already are left out. They are not predicted before they have
+        been observed or are those of a task.
+        """
+        if self._maker is None:
+            raise ValueError(f"num_classes is {self.num_classes}, expected it not given")
+        with self._lock, interrupts, default_modes(self.device):
+            fresh = self._labels.classes(read_labels(labels, None, "labels"))[1]
+            with self._undone_growth():
+                self._admit(fresh)
+                interrupts.defer()
+
+    def _admit(self, fresh: Sequence[Any], *, to_task: bool = False) -> None:
+        """Give new labels a class each; `to_task` adds them to the task, if boundaries are given.
+
+        A failure is undone by `_undone_growth`.
+        """
+        if not fresh:
+            return
+        before = len(self._labels)
+        self._labels.add(fresh)
+        self._resize(len(self._labels))
+        tasks, sets = self._parts.tasks, self._parts.context.sets
+        if to_task and tasks.open and tasks.detector is None:
+            with self._parts.engine.scope():
+                new = sets.new.nonzero().flatten().tolist()
+                sets.set_new([*new, *range(before, len(self._labels))])
+
+    def _resize(self, count: int) -> None:
+        """Have outputs for `count` classes, which may be more or fewer than before."""
+        assert self._maker is not None
+        parts, outputs = self._parts, outputs_for(count, self._maker.given.outputs)
+        if outputs != parts.context.sets.num_classes:
+            made = self._maker.resized(parts, outputs, self._receive)
+            self._parts, self._predictor = made, self._predictor.of(made)
+            claim_again(self, made.context.network)
+        self._parts.assign(count)
+
+    @contextmanager
+    def _undone_growth(self) -> Iterator[None]:
+        """Put the labels, the parts and the last layer back if the body raises."""
+        parts, predictor, names = self._parts, self._predictor, self._labels.names
+        layer, detector = LastLayer(self.network), parts.tasks.detector
+        detector = None if detector is None else detector.copy()
+        with parts.engine.scope():
+            masks = [(t, t.clone()) for t in parts.context.sets.buffers()]
+        try:
+            yield
+        except BaseException:
+            interrupts.defer()
+            layer.put_back()
+            grown, self._parts, self._predictor = self._parts is not parts, parts, predictor
+            self._labels.replace(names)
+            parts.assign(len(names))
+            parts.tasks.detector = detector
+            with parts.engine.scope():
+                for t, value in masks:
+                    t.copy_(value)
+            if grown:
+                claim_again(self, parts.context.network)
+                parts.engine.reset()
+            raise
+
     def check_finite(self) -> None:
         """Raise a `FloatingPointError` if a recent step was refused and nobody was told.
 
@@ -216,18 +356,29 @@ class Learner:
 
     # ------------------------------------------------------------------ prediction
 
-    def predict(self, x: ArrayLike | Tensor) -> Tensor:
-        """Return the class of each sample, (n,); the adaptor is not used."""
-        return self._scores(x).argmax(1)
+    def predict(self, x: ArrayLike | Tensor) -> Tensor | Any:
+        """Return the class of each sample, (n,); the adaptor is not used.
+
+        If `num_classes` was not given, these are labels, as a NumPy array.
+        """
+        with self._lock:
+            classes = self._scores(x).argmax(1)
+            return classes if self._maker is None else self._labels.array[classes.numpy()]
 
     def predict_proba(self, x: ArrayLike | Tensor) -> Tensor:
-        """Return the probability of each class, (n, num_classes); the adaptor is not used."""
+        """Return the probability of each class, (n, num_classes); the adaptor is not used.
+
+        If `num_classes` was not given, the columns are those of `classes_`.
+        """
         return self._scores(x).softmax(1)
 
     def _scores(self, x: ArrayLike | Tensor) -> Tensor:
         samples = self._check_samples(x, "given")
         with self._lock:
-            return self._predictor.scores_of(samples, self.statistics, self._step)
+            if not self.num_classes:
+                raise ValueError("there is no class yet, expected observe or new_task before")
+            scores = self._predictor.scores_of(samples, self.statistics, self._step)
+            return scores[:, : self.num_classes]
 
     def _check_samples(self, x: ArrayLike | Tensor, what: str) -> Tensor:
         samples = check_samples(x, what, self.input_shape)
@@ -254,13 +405,21 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of everything the next step depends on: `tensors` by name, and `meta`."""
         with self._lock:
-            return save_state(self._parts, seed=self.seed, step=self._step)
+            state = save_state(self._parts, seed=self.seed, step=self._step)
+            if self._maker is not None:
+                state["meta"]["classes"] = self._labels.to_json()
+            return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of a learner made with the same arguments; the seed is loaded."""
         with self._lock:
-            check_state(self._parts, state)
-            with default_modes(self.device):
+            names, state = split_classes(state, self._labels if self._maker else None)
+            growing = nullcontext() if names is None else self._undone_growth()
+            with default_modes(self.device), growing:
+                if names is not None:
+                    self._labels.replace(names)
+                    self._resize(len(names))
+                check_state(self._parts, state)
                 load_state(self._parts, state, self._receive)
             self._predictor.forget()
             self._predictor.seed = state["meta"]["seed"]
@@ -323,8 +482,13 @@ class Learner:
 
     @property
     def num_classes(self) -> int:
-        """The number of classes, including those that arrive later."""
-        return self.network.num_classes
+        """The number of classes; if it was given, including those that arrive later."""
+        return self.network.num_classes if self._maker is None else len(self._labels)
+
+    @property
+    def classes_(self) -> list[Any]:
+        """The labels of the classes: 0, 1, and so on, or those so far in the order of arrival."""
+        return list(range(self.num_classes)) if self._maker is None else self._labels.names
 
     @property
     def input_shape(self) -> tuple[int, ...]:

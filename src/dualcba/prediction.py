@@ -63,6 +63,7 @@ class Predictor:
         self.forward_pass = parts.forward_pass
         self.precision = parts.precision
         self.engine = parts.engine
+        self.readout = readout
         self.seed = seed
         self.average = average
         self.augment = augment
@@ -77,6 +78,13 @@ class Predictor:
         weight = cast(Tensor, self.context.network.head.weight)
         self._nearest = NearestMean(len(weight), weight.detach()) if readout == "ncm" else None
         self._means: dict[str, tuple[Tensor, Tensor]] = {}  # cached, by statistics
+
+    def of(self, parts: Parts) -> Predictor:
+        """Return a predictor with the same options for other parts."""
+        return Predictor(
+            parts, seed=self.seed, average=self.average, augment=self.augment,
+            seen_only=self.seen_only, readout=self.readout,
+        )  # fmt: skip
 
     def scores(self, x: Tensor) -> Tensor:
         """Return (n, C) scores of raw samples on the device; call it inside `evaluating`."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dualcba.adaptors.adaptor import ADAPTORS, Adaptor
+from dualcba.adaptors.adaptor import ADAPTORS, Adaptor, ClassAgnostic
 from dualcba.adaptors.hypergradient import (
     Grads,
     buffer_gradient,
@@ -160,8 +160,12 @@ def make_adaptor(
     options: TrainingOptions,
     sets: ClassSets,
     rng: torch.Generator,
+    loaded: ClassAgnostic | None = None,
 ) -> Adaptor | None:
-    """Make an adaptor of a kind, if any; ν is loaded from `agnostic_from` and frozen, if given."""
+    """Make an adaptor of a kind, if any; ν is loaded from `agnostic_from` and frozen, if given.
+
+    `loaded` is the part of an earlier call, so that the file is not read again.
+    """
     if kind is None:
         return None
     parts = ("specific", "agnostic", "divide", "counts", "space", "strength", "prior", "width")
@@ -169,9 +173,11 @@ def make_adaptor(
     given = {name: value for name, value in given.items() if value is not None}
     if options.agnostic_from is None:
         return ADAPTORS[kind](sets, rng, **given)
-    loaded = load_agnostic(options.agnostic_from, kind)
-    adaptor = ADAPTORS[kind](sets, rng, **{**given, "agnostic": loaded.part})
-    loaded.check(adaptor)
+    if loaded is not None:
+        return ADAPTORS[kind](sets, rng, **{**given, "agnostic": loaded})
+    file = load_agnostic(options.agnostic_from, kind)
+    adaptor = ADAPTORS[kind](sets, rng, **{**given, "agnostic": file.part})
+    file.check(adaptor)
     return adaptor
 
 

@@ -8,10 +8,10 @@ from torch import nn
 
 from dualcba.errors import expected, unknown
 from dualcba.nets.mlp import MLP
-from dualcba.nets.network import Network
+from dualcba.nets.network import Network, head_outputs
 from dualcba.nets.resnet import ResNet18
 
-__all__ = ["MLP", "NETWORKS", "Network", "ResNet18", "make_network"]
+__all__ = ["MLP", "NETWORKS", "Network", "ResNet18", "head_outputs", "make_network"]
 
 Shape = tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""Last layers other than a linear one."""
+"""Last layers other than a linear one, and last layers with another number of outputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dualcba.tasks.outputs import fitted
+
 Scale = Tensor | float
+
+
+def resize_head(head: nn.Module, outputs: int) -> None:
+    """Give a last layer another number of outputs; further ones are copies of the last one.
+
+    >>> head = nn.Linear(3, 2)
+    >>> kept = head.weight.detach().clone()
+    >>> resize_head(head, 4)
+    >>> head.out_features, torch.equal(head.weight, kept[[0, 1, 1, 1]])
+    (4, True)
+    """
+    for name in ("weight", "bias"):
+        old = getattr(head, name, None)
+        if old is not None:
+            made = fitted(old.detach(), (outputs, *old.shape[1:]))
+            setattr(head, name, nn.Parameter(made, requires_grad=old.requires_grad))
+    if isinstance(head, nn.Linear):
+        head.out_features = outputs
 
 
 class CosineHead(nn.Module):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dualcba.engine.torch_private import BatchNormBase, foreach_copy_
-from dualcba.errors import unknown
-from dualcba.nets.heads import CosineHead
+from dualcba.errors import expected, unknown
+from dualcba.nets.heads import CosineHead, resize_head
 from dualcba.normalization.statistics import batch_norms, evaluation_mode
 
 SAMPLEWISE = {
@@ -103,6 +103,11 @@ class Network(nn.Module):
         head.weight.requires_grad_(weight.requires_grad)
         self.replace_head(head)
 
+    def resize(self, outputs: int) -> None:
+        """Change the number of outputs; further ones are copies of the last one."""
+        resize_head(self.head, outputs)
+        self.num_classes = outputs
+
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits (n, C) and features (n, d) of inputs (n, ...), in at least float32."""
         features: list[Tensor] = []
@@ -191,6 +196,20 @@ def _cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple[Ten
     if out:
         foreach_copy_(out, list(tensors))
     return tuple(out)
+
+
+def head_outputs(module: nn.Module, head: str | None = None) -> int:
+    """Return the number of outputs of a network's last linear layer; raise if it is only one.
+
+    >>> head_outputs(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
+    2
+    """
+    name = _find_head(module, head)
+    outputs = len(module.get_submodule(name).weight)  # type: ignore[arg-type]
+    if outputs < 2:
+        wanted = "at least 2; more are added when classes arrive"
+        raise ValueError(expected(f"outputs of the last layer {name!r}", outputs, wanted))
+    return outputs
 
 
 def _find_head(module: nn.Module, name: str | None) -> str:

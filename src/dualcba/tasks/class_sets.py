@@ -33,6 +33,7 @@ class ClassSets(nn.Module):
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         self.num_classes = num_classes
+        self.assigned = num_classes  # the first ones; others are outputs without a class
         self.task = -1
         self.register_buffer("new", torch.zeros(num_classes, dtype=torch.bool))
         self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.bool))

@@ -98,6 +98,12 @@ class TaskDetector:
             self.new = frozenset(np.flatnonzero(self._is_new()).tolist())
         return boundary, self.new
 
+    def resize(self, num_classes: int) -> None:
+        """Change the number of classes; the counts of those that it had are kept."""
+        self.num_classes = num_classes
+        resize_arrays(self, num_classes)
+        resize_arrays(self._arrivals, num_classes)
+
     def copy(self) -> TaskDetector:
         """Return a detector in the same state, which `update` of this one does not change."""
         other = copy.copy(self)
@@ -191,6 +197,15 @@ class TaskDetector:
         if arrivals := state.get("arrivals"):  # states of earlier versions have none
             self._arrivals.load_state_dict(arrivals)
         self._began_by_arrival = bool(arrivals and arrivals["began"])
+
+
+def resize_arrays(holder: object, size: int) -> None:
+    """Replace all arrays of an object by longer or shorter ones; further entries are 0."""
+    for name, array in list(vars(holder).items()):
+        if isinstance(array, np.ndarray):
+            made = np.zeros(size, dtype=array.dtype)
+            made[: len(array)] = array[:size]
+            setattr(holder, name, made)
 
 
 def split(counts: Counts, prior: NDArray[np.float64]) -> Mask:

@@ -16,7 +16,7 @@ from dualcba.data import Transform
 from dualcba.data.augmentation import choose_augmentation
 from dualcba.errors import at_least, expected, unknown
 from dualcba.methods import Method, check_options, parse_method
-from dualcba.nets import Network
+from dualcba.nets import Network, head_outputs
 from dualcba.options import (
     DATA,
     DUAL,
@@ -42,6 +42,7 @@ from dualcba.options import (
     option,
     same_as,
 )
+from dualcba.tasks.labels import Labels
 
 DTYPES = (torch.uint8, torch.float32)
 P = ParamSpec("P")
@@ -76,7 +77,7 @@ class LearnerArguments(TrainingOptions):
 
     network: nn.Module
     input_shape: Sequence[int]
-    num_classes: int
+    num_classes: int | None = None
     _: KW_ONLY
     method: str | Method = same_as(RunOptions, "method", accept=_method)
     adaptor: AdaptorKind | None = option(
@@ -97,15 +98,33 @@ class LearnerArguments(TrainingOptions):
     last_layer: str | None = option(
         None, "name of the network's last linear layer; found automatically", NETWORK
     )
+    max_classes: int | None = option(
+        None,
+        "largest number of classes, if num_classes is not given; None means no limit",
+        DATA,
+        low=2,
+    )
     ibn: bool | None = option(
         None, "whether predictions use IBN statistics; by default with Dual-CBA", EVALUATION
     )
     base: Method = field(init=False)
     kind: str | None = field(init=False)
+    outputs: int = field(init=False)
+
+    @property
+    def grows(self) -> bool:
+        """Whether classes are not announced: the learner grows with them."""
+        return self.num_classes is None
+
+    def labels(self) -> Labels:
+        """Return the labels of a learner that grows, none at first."""
+        if self.base.one_per_class and (self.max_classes is None or self.buffer < self.max_classes):
+            return Labels(self.buffer, "the buffer's")
+        return Labels(self.max_classes)
 
     def __post_init__(self) -> None:
         shape = check_shape(self.input_shape)
-        at_least(2, num_classes=self.num_classes)
+        _check_number(self.num_classes, self.max_classes)
         options = definitions(LearnerArguments)
         given = "er-dual-cba" if self.method is None else options["method"].check(self.method)
         base, kind = resolve(given, self.method_options or {}, self.adaptor)
@@ -124,6 +143,8 @@ class LearnerArguments(TrainingOptions):
         transform = choose_augmentation(self.transform, self.augmentation, shape, self.dtype)
         object.__setattr__(self, "transform", transform)
         check_network(self.network)
+        outputs = self.num_classes or head_outputs(self.network, self.last_layer)
+        object.__setattr__(self, "outputs", outputs)
         _check_method(base, self.buffer, self.num_classes)
         if base.needs_boundaries and self.boundaries != "given":
             wanted = f"'given': {type(base).__name__} draws by tasks"
@@ -240,9 +261,17 @@ def _check_transform(transform: Transform, shape: tuple[int, ...]) -> None:
         raise ValueError(expected("input_shape", shape, wanted))
 
 
-def _check_method(method: Method, buffer: int, num_classes: int) -> None:
+def _check_number(num_classes: int | None, max_classes: int | None) -> None:
+    if num_classes is not None:
+        at_least(2, num_classes=num_classes)
+        if max_classes is not None:
+            wanted = f"None: num_classes is {num_classes}, so no further class is accepted"
+            raise ValueError(expected("max_classes", max_classes, wanted))
+
+
+def _check_method(method: Method, buffer: int, num_classes: int | None) -> None:
     if hasattr(method, "context"):
         raise ValueError("the method object belongs to another learner, expected a new one")
-    if method.one_per_class and buffer < num_classes:
+    if num_classes is not None and method.one_per_class and buffer < num_classes:
         wanted = f"at least {num_classes}: {type(method).__name__} keeps samples of every class"
         raise ValueError(expected("buffer", buffer, wanted))

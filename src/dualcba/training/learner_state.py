@@ -19,6 +19,7 @@ from dualcba.checkpoint import (
 )
 from dualcba.engine.optimizers import ADAM_FIELDS, first_state
 from dualcba.randomness import restore_generator, restore_torch_generator
+from dualcba.tasks.labels import Labels
 from dualcba.training.parts import Parts
 from dualcba.training.state_rules import Given, check_boundaries, check_meta, check_values
 
@@ -42,6 +43,23 @@ def save_state(
     rng = {name: g.bit_generator.state for name, g in parts.sampler.rng.items()}
     meta = {"seed": seed, "step": step, **parts.tasks.meta(), "rng": rng}
     return {"tensors": tensors, "meta": meta}
+
+
+def split_classes(
+    state: Mapping[str, Any], labels: Labels | None
+) -> tuple[list[Any] | None, Mapping[str, Any]]:
+    """Return the labels in the state of a learner that grows, and the state without them.
+
+    `labels` are those of the learner that is to load it; None if it does not grow.
+    """
+    meta = state.get("meta") if isinstance(state, Mapping) else None
+    if not isinstance(meta, Mapping) or (labels is None and "classes" not in meta):
+        return None, state
+    if labels is None or "classes" not in meta:
+        given, other = ("not given", "given") if labels is None else ("given", "not given")
+        raise ValueError(f"num_classes of the state's learner was {given}, expected it {other}")
+    rest = {name: value for name, value in meta.items() if name != "classes"}
+    return labels.from_json(meta["classes"]), {**state, "meta": rest}
 
 
 def check_state(parts: Parts, state: Mapping[str, Any]) -> None:

@@ -64,6 +64,12 @@ class Parts:
         adaptor = self.outer_loop.adaptor
         return modules if adaptor is None else {**modules, "adaptor": adaptor}
 
+    def assign(self, count: int) -> None:
+        """Note that the first `count` outputs have a class, and the others have none."""
+        self.context.sets.assigned = count
+        if self.tasks.detector is not None:
+            self.tasks.detector.resize(count)
+
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Return the optimisers of θ and, if φ is trained, of φ, by name."""
         of_phi = self.outer_loop.optimizer
@@ -85,7 +91,7 @@ def make_parts(
     """
     method, shape = given.base, network.input_shape
     precision = Precision(given.precision, engine.device, network)
-    memory = method.make_memory(given.buffer, shape, given.dtype, given.num_classes)
+    memory = method.make_memory(given.buffer, shape, given.dtype, given.outputs)
     transform = method.make_transform(given.transform).to(engine.device)
     views = {k: v.to(engine.device) for k, v in method.make_views(given.transform).items()}
     _place(engine, network, sets, memory, method, adaptor)

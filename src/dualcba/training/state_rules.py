@@ -38,7 +38,7 @@ class Given:
     @property
     def classes(self) -> int:
         """The number of classes."""
-        return self.parts.context.sets.num_classes
+        return self.parts.context.sets.assigned
 
     @property
     def task(self) -> int:
@@ -228,7 +228,7 @@ def _spare_row(t: Tensor, given: Given) -> bool:
 
 def _memory_labels(t: Tensor, given: Given) -> bool:
     seen = given["sets.seen"]
-    valid = _from(0, given.classes - 1)(t, given)
+    valid = _from(0, max(given.classes - 1, 0))(t, given)
     return valid and bool(seen[t[: given.filled]].all())
 
 
@@ -282,6 +282,7 @@ TENSORS: tuple[tuple[str, str, Callable[[Tensor, Given], bool]], ...] = (
     ("sets.new", "no class before the first task", lambda t, g: g.task >= 0 or not t.any()),
     ("sets.owner", "the current task for new classes, 'sets.before' for others", _owner),
     ("sets.seen", "all classes that a task has announced", _seen),
+    ("sets.seen", "no class without a label", lambda t, g: not t[g.classes :].any()),
     ("memory._extra_state", "a number of samples of at least 0", _memory_age),
     ("memory.[!_]*", "zeros in the last row, which is spare", _spare_row),
     ("memory.y", "labels of seen classes", _memory_labels),

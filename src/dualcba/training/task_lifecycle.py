@@ -47,6 +47,12 @@ class TaskLifecycle:
 
     def check_classes(self, classes: Any) -> list[Any]:
         """Return the classes of a new task as a list of labels; raise if they cannot be ones."""
+        labels = self.check_labels(classes)
+        self.context.sets.check(labels)
+        return labels
+
+    def check_labels(self, classes: Any) -> list[Any]:
+        """Return the labels of a new task as a list; raise if it is none, or tasks are inferred."""
         if self.detector is not None:
             raise ValueError("boundaries are inferred from the labels, expected no new_task")
         name = "classes of the new task"
@@ -59,7 +65,6 @@ class TaskLifecycle:
             raise ValueError(expected(name, classes, "a list of labels")) from None
         each = (plain_tensor(c, name) if isinstance(c, Tensor) else c for c in given)
         labels: list[Any] = [c.item() if getattr(c, "shape", None) == () else c for c in each]
-        self.context.sets.check(labels)
         return labels
 
     def check_announced(self, labels: Tensor) -> None:

@@ -1,0 +1,121 @@
+"""Another number of outputs for a learner in the middle of its stream.
+
+Nothing that a learner consists of changes its shape. All parts are made anew, for more outputs, and
+take over the state of the parts before. Where an entry of the state has another shape, as it has
+one row or column per class, it is continued by copies of the last one, and in a last layer by
+copies with a random part; see `dualcba.tasks.outputs`. So methods, adaptors, memories and
+optimisers need no code for it. The network stays the same module; its last layer gets further rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dualcba.adaptors.outer_step import make_adaptor
+from dualcba.checkpoint import Tensors
+from dualcba.engine.optimizers import first_state
+from dualcba.nets import Network
+from dualcba.randomness import torch_generator
+from dualcba.tasks.class_sets import ClassSets
+from dualcba.tasks.outputs import fitted
+from dualcba.training.learner_arguments import LearnerArguments
+from dualcba.training.learner_state import restore_state, save_state
+from dualcba.training.parts import Parts, make_parts
+
+
+class PartsMaker:
+    """Makes the parts of a learner again, for another number of outputs.
+
+    `given` are the arguments of the learner, before its method has been bound to a network.
+    """
+
+    def __init__(self, given: LearnerArguments) -> None:
+        self.given = copy.copy(given)
+        object.__setattr__(self.given, "base", copy.deepcopy(given.base))
+
+    def resized(self, parts: Parts, outputs: int, receive: Callable[[Tensor], Tensor]) -> Parts:
+        """Return parts with another number of outputs; the caller assigns classes to them.
+
+        The given parts keep their own tensors, except for those of the network.
+        """
+        before = save_state(parts, seed=0, step=0)
+        given, engine, network = copy.copy(self.given), parts.engine, parts.context.network
+        object.__setattr__(given, "base", copy.deepcopy(self.given.base))
+        object.__setattr__(given, "outputs", outputs)
+        with engine.scope():
+            network.resize(outputs)
+            sets, rng = ClassSets(outputs), torch_generator(given.seed, "adaptor")
+            loaded = _loaded_part(parts, given)
+            adaptor = make_adaptor(given.kind, given, sets, rng, loaded)
+            made = make_parts(engine, network, sets, adaptor, rng, given)
+        if not parts.guard.waits:
+            made.training_step.stay_on_device()
+        if parts.tasks.detector is not None:
+            made.tasks.detector = parts.tasks.detector.copy()
+        examples = {**save_state(made, seed=0, step=0)["tensors"], **_first_moments(made)}
+        tensors = {k: fitted(v, examples.get(k, v).shape) for k, v in before["tensors"].items()}
+        _vary(tensors, network, parts.context.sets.num_classes, self.given.seed)
+        restore_state(made, before | {"tensors": tensors}, receive)
+        return made
+
+
+def _vary(tensors: Tensors, network: Network, old: int, seed: int) -> None:
+    """Add random numbers to the new rows of last layers, the same ones to all copies of a layer.
+
+    They are drawn as `nn.Linear` draws its initial weights.
+    """
+    weight, outputs = network.head.weight, network.num_classes
+    assert isinstance(weight, Tensor)
+    if outputs <= old:
+        return
+    bound, rng = weight.shape[1] ** -0.5, torch_generator(seed, "head", outputs)
+    for name, shape in (("weight", weight.shape), ("bias", weight.shape[:1])):
+        drawn = torch.empty(shape, dtype=torch.float32)[old:].uniform_(-bound, bound, generator=rng)
+        for key, value in tensors.items():
+            layer = key.startswith(("network.", "method.")) and key.endswith(f".{name}")
+            if layer and value.shape == shape:
+                value[old:] += drawn.to(value)
+
+
+def _loaded_part(parts: Parts, given: LearnerArguments) -> Any:
+    """Return a copy of the class-agnostic part, if it came from a file."""
+    adaptor = parts.outer_loop.adaptor
+    if adaptor is None or given.agnostic_from is None:
+        return None
+    return copy.deepcopy(adaptor.agnostic)
+
+
+def _first_moments(parts: Parts) -> Tensors:
+    """Return the state that the adaptor's optimiser has after its first step, at zero."""
+    optimizer = parts.outer_loop.optimizer
+    if optimizer is None:
+        return {}
+    phi = [p for group in optimizer.param_groups for p in group["params"]]
+    states = {f"adaptor_optimizer.{i}": first_state(optimizer, p) for i, p in enumerate(phi)}
+    return {f"{name}.{k}": v for name, state in states.items() for k, v in state.items()}
+
+
+class LastLayer:
+    """The last layer of a network, to be put back if growing is undone."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.head = network.head
+        self.rows = dict(self.head.named_parameters(recurse=False))
+        self.outputs = network.num_classes
+
+    def put_back(self) -> None:
+        """Put the layer and its weights back."""
+        network, head = self.network, self.head
+        if network.head is not head:  # a method may have replaced it
+            network.replace_head(head)
+        for name, p in self.rows.items():
+            setattr(head, name, p)
+        if isinstance(head, nn.Linear):
+            head.out_features = self.outputs
+        network.num_classes = self.outputs
