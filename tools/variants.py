@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -391,7 +392,7 @@ def cell(numbers: list[float], *, sign: bool = False) -> str:
 
 
 def words(text: str) -> list[str]:
-    return text.split(",")
+    return re.split(r",(?! )", text)  # a name may have ", " in it
 
 
 def name_and_value(text: str) -> tuple[str, Any]:
