@@ -255,6 +255,23 @@ def test_full_needs_colour_images(shape: tuple[int, ...], dtype: torch.dtype) ->
     assert "(3, height, width)" in str(caught.value)
 
 
+@pytest.mark.parametrize(("shape", "dtype"), [((64,), torch.uint8), ((3, 8, 8), torch.float32)])
+def test_strong_needs_uint8_images(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match="augmentation is 'strong' for torch") as caught:
+        choose_augmentation(Transform([0.0], [1.0]), "strong", shape, dtype)
+    assert "(channels, height, width)" in str(caught.value)
+
+
+def test_strong_is_a_crop_and_then_randaugment() -> None:
+    strong, crop = base(name="strong"), ResizedCrop(base(), (0.2, 1.0))
+    x = torch.from_numpy(pictures(6))
+    params = torch.from_numpy(strong.draw(np.random.default_rng(0), 6))
+    levels = to_grey_levels(crop.augment(x, params[:, : crop.columns]))
+    want = RandAugment(2, 10, cutout=True)(levels, params[:, crop.columns :].long())
+    assert torch.equal(strong(x, params), crop.normalize(want))
+    assert not torch.equal(want, levels)
+
+
 def test_views_of_a_transform() -> None:
     full = base(name="full")
     x = torch.from_numpy(pictures(5))

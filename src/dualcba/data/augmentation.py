@@ -22,8 +22,8 @@ from dualcba.data.transforms import Transform
 from dualcba.errors import expected
 from dualcba.kernels import augment as kernels
 
-FULL_SCALE = 0.2, 1.0
-"""The share of the image's area that a crop of `full` has."""
+CROP_AREA = 0.2, 1.0
+"""The share of the image's area that a crop of `full` or `strong` has."""
 
 
 def choose_augmentation(
@@ -36,11 +36,18 @@ def choose_augmentation(
         return base
     if name == "none":
         return plain(base)
-    if len(shape) != 3 or shape[0] != 3 or dtype != torch.uint8:
+    _check_samples(name, shape, dtype)
+    if name == "full":
+        return FullAugmentation(base)
+    return RandAugmentTransform(ResizedCrop(base, CROP_AREA), RandAugment(2, 10, cutout=True))
+
+
+def _check_samples(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    channels = "3" if name == "full" else "channels"
+    if len(shape) != 3 or dtype != torch.uint8 or (name == "full" and shape[0] != 3):
         given = f"{name!r} for {dtype} samples of shape {shape}"
-        wanted = "'none' or 'partial' unless samples are torch.uint8 of shape (3, height, width)"
-        raise ValueError(f"augmentation is {given}, expected {wanted}")
-    return FullAugmentation(base)
+        wanted = f"'none' or 'partial' unless samples are torch.uint8 of shape ({channels}, height"
+        raise ValueError(f"augmentation is {given}, expected {wanted}, width)")
 
 
 def plain(transform: Transform) -> Transform:
@@ -139,7 +146,7 @@ class FullAugmentation(ResizedCrop):
     columns = resized_crop.COLUMNS + colour.COLUMNS
 
     def __init__(self, base: Transform) -> None:
-        super().__init__(base, FULL_SCALE)
+        super().__init__(base, CROP_AREA)
         self.jitter = ColourJitter()
 
     def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:

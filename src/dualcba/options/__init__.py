@@ -61,7 +61,7 @@ ForwardMode = Literal["split", "concat"]
 Head = Literal["linear", "cosine"]
 Tracking = Literal["all", "labelled", "memory"]
 IBNAverage = Literal["cumulative", "ema", "literal"]
-Augmentation = Literal["none", "partial", "full"]
+Augmentation = Literal["none", "partial", "full", "strong"]
 BoundaryMode = Literal["given", "inferred"]
 OnOutlier = Literal["raise", "skip", "clip"]
 LossMean = Literal["batches", "samples"]
@@ -160,8 +160,9 @@ class TrainingOptions:
     )
     augmentation: Augmentation = option(
         "partial",
-        "random changes of training images: none, partial (the crop and flip of the dataset), or "
-        "full (random resized crop, flip, colour jitter and greyscale; colour images only)",
+        "random changes of training images: none, partial (the crop and flip of the dataset), full "
+        "(random resized crop, flip, colour jitter and greyscale; colour images only), or strong "
+        "(random resized crop, flip, two operations of RandAugment and a cutout)",
         METHOD,
     )
     tracking: Tracking = option(
