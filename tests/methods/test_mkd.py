@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,31 @@ def test_loss_against_numpy(base: str, forward: str, make_learner: Any, teach: A
         target = np.concatenate([numbers(method.teacher(v)[0]) for v in x])
         D = divergences(target, z, 3.0).mean() + divergences(target, raw, 3.0).mean()
         want = inner + 10.0 / 2 * D
+        assert method.loss(new, mem, identity).item() == pytest.approx(want, rel=1e-5)
+
+    seen = inside(learner, look)
+    teach(learner)
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("base", ["er", "derpp", "er-ace", "las"])
+def test_two_augmented_views_against_numpy(base: str, make_learner: Any, teach: Any) -> None:
+    options = {"alpha": 0.1, "temperature": 3.0, "second": "augmented"}
+    learner = make_learner(f"{base}+mkd-dual-cba", method_options=options)
+    method = mkd(learner)
+
+    def look(new: Batch, mem: list[Batch], outer: Batch) -> None:
+        batches = [new, *mem]
+        others = [replace(b.views["augmented"], columns=b.columns) for b in batches]
+        assert not torch.equal(new.x, others[0].x)
+        assert torch.equal(new.y, others[0].y)
+        base_loss = method.method.loss(new, mem, identity)
+        base_loss = (base_loss + method.method.loss(others[0], others[1:], identity)).item() / 2
+        z, z2 = (np.concatenate([numbers(v.z) for v in views]) for views in (batches, others))
+        method.teacher.train()
+        target = np.concatenate([numbers(method.teacher(b.x)[0]) for b in batches])
+        D = divergences(target, z, 3.0).mean() + divergences(target, z2, 3.0).mean()
+        want = base_loss + 10.0 / 2 * D
         assert method.loss(new, mem, identity).item() == pytest.approx(want, rel=1e-5)
 
     seen = inside(learner, look)
@@ -153,6 +179,7 @@ def test_names_that_do_not_exist(name: str, message: str) -> None:
         ({"temperature": 0.0}, "temperature is 0.0, expected a number above 0"),
         ({"weight": -1}, "weight is -1, expected a number of at least 0"),
         ({"predict": "both"}, "predict"),
+        ({"second": "both"}, "second"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,13 +14,14 @@ from dualcba.data.augmentation import plain
 from dualcba.data.transforms import Transform
 from dualcba.engine.torch_private import foreach_copy_, foreach_lerp_
 from dualcba.errors import expected
-from dualcba.losses import Batch, Divergence, Term
+from dualcba.losses import Batch, Divergence, Term, scaled
 from dualcba.methods.base import Context, Method
 from dualcba.methods.clser import frozen_copy, update_average
 from dualcba.methods.wrapper import Wrapper
 from dualcba.options.definition import check_choice
 
 PREDICTORS = ("average", "student", "teacher")
+SECOND_VIEWS = ("raw", "augmented")
 
 
 class MKD(Wrapper):
@@ -45,6 +47,9 @@ class MKD(Wrapper):
         λ; by default 4.5·log₁₀ α + 14.5, which is 5.5 at α = 0.01, and at least 0.
     predict
         The weights that predict: `"average"`, or those of the `"student"` or the `"teacher"` alone.
+    second
+        The second view: the `"raw"` sample, x above; or `"augmented"`, another draw of the
+        augmentation. L_base is then the mean over both views, at no further cost.
 
     References
     ----------
@@ -63,6 +68,7 @@ class MKD(Wrapper):
         temperature: float = 4.0,
         weight: float | None = None,
         predict: str = "average",
+        second: str = "raw",
     ) -> None:
         super().__init__(method)
         if not 0 < alpha <= 1:
@@ -70,7 +76,9 @@ class MKD(Wrapper):
         if not temperature > 0:
             raise ValueError(expected("temperature", temperature, "a number above 0"))
         check_choice("predict", predict, PREDICTORS)
+        check_choice("second", second, SECOND_VIEWS)
         self.alpha, self.temperature, self.predict = alpha, temperature, predict
+        self.second = second
         self.weight = default_weight(alpha) if weight is None else at_least_0("weight", weight)
         self._cached: tuple[Tensor, list[Tensor]] | None = None  # inputs and targets of a step
 
@@ -80,16 +88,21 @@ class MKD(Wrapper):
         self.teacher = frozen_copy(context.network)
 
     def make_views(self, transform: Transform) -> dict[str, Transform]:
-        """Return the raw view, and the views of the wrapped method."""
-        return {**self.method.make_views(transform), "raw": plain(transform)}
+        """Return the second view, and the views of the wrapped method."""
+        second = plain(transform) if self.second == "raw" else transform
+        return {**self.method.make_views(transform), self.second: second}
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return the terms of the wrapped method, and the distillation of both views."""
         batches = [new, *mem]
         share = self.weight / 2 / sum(len(b.y) for b in batches)
         terms = self.method.terms(new, mem)
+        if self.second == "augmented":
+            others = [replace(b.views[self.second], columns=b.columns) for b in batches]
+            terms += self.method.terms(others[0], others[1:])
+            terms = [scaled(term, 0.5) for term in terms]
         for batch, target in zip(batches, self.targets(batches), strict=True):
-            for view in (batch, batch.views["raw"]):
+            for view in (batch, batch.views[self.second]):
                 weight = share * len(view.y)
                 terms.append(Divergence(view, target, self.temperature, weight))
         return terms
