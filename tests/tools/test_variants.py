@@ -261,7 +261,7 @@ def test_the_search_for_the_best_method_can_be_run() -> None:
     args = variants.parse(words)
     planned = list(variants.plan(variants.read_toml(args.file), args))
     specs = {one.variant: one.spec for one in planned}
-    assert 40 <= len(specs) == len({repr(spec) for spec in specs.values()}) <= 48
+    assert 40 <= len(specs) == len({repr(spec) for spec in specs.values()})
     assert all((s.protocol, s.validation, s.buffer) == ("p10", 0.1, 2000) for s in specs.values())
     for name in specs:  # what is left without a part can be run too
         args = variants.parse([*words, "--leave-one-out", name])
