@@ -314,7 +314,7 @@ class Learner:
         assert self._maker is not None
         parts, outputs = self._parts, outputs_for(count, self._maker.given.outputs)
         if outputs != parts.context.sets.num_classes:
-            made = self._maker.resized(parts, outputs, self._receive)
+            made = self._maker.resized(parts, outputs, self._receive, trained=self._step > 0)
             self._parts, self._predictor = made, self._predictor.of(made)
             claim_again(self, made.context.network)
         self._parts.assign(count)

@@ -4,9 +4,9 @@ There is always at least one output more than there are classes. An output witho
 trained as that of a class that has not arrived yet: no sample has its label. So the loss is that of
 a learner which knew the number of classes, as many as there are outputs. When outputs are added,
 everything that is kept of them is a copy of what is kept of the last output, which has no class:
-what it has learnt holds for all classes to come. The weights of the last layer also get a random
-part of their own, as large as initial weights, because classes that begin with equal weights are
-slow to be told apart.
+what it has learnt holds for all classes to come. Weights of the last layer begin with what the last
+output has learnt and random numbers of their own, as initial weights have, because classes that
+begin with equal weights are slow to be told apart.
 """
 
 from __future__ import annotations

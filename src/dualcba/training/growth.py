@@ -38,10 +38,13 @@ class PartsMaker:
         self.given = copy.copy(given)
         object.__setattr__(self.given, "base", copy.deepcopy(given.base))
 
-    def resized(self, parts: Parts, outputs: int, receive: Callable[[Tensor], Tensor]) -> Parts:
+    def resized(
+        self, parts: Parts, outputs: int, receive: Callable[[Tensor], Tensor], *, trained: bool
+    ) -> Parts:
         """Return parts with another number of outputs; the caller assigns classes to them.
 
-        The given parts keep their own tensors, except for those of the network.
+        The given parts keep their own tensors, except for those of the network. `trained` says
+        whether there was a step before.
         """
         before = save_state(parts, seed=0, step=0)
         given, engine, network = copy.copy(self.given), parts.engine, parts.context.network
@@ -59,27 +62,42 @@ class PartsMaker:
             made.tasks.detector = parts.tasks.detector.copy()
         examples = {**save_state(made, seed=0, step=0)["tensors"], **_first_moments(made)}
         tensors = {k: fitted(v, examples.get(k, v).shape) for k, v in before["tensors"].items()}
-        _vary(tensors, network, parts.context.sets.num_classes, self.given.seed)
+        self._begin_rows(tensors, network, parts.context.sets.num_classes, trained)
         restore_state(made, before | {"tensors": tensors}, receive)
         return made
 
+    def _begin_rows(self, tensors: Tensors, network: Network, old: int, trained: bool) -> None:
+        """Set the new rows of last layers: what the last row has learnt, and random numbers.
 
-def _vary(tensors: Tensors, network: Network, old: int, seed: int) -> None:
-    """Add random numbers to the new rows of last layers, the same ones to all copies of a layer.
+        The random numbers are drawn as `nn.Linear` draws its initial weights, the same ones for all
+        copies of a layer. What a row has learnt is its difference from those it began with; of a
+        row of the given network these are not known, so all of it counts if there was a step.
+        """
+        outputs = network.num_classes
+        if outputs <= old:
+            return
+        drawn, first = self._drawn(network, outputs), self._drawn(network, old)
+        for name, rows in drawn.items():
+            for key, value in tensors.items():
+                layer = key.startswith(("network.", "method.")) and key.endswith(f".{name}")
+                if not (layer and value.shape == rows.shape):
+                    continue
+                if old > self.given.outputs:
+                    value[old:] -= first[name][-1].to(value)
+                elif not trained:
+                    value[old:] = 0
+                value[old:] += rows[old:].to(value)
 
-    They are drawn as `nn.Linear` draws its initial weights.
-    """
-    weight, outputs = network.head.weight, network.num_classes
-    assert isinstance(weight, Tensor)
-    if outputs <= old:
-        return
-    bound, rng = weight.shape[1] ** -0.5, torch_generator(seed, "head", outputs)
-    for name, shape in (("weight", weight.shape), ("bias", weight.shape[:1])):
-        drawn = torch.empty(shape, dtype=torch.float32)[old:].uniform_(-bound, bound, generator=rng)
-        for key, value in tensors.items():
-            layer = key.startswith(("network.", "method.")) and key.endswith(f".{name}")
-            if layer and value.shape == shape:
-                value[old:] += drawn.to(value)
+    def _drawn(self, network: Network, outputs: int) -> Tensors:
+        """Return the random numbers of all rows that are made with this number of outputs."""
+        weight = network.head.weight
+        assert isinstance(weight, Tensor)
+        bound, rng = weight.shape[1] ** -0.5, torch_generator(self.given.seed, "head", outputs)
+        shapes = {"weight": (outputs, weight.shape[1]), "bias": (outputs,)}
+        return {
+            name: torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=rng)
+            for name, shape in shapes.items()
+        }
 
 
 def _loaded_part(parts: Parts, given: LearnerArguments) -> Any:
