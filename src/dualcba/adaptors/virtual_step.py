@@ -120,8 +120,10 @@ class PerParameter:
         return self.steps[p].moved(p, g)
 
 
-def follow(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> VirtualStep | Tensor:
-    """Return the step that a caller's optimiser would make of these parameters now.
+def follow(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], options: TrainingOptions
+) -> VirtualStep | Tensor:
+    """Return the virtual step of these parameters that the options name, by a caller's optimiser.
 
     Its groups are read anew, because a scheduler may have changed them. `check_followed` says which
     optimisers can be followed.
@@ -129,6 +131,8 @@ def follow(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> Vi
     groups = [_group_of(optimizer, p) for p in parameters]
     device = parameters[0].device
     rates = [torch.as_tensor(g["lr"], dtype=torch.float32, device=device) for g in groups]
+    if options.virtual == "sgd":
+        return make_virtual_step(optimizer, rates[0], options)
     if all(group is groups[0] for group in groups):
         return _of_group(optimizer, groups[0], rates[0])
     kind = AdamStep if "betas" in groups[0] else Momentum
