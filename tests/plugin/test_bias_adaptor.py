@@ -345,6 +345,9 @@ BAD_CALLS: list[tuple[Callable[[BiasAdaptor], Any], str]] = [
         "classes of the new task is \\[\\], expected at least one label from",
     ),
     (lambda a: a.new_task([0, 6]), "classes of the new task is \\[0, 6\\], expected at least one "),
+    (lambda a: a.new_task(3), "classes of the new task is 3, expected a list of labels"),
+    (lambda a: a.end_step(torch.tensor(1)), r"shape of observed y is \(\), expected \(n,\)"),
+    (lambda a: a.outer_step([3], (H, Y)), r"inner is not a list of \(logits, features, labels\)"),
     (lambda a: a.adapt(H), r"shape of logits is \(3, 7\), expected \(n, 6\), n of at least 1"),
     (lambda a: a.adapt(Z.long()), "logits is torch.int64 on cpu, expected floats on cpu, as the "),
     (

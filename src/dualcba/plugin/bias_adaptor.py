@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualcba.adaptors.hypergradient import Grads, hypergradient
@@ -25,6 +26,7 @@ from dualcba.plugin.states import State, check_tensors, split_state
 from dualcba.randomness import restore_torch_generator, torch_generator
 from dualcba.tasks.class_sets import ClassSets
 from dualcba.training.precision import default_modes
+from dualcba.training.task_lifecycle import label_list
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Maps adapted logits (n, C) and labels (n,) of a batch to a scalar."""
@@ -104,9 +106,9 @@ class BiasAdaptor:
 
     # ------------------------------------------------------------------ tasks and steps
 
-    def new_task(self, classes: Sequence[int]) -> None:
+    def new_task(self, classes: Sequence[int] | Tensor | NDArray[Any]) -> None:
         """Begin a task with these new classes; the classes seen before are old."""
-        listed = classes.tolist() if hasattr(classes, "tolist") else list(classes)
+        listed = label_list(classes)
         self.class_sets.check(listed)
         with self._modes():
             self.class_sets.begin(listed)
@@ -208,10 +210,7 @@ class BiasAdaptor:
 
     def _check_batches(self, inner: Any, outer: Any) -> list[ranks.Rows]:
         """Return the inner batches and the outer one, each as matrices z, h and y; or raise."""
-        if not isinstance(inner, list | tuple) or not inner or any(len(b) != 3 for b in inner):
-            raise ValueError("inner is not a list of (logits, features, labels), expected one")
-        if not isinstance(outer, list | tuple) or len(outer) != 2:
-            raise ValueError("outer is not a pair of features and labels, expected one")
+        given.check_tuples(inner, outer)
         C, d = self._weight.shape
         named = [(f"inner[{k}]", *batch) for k, batch in enumerate(inner)]
         rows: list[ranks.Rows] = []

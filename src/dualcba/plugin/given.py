@@ -66,15 +66,28 @@ def matrix(t: Any, columns: int, like: Tensor, name: str) -> Tensor:
     return t.float()
 
 
+def check_tuples(inner: Any, outer: Any) -> None:
+    """Raise unless there are inner batches of three tensors each, and an outer one of two."""
+
+    def sized(batch: Any, size: int) -> bool:
+        return isinstance(batch, list | tuple) and len(batch) == size
+
+    if not isinstance(inner, list | tuple) or not inner or not all(sized(b, 3) for b in inner):
+        raise ValueError("inner is not a list of (logits, features, labels), expected one")
+    if not sized(outer, 2):
+        raise ValueError("outer is not a pair of features and labels, expected one")
+
+
 def labels(
     y: Any, n: int | None, num_classes: int | None, device: torch.device, name: str
 ) -> Tensor:
-    """Return labels (n,) on a device, or raise; the values on a GPU are not read."""
+    """Return labels (n,), or any number of them, on a device; the values on a GPU are not read."""
     if n is None:
-        n = len(y) if hasattr(y, "__len__") else 0
+        shape = (len(y),) if isinstance(y, list | tuple) else tuple(getattr(y, "shape", ()))
+        if len(shape) != 1:
+            raise ValueError(expected(f"shape of {name} y", shape, "(n,)"))
+        (n,) = shape
     if not isinstance(y, Tensor) or not y.is_cuda:
         return check_labels(y, n, num_classes, name).to(device)
-    check_labels(y[:0].cpu(), 0, num_classes, name)  # its type
-    if y.shape != (n,):
-        raise ValueError(expected(f"shape of {name} y", tuple(y.shape), f"({n},)"))
+    check_labels(torch.zeros(y.shape, dtype=y.dtype), n, num_classes, name)  # shape and type
     return y.detach().long().to(device)
