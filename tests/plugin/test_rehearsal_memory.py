@@ -35,10 +35,10 @@ def test_samples_keep_their_labels_shape_and_type() -> None:
 
 def test_every_sample_is_stored_with_the_same_probability() -> None:
     found = np.zeros(20)
-    for seed in range(400):
+    for seed in range(200):
         x, _ = filled(seed=seed).samples()
         found[x[:, 0].numpy()] += 1
-    expected = 400 * 6 / 20
+    expected = 200 * 6 / 20
     assert abs(found - expected).max() < 5 * (expected * 0.7) ** 0.5
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -24,9 +25,20 @@ OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]
     "adamw": (torch.optim.AdamW, {"weight_decay": 2**-7}),
 }
 
+CASES = [
+    *product((None, "cba", "dual-cba"), SAMPLES, ("sgd", "adam")),
+    *(("dual-cba", "vectors", name) for name in ("momentum", "adamw")),
+    ("balanced-cba", "vectors", "adam"),
+]
+
 
 def both(
-    kind: str | None, samples: str, optimizer: str, strays: bool = False, **settings: Any
+    kind: str | None,
+    samples: str,
+    optimizer: str,
+    strays: bool = False,
+    device: str = "cpu",
+    **settings: Any,
 ) -> tuple[Learner, Loop]:
     """A learner and a foreign loop after the same stream."""
     shape, dtype = SAMPLES[samples]
@@ -36,17 +48,17 @@ def both(
     of_adaptor = {**SETTINGS, **settings} if kind else {}
     learner = Learner(
         make_net(shape), shape, CLASSES, method="er" if kind is None else f"er-{kind}",
-        dtype=dtype, buffer=BUFFER, batch_size=BATCH, seed=SEED, device="cpu", lr=LR,
-        optimizer=name, **given, **of_adaptor,
+        dtype=dtype, buffer=BUFFER, batch_size=BATCH, seed=SEED, device=device, lr=LR,
+        optimizer=name, engine="eager", precision="fp32", **given, **of_adaptor,
     )  # fmt: skip
     for classes, batches in stream:
         learner.new_task(classes)
         for x, y in batches:
             learner.observe(x, y)
-    net = make_net(shape)
+    net = make_net(shape).to(device)
     own = make(net.parameters(), lr=LR, fused=True, **given)
-    loop = Loop(net, own, kind, Transform([0.0], [1.0]), settings)
-    loop.run(stream)
+    loop = Loop(net, own, kind, Transform([0.0], [1.0]).to(device), settings)
+    loop.run([(c, [(x.to(device), y.to(device)) for x, y in task]) for c, task in stream])
     return learner, loop
 
 
@@ -63,11 +75,7 @@ def check_same(learner: Learner, loop: Loop) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:observed y is")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("samples", "optimizer"),
-    [*(("vectors", name) for name in OPTIMIZERS), ("images", "sgd"), ("images", "adam")],
-)
+@pytest.mark.parametrize(("kind", "samples", "optimizer"), CASES)
 def test_weights_memory_adaptor_and_ibn_are_those_of_the_learner(
     kind: str | None, samples: str, optimizer: str
 ) -> None:
@@ -106,3 +114,13 @@ def logits(loop: Loop, x: Tensor, with_ibn: bool) -> Tensor:
 )
 def test_options_of_the_adaptor_are_those_of_the_learner(settings: dict[str, Any]) -> None:
     check_same(*both("dual-cba", "vectors", "adam", **settings))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_they_agree(kind: str | None) -> None:
+    learner, loop = both(kind, "vectors", "sgd", device="cuda")
+    theirs = learner.network.module.state_dict()
+    for name, t in loop.net.state_dict().items():
+        torch.testing.assert_close(t, theirs[name], rtol=1e-3, atol=1e-4)
+    assert loop.memory.samples()[0].is_cuda
