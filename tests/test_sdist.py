@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("tests", "docs", "tools", "benchmarks", "results")
+PARTS = ("tests", "docs", "examples", "tools", "benchmarks", "results")
 
 
 def copy_of_the_repository(to: Path) -> None:

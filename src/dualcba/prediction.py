@@ -203,7 +203,7 @@ class Predictor:
             self.precision.autocast(),
         ):
             self._estimated.clear()
-            for k, groups, part in _portions(len(drawn.rows), size, most):
+            for k, groups, part in portions(len(drawn.rows), size, most):
                 weigh(ibn_momentum(k + 1, self.average))
                 x = self.context.memory.x.index_select(0, drawn.rows[part])
                 augment = None if drawn.augment is None else drawn.augment[part]
@@ -228,13 +228,13 @@ class Predictor:
         return IBN_BATCH, IBN_TOGETHER if together else 1
 
 
-def _portions(n: int, size: int, most: int) -> Iterator[tuple[int, int, slice]]:
+def portions(n: int, size: int, most: int) -> Iterator[tuple[int, int, slice]]:
     """Split n rows into batches of about `size`, of which up to `most` pass together.
 
     Yields the number of batches before, the number of batches that pass together, and their rows.
     No batch has a single row, because it would have no batch statistics.
 
-    >>> list(_portions(10, 4, 2))
+    >>> list(portions(10, 4, 2))
     [(0, 1, slice(0, 4, None)), (1, 2, slice(4, 10, None))]
     """
     parts = min(math.ceil(n / size), n // 2)

@@ -26,14 +26,72 @@ from dualcba.options import TrainingOptions
 from dualcba.tasks.class_sets import ClassSets
 
 
-class OuterLoop:
-    """Updates the parameters φ of an adaptor, and adapts logits with it.
+class AdaptorTraining:
+    """An adaptor with its optimiser: which of its parameters φ are trained, when, and by what.
 
-    `adaptor` may be None; then nothing is updated and logits stay raw. `rng` draws the adaptor's
-    weights when they are reset. `levels`, `every`, `warmup` and `freeze_after` are the learner's
-    `levels`, `outer_every`, `outer_warmup` and `freeze_after`; `outer_terms` are the terms of its
-    `outer_loss`; `network_first` says that θ is trained with φ before its update. `virtual` is the
-    virtual step, by default that of plain SGD.
+    `adaptor` may be None; then nothing is trained. `rng` draws the adaptor's weights when they are
+    reset. `adaptor_lr`, `outer_every`, `outer_warmup` and `freeze_after` of the options apply.
+    """
+
+    def __init__(
+        self,
+        adaptor: Adaptor | None,
+        rng: torch.Generator,
+        sets: ClassSets,
+        options: TrainingOptions,
+    ) -> None:
+        self.adaptor = adaptor
+        self.rng = rng
+        self.sets = sets
+        self.every = options.outer_every
+        self.warmup = options.outer_warmup
+        self.freeze_after = options.freeze_after
+        self.optimizer: torch.optim.Adam | None = None
+        if adaptor is not None and (phi := trainable(adaptor)):
+            cuda = phi[0].is_cuda
+            self.optimizer = Adam(phi, lr=float(options.adaptor_lr), fused=True, capturable=cuda)
+        self.choose_phi()
+
+    def choose_phi(self) -> None:
+        """Select the trained parameters: ν is frozen after the first `freeze_after` tasks."""
+        part = None if self.adaptor is None else self.adaptor.agnostic
+        if part is not None and self.freeze_after is not None:
+            part.requires_grad_(self.sets.task < self.freeze_after)
+            for p in part.parameters():
+                p.grad = None  # Adam skips parameters without a gradient, and their moments
+        self.phi = [] if self.adaptor is None else trainable(self.adaptor)
+
+    def begin_task(self) -> None:
+        """Select φ, and from the second task on reset ω and its optimiser state."""
+        self.choose_phi()
+        if self.adaptor is not None and self.sets.task > 0:
+            _zero_state(self.optimizer, self.adaptor.reset_for_task(self.rng))
+
+    def scheduled(self, in_task: int) -> bool:
+        """Return whether φ is updated at this step of the task, counted from 0.
+
+        φ is updated every `every` steps and in the first `warmup` steps of a task, from the second
+        task on.
+        """
+        if not self.phi or self.sets.task <= 0:
+            return False
+        return in_task < self.warmup or in_task % self.every == 0
+
+    def update(self, grads: Grads) -> None:
+        """Update φ once by these gradients, one for each trained parameter."""
+        assert self.adaptor is not None
+        assert self.optimizer is not None
+        for p, g in zip(trainable(self.adaptor), grads, strict=True):
+            p.grad = g
+        self.optimizer.step()
+
+
+class OuterLoop(AdaptorTraining):
+    """Updates the parameters φ of a learner's adaptor, and adapts logits with it.
+
+    Without an adaptor nothing is updated and logits stay raw. `levels` is the learner's option;
+    `outer_terms` are the terms of its `outer_loss`; `network_first` says that θ is trained with φ
+    before its update. `virtual` is the virtual step, by default that of plain SGD.
     """
 
     def __init__(
@@ -45,38 +103,13 @@ class OuterLoop:
         options: TrainingOptions,
         virtual: VirtualStep | Tensor | None = None,
     ) -> None:
-        self.adaptor = adaptor
-        self.rng = rng
+        super().__init__(adaptor, rng, context.sets, options)
         self.method = method
         self.context = context
         self.levels = options.levels
         self.network_first = options.update_order == "network-first"
         self.virtual = context.lr if virtual is None else virtual
         self.outer_terms = make_outer_terms(options.outer_loss, method, context.sets)
-        self.every = options.outer_every
-        self.warmup = options.outer_warmup
-        self.freeze_after = options.freeze_after
-        self.optimizer: torch.optim.Adam | None = None
-        if adaptor is not None and trainable(adaptor):
-            cuda = context.lr.is_cuda
-            phi = trainable(adaptor)
-            self.optimizer = Adam(phi, lr=float(options.adaptor_lr), fused=True, capturable=cuda)
-        self.choose_phi()
-
-    def choose_phi(self) -> None:
-        """Select the trained parameters: ν is frozen after the first `freeze_after` tasks."""
-        part = None if self.adaptor is None else self.adaptor.agnostic
-        if part is not None and self.freeze_after is not None:
-            part.requires_grad_(self.context.sets.task < self.freeze_after)
-            for p in part.parameters():
-                p.grad = None  # Adam skips parameters without a gradient, and their moments
-        self.phi = [] if self.adaptor is None else trainable(self.adaptor)
-
-    def begin_task(self) -> None:
-        """Select φ, and from the second task on reset ω and its optimiser state."""
-        self.choose_phi()
-        if self.adaptor is not None and self.context.sets.task > 0:
-            _zero_state(self.optimizer, self.adaptor.reset_for_task(self.rng))
 
     @torch.no_grad()
     def observe(self, new: Batch, mem: Sequence[Batch], filled: Tensor | None) -> None:
@@ -93,15 +126,8 @@ class OuterLoop:
             adaptor.pool.copy_(pool.counts)
 
     def due(self, in_task: int) -> bool:
-        """Return whether φ is updated at this step of the task, counted from 0.
-
-        φ is updated every `every` steps and in the first `warmup` steps of a task, from the second
-        task on and once the memory is not empty.
-        """
-        later = self.context.sets.task > 0 and self.context.memory.filled > 0
-        if not self.phi or not later:
-            return False
-        return in_task < self.warmup or in_task % self.every == 0
+        """Return whether φ is updated: it is scheduled, and the memory is not empty."""
+        return self.scheduled(in_task) and self.context.memory.filled > 0
 
     @property
     def uses_outer_batch(self) -> bool:
@@ -110,12 +136,7 @@ class OuterLoop:
 
     def step(self, new: Batch, mem: Sequence[Batch], outer_batch: Batch | None) -> None:
         """Update φ once; by default with the outer loss of the virtually updated network."""
-        assert self.adaptor is not None
-        assert self.optimizer is not None
-        grads = self._gradient(new, mem, outer_batch)
-        for p, g in zip(trainable(self.adaptor), grads, strict=True):
-            p.grad = g
-        self.optimizer.step()
+        self.update(self._gradient(new, mem, outer_batch))
 
     def step_and_adapt(self, new: Batch, mem: Sequence[Batch], outer_batch: Batch | None) -> Adapt:
         """Update φ once and return `adapt`, by φ after its update or, if `network_first`, before.

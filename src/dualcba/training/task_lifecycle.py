@@ -55,17 +55,7 @@ class TaskLifecycle:
         """Return the labels of a new task as a list; raise if it is none, or tasks are inferred."""
         if self.detector is not None:
             raise ValueError("boundaries are inferred from the labels, expected no new_task")
-        name = "classes of the new task"
-        if isinstance(classes, Tensor):
-            classes = plain_tensor(classes, name)
-        classes = classes.tolist() if isinstance(classes, Tensor | np.ndarray) else classes
-        try:
-            given = list(classes)
-        except Exception:  # it cannot be iterated, or raises
-            raise ValueError(expected(name, classes, "a list of labels")) from None
-        each = (plain_tensor(c, name) if isinstance(c, Tensor) else c for c in given)
-        labels: list[Any] = [c.item() if getattr(c, "shape", None) == () else c for c in each]
-        return labels
+        return label_list(classes)
 
     def check_announced(self, labels: Tensor) -> None:
         """Warn, once per task, of labels that no task so far has announced; −1 is no label.
@@ -171,3 +161,18 @@ class TaskLifecycle:
         if self.detector is not None:
             self.detector.load_state_dict(meta["boundaries"])
         self.outer_loop.choose_phi()
+
+
+def label_list(classes: Any) -> list[Any]:
+    """Return the labels of a new task, given as a list, array or tensor, as a list; or raise."""
+    name = "classes of the new task"
+    if isinstance(classes, Tensor):
+        classes = plain_tensor(classes, name)
+    classes = classes.tolist() if isinstance(classes, Tensor | np.ndarray) else classes
+    try:
+        given = list(classes)
+    except Exception:  # it cannot be iterated, or raises
+        raise ValueError(expected(name, classes, "a list of labels")) from None
+    each = (plain_tensor(c, name) if isinstance(c, Tensor) else c for c in given)
+    labels: list[Any] = [c.item() if getattr(c, "shape", None) == () else c for c in each]
+    return labels

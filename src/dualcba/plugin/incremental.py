@@ -1,0 +1,88 @@
+"""IBN around anybody's evaluation of any network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dualcba.engine.torch_private import BatchNormBase
+from dualcba.errors import expected
+from dualcba.normalization.statistics import (
+    RunningStatistics,
+    batch_norms,
+    evaluation_mode,
+    ibn_momentum,
+    temporary_momentum,
+)
+from dualcba.prediction import IBN_BATCH, portions
+
+Batches = Tensor | Iterable[Any] | Callable[[], Iterable[Any]]
+
+
+@contextmanager
+def ibn(network: nn.Module, batches: Batches) -> Iterator[None]:
+    """Within the context, the network is in evaluation mode with the statistics of `batches`.
+
+    IBN (Algorithm 2): the running statistics of the batch normalisation layers are estimated in
+    one pass over samples of the memory. Afterwards the statistics and modes of before are restored.
+
+    Parameters
+    ----------
+    network
+        The network. Layers in evaluation mode in a network in training mode are frozen, and keep
+        their statistics. Of a network under DistributedDataParallel, pass its `module`.
+    batches
+        All inputs as one tensor, or an iterable of batches, or a function that returns one. Each
+        batch is passed as `network(batch)`. Without samples, and with a tensor of one sample, the
+        running statistics are used.
+
+    >>> net = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1)).train()
+    >>> with ibn(net, torch.tensor([[1.0], [5.0]])):
+    ...     net[0].running_mean.item(), net.training
+    (3.0, False)
+    >>> net[0].running_mean.item(), net.training
+    (0.0, True)
+    """
+    if not isinstance(network, nn.Module):
+        raise ValueError(expected("network", network, "an nn.Module"))
+    inputs = _batches(batches)
+    layers = [layer for layer in batch_norms(network) if layer.training or not network.training]
+    running = RunningStatistics(layers)
+    try:
+        if layers:
+            _estimate(network, layers, running, inputs)
+        with evaluation_mode(network):
+            yield
+    finally:
+        running.restore()
+
+
+def _batches(given: Batches) -> Iterator[Any]:
+    if isinstance(given, Tensor):
+        parts = portions(len(given), IBN_BATCH, 1) if len(given) > 1 else ()
+        return (given[part] for _, _, part in parts)
+    try:
+        return iter(given() if callable(given) else given)
+    except TypeError:
+        wanted = "a tensor, an iterable of batches or a function that returns one"
+        raise ValueError(expected("batches", given, wanted)) from None
+
+
+@torch.no_grad()
+def _estimate(
+    network: nn.Module,
+    layers: list[BatchNormBase],
+    running: RunningStatistics,
+    batches: Iterator[Any],
+) -> None:
+    """Set the statistics of the layers to the mean of those of the batches, if there are any."""
+    with evaluation_mode(network, layers), temporary_momentum(layers) as weigh:
+        for k, batch in enumerate(batches):
+            if k == 0:
+                running.clear()
+            weigh(ibn_momentum(k + 1, "cumulative"))
+            network(batch)
