@@ -62,6 +62,26 @@ def split_classes(
     return labels.from_json(meta["classes"]), {**state, "meta": rest}
 
 
+def with_estimate(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state with its `estimate`, if any, among `tensors` and `meta`, as in a file."""
+    tensors, meta = dict(state["tensors"]), dict(state["meta"])
+    if (estimate := state.get("estimate")) is not None:
+        meta["estimate"] = {k: v for k, v in estimate.items() if k != "tensors"}
+        tensors |= estimate["tensors"]
+    return {"tensors": tensors, "meta": meta}
+
+
+def split_estimate(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Undo `with_estimate`."""
+    meta = state["meta"]
+    if not isinstance(meta, Mapping) or not isinstance(meta.get("estimate"), Mapping):
+        return state
+    own = {f"estimate.{k}": v for k, v in entries_of(state["tensors"], "estimate").items()}
+    tensors = {k: v for k, v in state["tensors"].items() if k not in own}
+    rest = {k: v for k, v in meta.items() if k != "estimate"}
+    return {"tensors": tensors, "meta": rest, "estimate": {**meta["estimate"], "tensors": own}}
+
+
 def check_state(parts: Parts, state: Mapping[str, Any]) -> None:
     """Raise unless the whole state is valid for this learner; nothing is changed.
 

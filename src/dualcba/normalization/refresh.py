@@ -1,0 +1,135 @@
+"""When predictions re-estimate the statistics of IBN: from the whole memory, or from a part of it.
+
+A pass over the memory after each step costs far more than the step. Here a sample of the memory
+passes the network for each observed sample, at most: the estimate is a moving average over parts
+of the memory, each estimated with the weights of its time. Where as many samples have been observed
+as the memory holds, the whole memory is within that budget, and the estimate is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from dualcba.checkpoint import check_dense, check_same_layout
+from dualcba.engine.torch_private import BatchNormBase
+from dualcba.errors import expected
+from dualcba.normalization.statistics import RunningStatistics
+
+PART = 32
+"""Samples of a part, at most."""
+
+FRACTION = 4
+"""A part is this fraction of the memory, at most."""
+
+WEIGHT = 0.25
+"""The weight of a part in the moving average."""
+
+
+Task = tuple[int, bool]
+"""What differs from task to task: the number of tasks that have begun, and whether one is open."""
+
+
+@dataclass(frozen=True)
+class Due:
+    """What an estimate needs before it is used: all of the memory, or `parts` of `size` samples."""
+
+    whole: bool = False
+    parts: int = 0
+    size: int = 0
+
+
+class MovingEstimate:
+    """The statistics that predictions use between two passes over the whole memory.
+
+    >>> estimate = MovingEstimate([])
+    >>> estimate.due(0, 1000, (1, True)).whole
+    True
+    >>> estimate.keep(0, (1, True))
+    >>> estimate.due(10, 1000, (1, True)).parts, estimate.due(70, 1000, (1, True)).parts
+    (0, 2)
+    >>> estimate.due(1000, 1000, (1, True)).whole, estimate.due(10, 1000, (2, True)).whole
+    (True, True)
+    """
+
+    def __init__(self, layers: Sequence[BatchNormBase]) -> None:
+        self.statistics = RunningStatistics(layers)
+        self._observed = 0  # samples up to the last part
+        self._task: Task | None = None  # None: there is no estimate
+
+    def forget(self) -> None:
+        """Have no estimate; the next one is that of the whole memory."""
+        self._task = None
+
+    def due(self, observed: int, filled: int, task: Task) -> Due:
+        """Return what is due after so many observed samples, with so many samples in the memory.
+
+        In another task it is the whole memory: at the boundaries of tasks, methods may change the
+        network and the memory as a whole.
+        """
+        since = observed - self._observed
+        if self._task is None or task != self._task or since >= filled or since < 0:
+            return Due(whole=True)
+        size = max(2, min(PART, filled // FRACTION))
+        return Due(parts=since // size, size=size)
+
+    def keep(self, observed: int, task: Task) -> None:
+        """Keep the layers' present statistics as the estimate after so many observed samples."""
+        self.statistics.save()
+        self._observed, self._task = observed, task
+
+    def advance(self, due: Due) -> None:
+        """Keep the layers' present statistics as the estimate, to which these parts were added."""
+        self.statistics.save()
+        self._observed += due.parts * due.size
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return a copy of the estimate, on the host; None if there is none."""
+        if self._task is None:
+            return None
+        tensors = {name: t.cpu().clone() for name, t in self._tensors().items()}
+        return {"tensors": tensors, "observed": self._observed, "task": list(self._task)}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Restore what `state_dict` returned; call `check` before."""
+        if state is None:
+            self.forget()
+            return
+        for name, t in self._tensors().items():
+            t.copy_(state["tensors"][name])
+        self._observed, (tasks, is_open) = state["observed"], state["task"]
+        self._task = tasks, is_open
+
+    def check(self, state: Any) -> None:
+        """Raise unless a value is what `state_dict` returned for a learner with these layers."""
+        if state is None:
+            return
+        names = {"tensors", "observed", "task"}
+        if not isinstance(state, Mapping) or state.keys() != names:
+            raise ValueError(f"the state's 'estimate' is not valid, expected a dict of {names}")
+        tensors, observed, task = state["tensors"], state["observed"], state["task"]
+        if not isinstance(tensors, Mapping):
+            raise ValueError("the state's 'estimate' has no tensors, expected a dict of them")
+        check_dense(tensors)
+        check_same_layout(self._tensors(), tensors)
+        for name, t in tensors.items():
+            if not bool(t.isfinite().all()):
+                raise ValueError(f"the state's entry {name!r} has values that are not finite")
+            if name.endswith("var") and bool((t < 0).any()):
+                raise ValueError(f"the state's entry {name!r} has values below 0")
+        if type(observed) is not int or observed < 0:
+            raise ValueError(expected("the state's 'estimate.observed'", observed, "a count"))
+        if not _is_task(task):
+            raise ValueError(expected("the state's 'estimate.task'", task, "a count and a bool"))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        both = self.statistics.saved[0]
+        return {f"estimate.{i // 2}.{('mean', 'var')[i % 2]}": t for i, t in enumerate(both)}
+
+
+def _is_task(value: Any) -> bool:
+    pair = isinstance(value, list) and [type(v) for v in value] == [int, bool]
+    return pair and value[0] >= 0
