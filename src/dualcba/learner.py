@@ -24,6 +24,7 @@ from dualcba.methods import Method
 from dualcba.nets import Network
 from dualcba.prediction import Predictor
 from dualcba.randomness import torch_generator
+from dualcba.serving import Snapshot, export_model, frozen_model
 from dualcba.tasks.class_sets import ClassSets
 from dualcba.tasks.labels import read_labels
 from dualcba.tasks.outputs import outputs_for
@@ -32,6 +33,7 @@ from dualcba.training.guard import RefusedError
 from dualcba.training.interrupts import interrupts
 from dualcba.training.learner_arguments import LearnerArguments, check_head, documented, keywords_of
 from dualcba.training.learner_state import (
+    check_estimate,
     check_state,
     load_state,
     save_state,
@@ -388,6 +390,26 @@ class Learner:
             scores = self._predictor.scores_of(samples, self.statistics, self._step)
             return scores[:, : self.num_classes]
 
+    def snapshot(self, device: str | torch.device | None = None) -> Snapshot:
+        """Return a model that predicts as the learner does now, whatever it learns afterwards.
+
+        It shares nothing with the learner, so other threads can use it while the learner learns,
+        and it can be pickled for other processes. By default it is on the learner's device.
+        """
+        with self._lock:
+            model = frozen_model(self._predictor, self.statistics, self._step, self.num_classes)
+            labels = None if self._maker is None else self._labels.array
+            bf16 = self._parts.precision.bf16
+        snapshot = Snapshot(
+            model, self.num_classes, self.input_shape, self._dtype, labels=labels, bf16=bf16,
+            step=self._step, device=self.device,
+        )  # fmt: skip
+        return snapshot if device is None else snapshot.to(device)
+
+    def export(self, path: str | Path, *, fold: bool = True) -> None:
+        """Write a model that predicts as the learner does now to a file, see `export_model`."""
+        export_model(self.snapshot("cpu"), path, fold=fold)
+
     def _check_samples(self, x: ArrayLike | Tensor, what: str) -> Tensor:
         samples = check_samples(x, what, self.input_shape)
         if samples.dtype != self._dtype:
@@ -433,7 +455,7 @@ class Learner:
                     self._labels.replace(names)
                     self._resize(len(names))
                 check_state(self._parts, state)
-                self._predictor.moving.check(state.get("estimate"))
+                check_estimate(self._predictor.moving.tensors(), state.get("estimate"))
                 load_state(self._parts, state, self._receive)
             self._predictor.load(state.get("estimate"))
             self._predictor.seed = state["meta"]["seed"]

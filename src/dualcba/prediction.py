@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from dualcba.engine.packet import Array, Layout, pack, unpack
 from dualcba.errors import one_of
 from dualcba.methods.nearest_mean import NearestMean
+from dualcba.methods.scorers import Logits, NearestMeans, scorer_of
 from dualcba.nets import Network
 from dualcba.normalization.refresh import WEIGHT, Due, MovingEstimate
 from dualcba.normalization.statistics import (
@@ -106,6 +107,13 @@ class Predictor:
             return scores
         seen = self.context.sets.seen
         return scores.masked_fill(seen.any() & ~seen, -torch.inf)  # all classes if none was seen
+
+    def scorer(self) -> nn.Module:
+        """Return a module that scores normalised inputs as now; call it inside `evaluating`."""
+        if self._nearest is None:
+            return scorer_of(self.method)
+        logits = Logits(self.context.network)
+        return NearestMeans(logits, self._nearest.means, self._nearest.has_mean)
 
     def scores_of(self, samples: Tensor, statistics: str, step: int) -> Tensor:
         """Return (n, C) scores of any number of raw samples on any device, on the host."""

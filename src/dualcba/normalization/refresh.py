@@ -14,9 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dualcba.checkpoint import check_dense, check_same_layout
 from dualcba.engine.torch_private import BatchNormBase
-from dualcba.errors import expected
 from dualcba.normalization.statistics import RunningStatistics
 
 PART = 32
@@ -90,46 +88,20 @@ class MovingEstimate:
         """Return a copy of the estimate, on the host; None if there is none."""
         if self._task is None:
             return None
-        tensors = {name: t.cpu().clone() for name, t in self._tensors().items()}
+        tensors = {name: t.cpu().clone() for name, t in self.tensors().items()}
         return {"tensors": tensors, "observed": self._observed, "task": list(self._task)}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Restore what `state_dict` returned; call `check` before."""
+        """Restore what `state_dict` returned, checked."""
         if state is None:
             self.forget()
             return
-        for name, t in self._tensors().items():
+        for name, t in self.tensors().items():
             t.copy_(state["tensors"][name])
         self._observed, (tasks, is_open) = state["observed"], state["task"]
         self._task = tasks, is_open
 
-    def check(self, state: Any) -> None:
-        """Raise unless a value is what `state_dict` returned for a learner with these layers."""
-        if state is None:
-            return
-        names = {"tensors", "observed", "task"}
-        if not isinstance(state, Mapping) or state.keys() != names:
-            raise ValueError(f"the state's 'estimate' is not valid, expected a dict of {names}")
-        tensors, observed, task = state["tensors"], state["observed"], state["task"]
-        if not isinstance(tensors, Mapping):
-            raise ValueError("the state's 'estimate' has no tensors, expected a dict of them")
-        check_dense(tensors)
-        check_same_layout(self._tensors(), tensors)
-        for name, t in tensors.items():
-            if not bool(t.isfinite().all()):
-                raise ValueError(f"the state's entry {name!r} has values that are not finite")
-            if name.endswith("var") and bool((t < 0).any()):
-                raise ValueError(f"the state's entry {name!r} has values below 0")
-        if type(observed) is not int or observed < 0:
-            raise ValueError(expected("the state's 'estimate.observed'", observed, "a count"))
-        if not _is_task(task):
-            raise ValueError(expected("the state's 'estimate.task'", task, "a count and a bool"))
-
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the means and variances by name."""
         both = self.statistics.saved[0]
         return {f"estimate.{i // 2}.{('mean', 'var')[i % 2]}": t for i, t in enumerate(both)}
-
-
-def _is_task(value: Any) -> bool:
-    pair = isinstance(value, list) and [type(v) for v in value] == [int, bool]
-    return pair and value[0] >= 0

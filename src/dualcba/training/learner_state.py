@@ -18,6 +18,7 @@ from dualcba.checkpoint import (
     load_tensors,
 )
 from dualcba.engine.optimizers import ADAM_FIELDS, first_state
+from dualcba.errors import expected
 from dualcba.randomness import restore_generator, restore_torch_generator
 from dualcba.tasks.labels import Labels
 from dualcba.training.parts import Parts
@@ -103,6 +104,30 @@ def check_state(parts: Parts, state: Mapping[str, Any]) -> None:
         raise ValueError(f"{_other_option(layout, given)}{error}") from None
     check_values(given)
     check_boundaries(given)
+
+
+def check_estimate(own: Tensors, estimate: Any) -> None:
+    """Raise unless the state's `estimate` is None or valid; `own` has the learner's tensors."""
+    if estimate is None:
+        return
+    names = ["observed", "task", "tensors"]
+    if not isinstance(estimate, Mapping) or sorted(estimate, key=str) != names:
+        raise ValueError(f"the state's 'estimate' is not valid, expected a dict of {names}")
+    tensors, observed, task = estimate["tensors"], estimate["observed"], estimate["task"]
+    if not isinstance(tensors, Mapping):
+        raise ValueError("the state's 'estimate' has no tensors, expected a dict of them")
+    check_dense(tensors)
+    check_same_layout(own, tensors)
+    for name, t in tensors.items():
+        if not bool(t.isfinite().all()):
+            raise ValueError(f"the state's entry {name!r} has values that are not finite")
+        if name.endswith("var") and bool((t < 0).any()):
+            raise ValueError(f"the state's entry {name!r} has values below 0")
+    if type(observed) is not int or observed < 0:
+        raise ValueError(expected("the state's 'estimate.observed'", observed, "a count"))
+    pair = isinstance(task, list) and [type(v) for v in task] == [int, bool]
+    if not pair or task[0] < 0:
+        raise ValueError(expected("the state's 'estimate.task'", task, "a count and a bool"))
 
 
 OPTIMIZERS = {
