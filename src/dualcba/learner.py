@@ -442,7 +442,7 @@ class Learner:
             state = save_state(self._parts, seed=self.seed, step=self._step)
             if self._maker is not None:
                 state["meta"]["classes"] = self._labels.to_json()
-            estimate = self._predictor.moving.state_dict()
+            estimate = self._predictor.save()
             return state if estimate is None else {**state, "estimate": estimate}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -81,6 +81,7 @@ class Predictor:
         self._estimated = RunningStatistics(self.layers)
         self._estimated_at = -1  # the step of the cached estimate
         self.moving = MovingEstimate(self.layers)  # of `refresh`
+        self._followed_at = -1  # the step at which it has seen the weights
         self._depth = 0  # of nested `evaluating`
         weight = cast(Tensor, self.context.network.head.weight)
         self._nearest = NearestMean(len(weight), weight.detach()) if readout == "ncm" else None
@@ -158,14 +159,28 @@ class Predictor:
 
     def forget(self) -> None:
         """Discard the cached estimate and means, because network or memory may have changed."""
-        self._estimated_at = -1
+        self._estimated_at = self._followed_at = -1
         self._means = {}
+
+    def save(self) -> dict[str, Any] | None:
+        """Return the estimate that the next predictions depend on; None if there is none."""
+        if self.moving.known:
+            self._follow()
+        return self.moving.state_dict()
+
+    def _follow(self) -> None:
+        """Let the estimate see the weights now, so that it need not know earlier ones."""
+        modes = default_modes(self.engine.device)
+        with modes, self.engine.scope(), torch.no_grad(), self.method.predicting():
+            self.moving.follow(self._weights())
 
     def load(self, estimate: Mapping[str, Any] | None) -> None:
         """Go on from the estimate in the state of a learner; None if it has none."""
         self.forget()
         with self.engine.scope():
             self.moving.load_state_dict(estimate)
+        if estimate is not None:
+            self._follow()
 
     @contextmanager
     def _class_means(self, statistics: tuple[str, IBNRefresh]) -> Iterator[None]:
@@ -216,6 +231,9 @@ class Predictor:
         moving, filled = self.moving, self.context.memory.filled
         observed = step * self.context.batch_size
         task = (len(self.tasks.starts), self.tasks.open)
+        if self._followed_at != step:
+            moving.follow(self._weights())
+            self._followed_at = step
         due = moving.due(observed, filled, task)
         if due.whole:
             self._estimate(step)
@@ -225,6 +243,16 @@ class Predictor:
         if due.parts:
             self._add_parts(due, step)
             moving.advance(due)
+
+    def _weights(self) -> Tensor:
+        """Return the trained weights that the layers' inputs may depend on, as one vector.
+
+        Biases and the like are left out: those of normalisation would hide how matrices move.
+        """
+        heads = {id(p) for network in self._networks() for p in network.head.parameters()}
+        every = [p for network in self._networks() for p in network.parameters() if p.dim() > 1]
+        before = [p.detach().reshape(-1) for p in every if p.requires_grad and id(p) not in heads]
+        return torch.cat(before) if before else torch.zeros(0, device=self.engine.device)
 
     def _add_parts(self, due: Due, step: int) -> None:
         rng, filled = generator(self.seed, "ibn parts", step), self.context.memory.filled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -110,7 +111,7 @@ def check_estimate(own: Tensors, estimate: Any) -> None:
     """Raise unless the state's `estimate` is None or valid; `own` has the learner's tensors."""
     if estimate is None:
         return
-    names = ["observed", "task", "tensors"]
+    names = ["moved", "observed", "task", "tensors"]
     if not isinstance(estimate, Mapping) or sorted(estimate, key=str) != names:
         raise ValueError(f"the state's 'estimate' is not valid, expected a dict of {names}")
     tensors, observed, task = estimate["tensors"], estimate["observed"], estimate["task"]
@@ -125,6 +126,9 @@ def check_estimate(own: Tensors, estimate: Any) -> None:
             raise ValueError(f"the state's entry {name!r} has values below 0")
     if type(observed) is not int or observed < 0:
         raise ValueError(expected("the state's 'estimate.observed'", observed, "a count"))
+    moved = estimate["moved"]
+    if type(moved) is not float or not 0 <= moved < math.inf:
+        raise ValueError(expected("the state's 'estimate.moved'", moved, "a number of at least 0"))
     pair = isinstance(task, list) and [type(v) for v in task] == [int, bool]
     if not pair or task[0] < 0:
         raise ValueError(expected("the state's 'estimate.task'", task, "a count and a bool"))
