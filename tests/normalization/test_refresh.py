@@ -30,7 +30,7 @@ def make(make_learner: Make, **options: Any) -> Learner:
     return learner
 
 
-def exact(learner: Learner, x: Tensor) -> Tensor:
+def exactly(learner: Learner, x: Tensor) -> Tensor:
     with learner.evaluating("ibn"):
         return learner.scores(x).softmax(1)
 
@@ -75,10 +75,12 @@ def test_the_first_prediction_and_one_after_long_learning_are_exact(
     for k, (x, y) in enumerate(many(batches, 90)):
         learner.observe(x, y)
         if k in (20, 85):
-            assert torch.equal(learner.predict_proba(images.test_x), exact(learner, images.test_x))
+            assert torch.equal(
+                learner.predict_proba(images.test_x), exactly(learner, images.test_x)
+            )
         elif k == 22:
             assert not torch.equal(
-                learner.predict_proba(images.test_x), exact(learner, images.test_x)
+                learner.predict_proba(images.test_x), exactly(learner, images.test_x)
             )
 
 
@@ -89,12 +91,12 @@ def test_a_jump_of_the_weights_makes_the_next_prediction_exact(
     for x, y in many(batches, 21):
         learner.observe(x, y)
         before = learner.predict_proba(images.test_x)
-    assert not torch.equal(before, exact(learner, images.test_x))
+    assert not torch.equal(before, exactly(learner, images.test_x))
     with torch.no_grad():
         for p in learner.network.parameters():
             p.mul_(1.5)
     learner.observe(x, y)
-    assert torch.equal(learner.predict_proba(images.test_x), exact(learner, images.test_x))
+    assert torch.equal(learner.predict_proba(images.test_x), exactly(learner, images.test_x))
 
 
 def test_the_first_prediction_of_a_task_is_exact(
@@ -105,7 +107,7 @@ def test_the_first_prediction_of_a_task_is_exact(
         learner.observe(x, y)
         learner.predict(images.test_x[:4])
     learner.end_task()
-    assert torch.equal(learner.predict_proba(images.test_x), exact(learner, images.test_x))
+    assert torch.equal(learner.predict_proba(images.test_x), exactly(learner, images.test_x))
 
 
 def test_parts_stay_close_to_the_whole_memory(
@@ -115,7 +117,7 @@ def test_parts_stay_close_to_the_whole_memory(
     far = []
     for sample, label in many(batches, 60):
         learner.observe(sample, label)
-        far.append(float((learner.predict_proba(x) - exact(learner, x)).abs().mean()))
+        far.append(float((learner.predict_proba(x) - exactly(learner, x)).abs().mean()))
     assert 0 < max(far[10:]) < 0.02
 
 
@@ -125,7 +127,7 @@ def test_full_refresh_is_exact_after_each_step(
     learner = make(make_learner, ibn_refresh="full")
     for x, y in many(batches, 20):
         learner.observe(x, y)
-        assert torch.equal(learner.predict_proba(images.test_x), exact(learner, images.test_x))
+        assert torch.equal(learner.predict_proba(images.test_x), exactly(learner, images.test_x))
     assert "estimate" not in learner.state_dict()
 
 
@@ -137,7 +139,7 @@ def test_evaluation_does_not_see_what_predictions_estimated(
         for learner in (asked, quiet):
             learner.observe(x, y)
         asked.predict(images.test_x[:4])
-    assert torch.equal(exact(asked, images.test_x), exact(quiet, images.test_x))
+    assert torch.equal(exactly(asked, images.test_x), exactly(quiet, images.test_x))
 
 
 @pytest.mark.parametrize("way", ["dict", "file"])
@@ -160,7 +162,7 @@ def test_a_loaded_learner_answers_as_the_saved_one_from_then_on(
         answers = [one.predict_proba(images.test_x) for one in (learner, other)]
         assert torch.equal(*answers)
     other.load_state_dict({k: v for k, v in learner.state_dict().items() if k != "estimate"})
-    assert torch.equal(other.predict_proba(images.test_x), exact(other, images.test_x))
+    assert torch.equal(other.predict_proba(images.test_x), exactly(other, images.test_x))
 
 
 def test_a_failed_step_changes_no_answer(
@@ -203,3 +205,23 @@ def test_a_damaged_estimate_is_refused_and_changes_nothing(
     with pytest.raises(ValueError, match=message):
         other.load_state_dict(state)
     assert other.step == 0
+
+
+@pytest.mark.gpu
+def test_parts_on_a_gpu_are_those_of_a_cpu(
+    images: Dataset, make_learner: Make, batches: Batches, exact: None
+) -> None:
+    """Captured as a graph; a loaded learner goes on alike."""
+    on_cpu = make(make_learner, precision="fp32")
+    on_gpu = make(make_learner, precision="fp32", device="cuda")
+    other = make(make_learner, precision="fp32", device="cuda")
+    for k, (x, y) in enumerate(many(batches, 40)):
+        answers = []
+        for learner in (on_cpu, on_gpu):
+            learner.observe(x, y)
+            answers.append(learner.predict_proba(images.test_x))
+        torch.testing.assert_close(*answers, rtol=1e-2, atol=1e-3)
+        if k >= 30:
+            other.load_state_dict(on_gpu.state_dict())
+            assert torch.equal(other.predict_proba(images.test_x), answers[1])
+    assert any(key[0] == "ibn part" for key in on_gpu.parts.engine.entries)  # type: ignore[attr-defined]

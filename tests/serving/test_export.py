@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -147,10 +148,10 @@ def test_preprocessing_is_in_the_program(make_learner: Make, teach: Teach, tmp_p
     transform = Transform([0.3, 0.4, 0.5], [0.2, 0.3, 0.1], pad=1, flip=True)
     learner, x = teach(make_learner("er-dual-cba", transform=transform), tasks=2), thousand()
     learner.export(tmp_path / "model.pt2")
-    extra = {"dualcba.json": ""}
+    extra = {"about.json": ""}
     program = torch.export.load(tmp_path / "model.pt2", extra_files=extra)
     assert close(program.module()(x), scores(learner, x))
-    assert json.loads(extra["dualcba.json"]) == {
+    assert json.loads(extra["about.json"]) == {
         "classes": list(range(6)), "input_shape": [3, 8, 8], "dtype": "uint8", "step": learner.step,
     }  # fmt: skip
 
@@ -204,7 +205,7 @@ def test_files_that_are_no_exports_are_refused(
             load_model(tmp_path / f"model{ending}", network)
     learner = teach(make_learner("er"), tasks=1)
     learner.save(tmp_path / "learner.safetensors")
-    with pytest.raises(ValueError, match=r"has no dualcba.json, expected an exported model"):
+    with pytest.raises(ValueError, match=r"has no about.json, expected an exported model"):
         load_model(tmp_path / "learner.safetensors", MLP((5,), 2))
     learner.export(tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"^the network does not fit the state dict: [^\n]*$"):
@@ -219,3 +220,18 @@ def test_onnx_names_its_extra(make_learner: Make, teach: Teach, tmp_path: Path) 
         ImportError, match=r"is not installed, expected `pip install dualcba\[onnx\]"
     ):
         teach(make_learner("er"), tasks=1).export(tmp_path / "model.onnx")
+
+
+@needs_onnx
+def test_the_example_of_the_page_for_onnx_runtime(
+    images: Dataset, make_learner: Make, teach: Teach, tmp_path: Path, monkeypatch: Any
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "usage.md"
+    (code,) = re.findall(r"^```py\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    learner = teach(make_learner("er-dual-cba"), tasks=2)
+    monkeypatch.chdir(tmp_path)
+    learner.export("model.onnx")
+    names: dict[str, Any] = {"images": images.test_x.numpy()}
+    exec(code, names)
+    found = [names["classes"][k] for k in names["scores"].argmax(1)]
+    assert found == learner.predict(images.test_x).tolist()

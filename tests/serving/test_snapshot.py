@@ -177,3 +177,18 @@ def test_another_process_predicts_with_a_snapshot(
     x = images.test_x
     sums, answers = snapshot.predict_proba(x).double().sum(0).tolist(), snapshot.predict(x).tolist()
     assert out.strip() == f"{sums} {answers}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_snapshot_on_a_gpu_and_its_copy_on_the_host(
+    precision: str, images: Dataset, make_learner: Make, teach: Teach, exact: None
+) -> None:
+    learner = teach(make_learner("er-dual-cba", device="cuda", precision=precision), tasks=2)
+    snapshot, x = learner.snapshot(), images.test_x
+    rough = {"rtol": 1e-2, "atol": 2e-2 if precision == "bf16" else 1e-4}
+    answers = learner.predict_proba(x)
+    torch.testing.assert_close(snapshot.predict_proba(x), answers, **rough)
+    torch.testing.assert_close(snapshot.to("cpu").predict_proba(x), answers, **rough)
+    copy = pickle.loads(pickle.dumps(snapshot))
+    assert torch.equal(copy.predict_proba(x), snapshot.predict_proba(x))

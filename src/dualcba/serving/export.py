@@ -1,7 +1,7 @@
 """Write a snapshot to a file that needs no learner: a state dict, `torch.export` or ONNX.
 
 The model has the learner's preprocessing and normalisation statistics inside. What a program needs
-besides, such as the labels, is JSON in the same file, under the name `dualcba.json`:
+besides, such as the labels, is JSON in the same file, under the name `about.json`:
 
     classes       the label of each column of the scores
     input_shape   the shape of one raw sample
@@ -40,7 +40,7 @@ from dualcba.serving.model import Model
 from dualcba.serving.snapshot import Snapshot
 from dualcba.tasks.labels import Labels
 
-META = "dualcba.json"
+META = "about.json"
 ONNX_PACKAGES = ("onnx", "onnxscript")
 
 
