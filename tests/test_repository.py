@@ -47,6 +47,23 @@ def test_importing_the_package_is_lean() -> None:
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
+def test_a_learner_needs_little_besides_torch() -> None:
+    """After torch and its parts, importing a learner is a matter of a fifth of a second."""
+    code = (
+        "import sys, torch; before = set(sys.modules)\n"
+        "import dualcba; from dualcba import Learner\n"
+        "print(sorted({name.split('.')[0] for name in set(sys.modules) - before}))\n"
+        "print('torch.onnx' in sys.modules, 'torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    packages, heavy = done.stdout.splitlines()
+    small = {"dualcba", "safetensors", "numpy", "torch", *sys.stdlib_module_names}
+    assert set(ast.literal_eval(packages)) <= small
+    assert heavy == "False False"
+
+
 def test_what_is_imported_at_run_time_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [d for group in project["optional-dependencies"].values() for d in group]

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -27,6 +28,7 @@ from dualcba.learner import Learner
 from dualcba.methods import Method
 from dualcba.nets import make_network
 from dualcba.randomness import first_weights
+from dualcba.serving import Snapshot, export_model
 from dualcba.tasks.labels import as_array
 
 Array = NDArray[Any]
@@ -169,6 +171,22 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "learner_")
         with self._threads():
             return self.learner_.predict_proba(self._validate(X)[0]).numpy()
+
+    def snapshot(self) -> Snapshot:
+        """Return a model that predicts as the classifier does now, on the host.
+
+        Other threads can use it while the classifier learns, and it can be pickled.
+        """
+        check_is_fitted(self, "learner_")
+        with self._threads():
+            return self.learner_.snapshot("cpu").for_estimator(self.classes_)
+
+    def export(self, path: str | Path, *, fold: bool = True) -> None:
+        """Write a model that predicts as the classifier does now to a file, with `classes_`.
+
+        The ending says how: `.safetensors`, `.pt2` or `.onnx`, see `dualcba.serving.export_model`.
+        """
+        export_model(self.snapshot(), path, fold=fold)
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return the accuracy of the predictions for X, given the labels y."""

@@ -24,6 +24,7 @@ from dualcba.methods import Method
 from dualcba.nets import Network
 from dualcba.prediction import Predictor
 from dualcba.randomness import torch_generator
+from dualcba.serving import Snapshot, export_model, frozen_model
 from dualcba.tasks.class_sets import ClassSets
 from dualcba.tasks.labels import read_labels
 from dualcba.tasks.outputs import outputs_for
@@ -31,7 +32,15 @@ from dualcba.training.growth import LastLayer, PartsMaker
 from dualcba.training.guard import RefusedError
 from dualcba.training.interrupts import interrupts
 from dualcba.training.learner_arguments import LearnerArguments, check_head, documented, keywords_of
-from dualcba.training.learner_state import check_state, load_state, save_state, split_classes
+from dualcba.training.learner_state import (
+    check_estimate,
+    check_state,
+    load_state,
+    save_state,
+    split_classes,
+    split_estimate,
+    with_estimate,
+)
 from dualcba.training.ownership import Lock, claim, claim_again
 from dualcba.training.parts import Parts, make_parts
 from dualcba.training.precision import default_modes
@@ -133,6 +142,7 @@ class Learner:
             self._predictor = Predictor(
                 self._parts, seed=given.seed, average=given.ibn_average, augment=given.ibn_augment,
                 seen_only=given.seen_only or given.grows, readout=given.readout,
+                refresh=given.ibn_refresh,
             )  # fmt: skip
 
     # ------------------------------------------------------------------ training
@@ -380,6 +390,26 @@ class Learner:
             scores = self._predictor.scores_of(samples, self.statistics, self._step)
             return scores[:, : self.num_classes]
 
+    def snapshot(self, device: str | torch.device | None = None) -> Snapshot:
+        """Return a model that predicts as the learner does now, whatever it learns afterwards.
+
+        It shares nothing with the learner, so other threads can use it while the learner learns,
+        and it can be pickled for other processes. By default it is on the learner's device.
+        """
+        with self._lock:
+            model = frozen_model(self._predictor, self.statistics, self._step, self.num_classes)
+            labels = None if self._maker is None else self._labels.array
+            bf16 = self._parts.precision.bf16
+        snapshot = Snapshot(
+            model, self.num_classes, self.input_shape, self._dtype, labels=labels, bf16=bf16,
+            step=self._step, device=self.device,
+        )  # fmt: skip
+        return snapshot if device is None else snapshot.to(device)
+
+    def export(self, path: str | Path, *, fold: bool = True) -> None:
+        """Write a model that predicts as the learner does now to a file, see `export_model`."""
+        export_model(self.snapshot("cpu"), path, fold=fold)
+
     def _check_samples(self, x: ArrayLike | Tensor, what: str) -> Tensor:
         samples = check_samples(x, what, self.input_shape)
         if samples.dtype != self._dtype:
@@ -403,12 +433,17 @@ class Learner:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of everything the next step depends on: `tensors` by name, and `meta`."""
+        """Return a copy of everything the next step depends on: `tensors` by name, and `meta`.
+
+        If predictions have estimated IBN's statistics from parts of the memory (`ibn_refresh`),
+        there is a third entry, `estimate`, on which no step depends but the next answers do.
+        """
         with self._lock:
             state = save_state(self._parts, seed=self.seed, step=self._step)
             if self._maker is not None:
                 state["meta"]["classes"] = self._labels.to_json()
-            return state
+            estimate = self._predictor.save()
+            return state if estimate is None else {**state, "estimate": estimate}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of a learner made with the same arguments; the seed is loaded."""
@@ -420,18 +455,19 @@ class Learner:
                     self._labels.replace(names)
                     self._resize(len(names))
                 check_state(self._parts, state)
+                check_estimate(self._predictor.moving.tensors(), state.get("estimate"))
                 load_state(self._parts, state, self._receive)
-            self._predictor.forget()
+            self._predictor.load(state.get("estimate"))
             self._predictor.seed = state["meta"]["seed"]
             self._step = state["meta"]["step"]
 
     def save(self, path: str | Path) -> None:
         """Write the state to one safetensors file, completely or not at all."""
-        write_state_file(Path(path), self.state_dict())
+        write_state_file(Path(path), with_estimate(self.state_dict()))
 
     def load(self, path: str | Path) -> None:
         """Continue from a file written by `save`; no code is loaded from it."""
-        self.load_state_dict(read_state_file(Path(path)))
+        self.load_state_dict(split_estimate(read_state_file(Path(path))))
 
     def save_agnostic(self, path: str | Path, provenance: Mapping[str, Any]) -> None:
         """Write the adaptor's class-agnostic part to a file for `agnostic_from`.

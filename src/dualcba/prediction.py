@@ -1,17 +1,18 @@
 """Predictions at any time: scores under BN or IBN statistics, without changing the learner.
 
-IBN re-estimates the running statistics in one pass over the memory (Algorithm 2). The read-out
-`ncm` computes class means in another pass, under BN or IBN statistics. Both are cached until the
-next step and are never used in training.
+IBN re-estimates the running statistics in one pass over the memory (Algorithm 2). Predictions may
+re-estimate them part by part instead (`ibn_refresh`); evaluation never does. The read-out `ncm`
+computes class means in another pass, under BN or IBN statistics. All are cached until the next step
+and are never used in training.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from torch import Tensor, nn
 from dualcba.engine.packet import Array, Layout, pack, unpack
 from dualcba.errors import one_of
 from dualcba.methods.nearest_mean import NearestMean
+from dualcba.methods.scorers import Logits, NearestMeans, scorer_of
+from dualcba.nets import Network
+from dualcba.normalization.refresh import WEIGHT, Due, MovingEstimate
 from dualcba.normalization.statistics import (
     RunningStatistics,
     batch_norms,
@@ -28,7 +32,7 @@ from dualcba.normalization.statistics import (
     ibn_momentum,
     temporary_momentum,
 )
-from dualcba.options import Readout, Statistics
+from dualcba.options import IBNRefresh, Readout, Statistics
 from dualcba.randomness import generator
 from dualcba.training.draws import MemoryDraw
 from dualcba.training.parts import Parts
@@ -50,23 +54,25 @@ IBN_TOGETHER = 5
 class Predictor:
     """Scores of a learner's method, under BN or IBN statistics.
 
-    `average`, `augment`, `seen_only` and `readout` are the learner's `ibn_average`, `ibn_augment`,
-    `seen_only` and `readout`.
+    `average`, `augment`, `refresh`, `seen_only` and `readout` are the learner's `ibn_average`,
+    `ibn_augment`, `ibn_refresh`, `seen_only` and `readout`.
     """
 
     def __init__(
         self, parts: Parts, *, seed: int, average: str, augment: bool, seen_only: bool,
-        readout: Readout = "head",
+        readout: Readout = "head", refresh: IBNRefresh = "full",
     ) -> None:  # fmt: skip
         self.context = parts.context
         self.method = parts.method
         self.forward_pass = parts.forward_pass
         self.precision = parts.precision
         self.engine = parts.engine
+        self.tasks = parts.tasks
         self.readout = readout
         self.seed = seed
         self.average = average
         self.augment = augment
+        self.refresh: IBNRefresh = "full" if average == "literal" else refresh
         self.seen_only = seen_only
         others = [layer for network in parts.method.networks() for layer in batch_norms(network)]
         trained = [layer for layer in others if layer.training]
@@ -74,16 +80,20 @@ class Predictor:
         self._running = RunningStatistics(self.layers)
         self._estimated = RunningStatistics(self.layers)
         self._estimated_at = -1  # the step of the cached estimate
+        self.moving = MovingEstimate(self.layers)  # of `refresh`
+        self._followed_at = -1  # the step at which it has seen the weights
         self._depth = 0  # of nested `evaluating`
         weight = cast(Tensor, self.context.network.head.weight)
         self._nearest = NearestMean(len(weight), weight.detach()) if readout == "ncm" else None
-        self._means: dict[str, tuple[Tensor, Tensor]] = {}  # cached, by statistics
+        self._means: dict[
+            tuple[str, IBNRefresh], tuple[Tensor, Tensor]
+        ] = {}  # cached, by statistics
 
     def of(self, parts: Parts) -> Predictor:
         """Return a predictor with the same options for other parts."""
         return Predictor(
             parts, seed=self.seed, average=self.average, augment=self.augment,
-            seen_only=self.seen_only, readout=self.readout,
+            seen_only=self.seen_only, readout=self.readout, refresh=self.refresh,
         )  # fmt: skip
 
     def scores(self, x: Tensor) -> Tensor:
@@ -99,18 +109,30 @@ class Predictor:
         seen = self.context.sets.seen
         return scores.masked_fill(seen.any() & ~seen, -torch.inf)  # all classes if none was seen
 
+    def scorer(self) -> nn.Module:
+        """Return a module that scores normalised inputs as now; call it inside `evaluating`."""
+        if self._nearest is None:
+            return scorer_of(self.method)
+        logits = Logits(self.context.network)
+        return NearestMeans(logits, self._nearest.means, self._nearest.has_mean)
+
     def scores_of(self, samples: Tensor, statistics: str, step: int) -> Tensor:
         """Return (n, C) scores of any number of raw samples on any device, on the host."""
         if samples.is_cuda:  # inside `evaluating` the caller's stream is not the current one
             samples = self.engine.receive(samples)
-        with self.evaluating(statistics, step):
+        with self.evaluating(statistics, step, self.refresh):
             batches = torch.split(samples, PREDICT_BATCH)
             on_device = (b if b.is_cuda else self.engine.receive(b) for b in batches)
             return torch.cat([self.scores(b) for b in on_device]).cpu()
 
     @contextmanager
-    def evaluating(self, statistics: str, step: int) -> Iterator[None]:
-        """Evaluation mode under BN or IBN statistics; everything is restored afterwards."""
+    def evaluating(
+        self, statistics: str, step: int, refresh: IBNRefresh = "full"
+    ) -> Iterator[None]:
+        """Evaluation mode under BN or IBN statistics; everything is restored afterwards.
+
+        `refresh` says whether IBN's statistics are those of the whole memory.
+        """
         one_of(STATISTICS, statistics=statistics)
         estimate = statistics == "ibn" and bool(self.layers) and self.context.memory.filled > 1
         with default_modes(self.engine.device), self.engine.scope(), torch.no_grad():
@@ -121,12 +143,14 @@ class Predictor:
             predicting = self.method.predicting() if self._depth == 1 else nullcontext()
             try:
                 with predicting:
-                    if estimate:
+                    if estimate and refresh == "full":
                         self._estimate(step)
+                    elif estimate:
+                        self._estimate_parts(step)
                     with evaluation_mode(self.context.network):
                         with self.precision.autocast():
                             self.method.before_scores()
-                        with self._class_means(statistics):
+                        with self._class_means((statistics, refresh)):
                             yield
             finally:
                 self._depth -= 1
@@ -135,11 +159,31 @@ class Predictor:
 
     def forget(self) -> None:
         """Discard the cached estimate and means, because network or memory may have changed."""
-        self._estimated_at = -1
+        self._estimated_at = self._followed_at = -1
         self._means = {}
 
+    def save(self) -> dict[str, Any] | None:
+        """Return the estimate that the next predictions depend on; None if there is none."""
+        if self.moving.known:
+            self._follow()
+        return self.moving.state_dict()
+
+    def _follow(self) -> None:
+        """Let the estimate see the weights now, so that it need not know earlier ones."""
+        modes = default_modes(self.engine.device)
+        with modes, self.engine.scope(), torch.no_grad(), self.method.predicting():
+            self.moving.follow(self._weights())
+
+    def load(self, estimate: Mapping[str, Any] | None) -> None:
+        """Go on from the estimate in the state of a learner; None if it has none."""
+        self.forget()
+        with self.engine.scope():
+            self.moving.load_state_dict(estimate)
+        if estimate is not None:
+            self._follow()
+
     @contextmanager
-    def _class_means(self, statistics: str) -> Iterator[None]:
+    def _class_means(self, statistics: tuple[str, IBNRefresh]) -> Iterator[None]:
         """Set the class means of the read-out to those of the memory, computed once per step."""
         nearest = self._nearest
         if nearest is None:
@@ -182,39 +226,93 @@ class Predictor:
         self._estimated.save()
         self._estimated_at = step
 
+    def _estimate_parts(self, step: int) -> None:
+        """Set the layers' statistics to the moving estimate, after adding what is due to it."""
+        moving, filled = self.moving, self.context.memory.filled
+        observed = step * self.context.batch_size
+        task = (len(self.tasks.starts), self.tasks.open)
+        if self._followed_at != step:
+            moving.follow(self._weights())
+            self._followed_at = step
+        due = moving.due(observed, filled, task)
+        if due.whole:
+            self._estimate(step)
+            moving.keep(observed, task)
+            return
+        moving.statistics.restore()
+        if due.parts:
+            self._add_parts(due, step)
+            moving.advance(due)
+
+    def _weights(self) -> Tensor:
+        """Return the trained weights that the layers' inputs may depend on, as one vector.
+
+        Biases and the like are left out: those of normalisation would hide how matrices move.
+        """
+        heads = {id(p) for network in self._networks() for p in network.head.parameters()}
+        every = [p for network in self._networks() for p in network.parameters() if p.dim() > 1]
+        before = [p.detach().reshape(-1) for p in every if p.requires_grad and id(p) not in heads]
+        return torch.cat(before) if before else torch.zeros(0, device=self.engine.device)
+
+    def _add_parts(self, due: Due, step: int) -> None:
+        rng, filled = generator(self.seed, "ibn parts", step), self.context.memory.filled
+        for _ in range(due.parts):
+            rows = rng.choice(filled, due.size, replace=False)
+            packet, layout = pack(self._augmented(rows, rng))
+            run = partial(self._pass_over_part, layout=layout)
+            self.engine.run(("ibn part", layout), run, packet)
+
     def _draw(self, step: int) -> MemoryDraw[Array]:
         """Draw all samples of the memory in random order, and how to augment them."""
-        filled, transform = self.context.memory.filled, self.context.transform
         rng = generator(self.seed, "ibn", step)
-        rows = rng.permutation(filled)
+        return self._augmented(rng.permutation(self.context.memory.filled), rng)
+
+    def _augmented(self, rows: Array, rng: np.random.Generator) -> MemoryDraw[Array]:
+        """Draw how to augment rows of the memory."""
+        transform = self.context.transform
         augmented = self.augment and transform.random
-        return MemoryDraw(rows, transform.draw(rng, filled) if augmented else None)
+        return MemoryDraw(rows, transform.draw(rng, len(rows)) if augmented else None)
 
     def _pass_over_memory(self, packet: Tensor, *, layout: Layout) -> None:
         drawn: MemoryDraw[Tensor] = unpack(packet, layout)
         size, most = self._batching()
-        networks = nn.ModuleList([self.context.network, *self.method.networks()])
-        layers = self.layers
+        with self._estimating() as weigh:
+            self._estimated.clear()
+            for k, groups, part in portions(len(drawn.rows), size, most):
+                weigh(ibn_momentum(k + 1, self.average))
+                with (
+                    grouped_statistics(self.layers, groups, cumulative=True)
+                    if most > 1
+                    else nullcontext()
+                ):
+                    self._pass(drawn, part)
+
+    def _pass_over_part(self, packet: Tensor, *, layout: Layout) -> None:
+        with self._estimating() as weigh:
+            weigh(WEIGHT)
+            self._pass(unpack(packet, layout), slice(None))
+
+    @contextmanager
+    def _estimating(self) -> Iterator[Callable[[float], None]]:
+        """Let the layers average batch statistics; yield a function that sets their momentum."""
         with (
-            evaluation_mode(networks, layers),
-            temporary_momentum(layers) as weigh,
+            evaluation_mode(nn.ModuleList(self._networks()), self.layers),
+            temporary_momentum(self.layers) as weigh,
             torch.no_grad(),
             self.precision.cast_weights(),
             self.precision.autocast(),
         ):
-            self._estimated.clear()
-            for k, groups, part in portions(len(drawn.rows), size, most):
-                weigh(ibn_momentum(k + 1, self.average))
-                x = self.context.memory.x.index_select(0, drawn.rows[part])
-                augment = None if drawn.augment is None else drawn.augment[part]
-                with (
-                    grouped_statistics(layers, groups, cumulative=True)
-                    if most > 1
-                    else nullcontext()
-                ):
-                    inputs = self.context.transform(x, augment)
-                    for network in networks:
-                        network(inputs)
+            yield weigh
+
+    def _networks(self) -> list[Network]:
+        return [self.context.network, *self.method.networks()]
+
+    def _pass(self, drawn: MemoryDraw[Tensor], part: slice) -> None:
+        """Pass a part of drawn samples through all networks."""
+        x = self.context.memory.x.index_select(0, drawn.rows[part])
+        inputs = self.context.transform(x, None if drawn.augment is None else drawn.augment[part])
+        for network in self._networks():
+            network(inputs)
 
     def _batching(self) -> tuple[int, int]:
         """Return the size of the batches of the pass, and how many of them go together at most.

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from dualcba.data.transforms import Transform
 from dualcba.losses import Adapt, Batch, CrossEntropy, Term, total
 from dualcba.memory import Memory, Pool, Reservoir
+from dualcba.methods.scorers import Logits
 from dualcba.nets import Network
 from dualcba.normalization.statistics import evaluation_mode
 from dualcba.tasks.class_sets import ClassSets
@@ -263,6 +264,15 @@ class Method(nn.Module):
         an average, returns the outputs of those; the read-out `ncm` uses the features.
         """
         return self.context.network(x)  # type: ignore[no-any-return]
+
+    def scorer(self) -> nn.Module:
+        """Return a module that maps normalised inputs to what `scores` returns now.
+
+        It has copies of all weights. It is called where `scores` may be: within `predicting`, after
+        `before_scores`. A method with another `scores`, `outputs` or `before_scores` defines its
+        own, or has no snapshots and exports.
+        """
+        return Logits(self.context.network)
 
     @classmethod
     def wrappable(cls) -> bool:

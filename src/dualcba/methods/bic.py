@@ -8,12 +8,13 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualcba.engine.optimizers import Adam
 from dualcba.losses import Adapt, Batch
 from dualcba.methods.base import Context
 from dualcba.methods.exemplars import ExemplarMethod, check_flags
+from dualcba.methods.scorers import Corrected
 from dualcba.methods.teacher import distillation, join, sum_of_means
 from dualcba.options.definition import check_choice
 
@@ -143,6 +144,10 @@ class BiC(ExemplarMethod):
     def scores(self, x: Tensor) -> Tensor:
         """Return corrected logits."""
         return self.correct(self.context.network(x)[0])
+
+    def scorer(self) -> nn.Module:
+        """Return a module of corrected logits."""
+        return Corrected(super().scorer(), self.alpha, self.beta)
 
     @torch.no_grad()
     def fit(self, z: Tensor, y: Tensor) -> None:

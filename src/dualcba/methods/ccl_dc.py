@@ -19,6 +19,7 @@ from dualcba.memory import Memory
 from dualcba.methods.base import Context, Method
 from dualcba.methods.er_ace import ERACE
 from dualcba.methods.mkd import at_least_0
+from dualcba.methods.scorers import Logits, MeanScores
 from dualcba.methods.views import chain_of_views
 from dualcba.methods.wrapper import Wrapper
 from dualcba.nets import Network
@@ -180,6 +181,12 @@ class CCLDC(Wrapper):
         own = super().scores(x)
         others = [network(x)[0] for network in self.networks()]
         return torch.stack([own, *others]).mean(0) if others else own
+
+    def scorer(self) -> nn.Module:
+        """Return a module of the mean logits of all networks."""
+        own = super().scorer()
+        others = [Logits(network) for network in self.networks()]
+        return MeanScores([own, *others]) if others else own
 
 
 def fresh_copy(network: Network) -> Network:

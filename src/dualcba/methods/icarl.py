@@ -7,12 +7,13 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualcba.losses import Adapt, Batch
 from dualcba.methods.base import Context
 from dualcba.methods.exemplars import ExemplarMethod, check_flags
 from dualcba.methods.nearest_mean import class_means, class_sums, scores_by_means
+from dualcba.methods.scorers import Logits, NearestMeans
 from dualcba.methods.teacher import join
 
 
@@ -126,6 +127,11 @@ class ICaRL(ExemplarMethod):
         """Return minus the squared distance to each class mean; −∞ for classes without a mean."""
         outputs = self.outputs(x)
         return scores_by_means(*outputs, self.means, self.has_mean, normalise=self.normalise)
+
+    def scorer(self) -> nn.Module:
+        """Return a module with the present class means."""
+        logits = Logits(self.context.network)
+        return NearestMeans(logits, self.means, self.has_mean, normalise=self.normalise)
 
     def direction(self, h: Tensor) -> Tensor:
         """Return the features, normalised or as they are."""

@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualcba.data.transforms import Transform
 from dualcba.losses import Batch, Term
 from dualcba.memory import Memory, Pool
 from dualcba.methods.base import Context, Method
+from dualcba.methods.scorers import scorer_of
 from dualcba.nets import Network
 
 PREFIX = "base_"
@@ -118,6 +119,10 @@ class Wrapper(Method):
     def scores(self, x: Tensor) -> Tensor:
         """Delegate to the wrapped method."""
         return self.method.scores(x)
+
+    def scorer(self) -> nn.Module:
+        """Delegate to the wrapped method."""
+        return scorer_of(self.method)
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Delegate to the wrapped method."""

@@ -26,6 +26,7 @@ from dualcba.options import (
     AdaptorKind,
     EngineName,
     Hardware,
+    IBNRefresh,
     PrecisionName,
     RunOptions,
     TrainingOptions,
@@ -106,6 +107,12 @@ class LearnerArguments(TrainingOptions):
     )
     ibn: bool | None = option(
         None, "whether predictions use IBN statistics; by default with Dual-CBA", EVALUATION
+    )
+    ibn_refresh: IBNRefresh = option(
+        "parts",
+        "how predictions re-estimate IBN statistics: parts (from a part of the memory, of at most "
+        "as many samples as were observed since) or full (from the whole memory after each step)",
+        EVALUATION,
     )
     base: Method = field(init=False)
     kind: str | None = field(init=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from dualcba.checkpoint import (
     load_tensors,
 )
 from dualcba.engine.optimizers import ADAM_FIELDS, first_state
+from dualcba.errors import expected
 from dualcba.randomness import restore_generator, restore_torch_generator
 from dualcba.tasks.labels import Labels
 from dualcba.training.parts import Parts
@@ -62,6 +64,26 @@ def split_classes(
     return labels.from_json(meta["classes"]), {**state, "meta": rest}
 
 
+def with_estimate(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state with its `estimate`, if any, among `tensors` and `meta`, as in a file."""
+    tensors, meta = dict(state["tensors"]), dict(state["meta"])
+    if (estimate := state.get("estimate")) is not None:
+        meta["estimate"] = {k: v for k, v in estimate.items() if k != "tensors"}
+        tensors |= estimate["tensors"]
+    return {"tensors": tensors, "meta": meta}
+
+
+def split_estimate(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Undo `with_estimate`."""
+    meta = state["meta"]
+    if not isinstance(meta, Mapping) or not isinstance(meta.get("estimate"), Mapping):
+        return state
+    own = {f"estimate.{k}": v for k, v in entries_of(state["tensors"], "estimate").items()}
+    tensors = {k: v for k, v in state["tensors"].items() if k not in own}
+    rest = {k: v for k, v in meta.items() if k != "estimate"}
+    return {"tensors": tensors, "meta": rest, "estimate": {**meta["estimate"], "tensors": own}}
+
+
 def check_state(parts: Parts, state: Mapping[str, Any]) -> None:
     """Raise unless the whole state is valid for this learner; nothing is changed.
 
@@ -83,6 +105,33 @@ def check_state(parts: Parts, state: Mapping[str, Any]) -> None:
         raise ValueError(f"{_other_option(layout, given)}{error}") from None
     check_values(given)
     check_boundaries(given)
+
+
+def check_estimate(own: Tensors, estimate: Any) -> None:
+    """Raise unless the state's `estimate` is None or valid; `own` has the learner's tensors."""
+    if estimate is None:
+        return
+    names = ["moved", "observed", "task", "tensors"]
+    if not isinstance(estimate, Mapping) or sorted(estimate, key=str) != names:
+        raise ValueError(f"the state's 'estimate' is not valid, expected a dict of {names}")
+    tensors, observed, task = estimate["tensors"], estimate["observed"], estimate["task"]
+    if not isinstance(tensors, Mapping):
+        raise ValueError("the state's 'estimate' has no tensors, expected a dict of them")
+    check_dense(tensors)
+    check_same_layout(own, tensors)
+    for name, t in tensors.items():
+        if not bool(t.isfinite().all()):
+            raise ValueError(f"the state's entry {name!r} has values that are not finite")
+        if name.endswith("var") and bool((t < 0).any()):
+            raise ValueError(f"the state's entry {name!r} has values below 0")
+    if type(observed) is not int or observed < 0:
+        raise ValueError(expected("the state's 'estimate.observed'", observed, "a count"))
+    moved = estimate["moved"]
+    if type(moved) is not float or not 0 <= moved < math.inf:
+        raise ValueError(expected("the state's 'estimate.moved'", moved, "a number of at least 0"))
+    pair = isinstance(task, list) and [type(v) for v in task] == [int, bool]
+    if not pair or task[0] < 0:
+        raise ValueError(expected("the state's 'estimate.task'", task, "a count and a bool"))
 
 
 OPTIMIZERS = {

@@ -1,0 +1,111 @@
+"""Modules that score normalised inputs as a method does at one moment, with weights of their own.
+
+`Method.scorer` makes them, for predictions without the learner: snapshots and exported files.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from dualcba.methods.nearest_mean import scores_by_means
+from dualcba.nets import Network
+
+if TYPE_CHECKING:
+    from dualcba.methods.base import Method
+
+
+class Logits(nn.Module):
+    """The logits of a copy of a network; `trunk` is all of it but the last layer, `head`."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        module = copy.deepcopy(network.module)
+        self.head = module.get_submodule(network.head_name)
+        self.trunk: nn.Module = nn.Identity()
+        if network.head_name:
+            module.set_submodule(network.head_name, nn.Identity())
+            self.trunk = module
+        self.head_name = network.head_name
+        self.eval().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (n, C) of normalised inputs."""
+        return self.head(self.trunk(x))  # type: ignore[no-any-return]
+
+    def whole(self) -> nn.Module:
+        """Return the network with its last layer in its place, as one module."""
+        if not self.head_name:
+            return self.head
+        module = copy.deepcopy(self.trunk)
+        module.set_submodule(self.head_name, copy.deepcopy(self.head))
+        return module
+
+
+class NearestMeans(nn.Module):
+    """Minus the squared distance of features to each class mean, see `scores_by_means`."""
+
+    means: Tensor
+    has_mean: Tensor
+
+    def __init__(
+        self, logits: Logits, means: Tensor, has_mean: Tensor, *, normalise: bool = True
+    ) -> None:
+        super().__init__()
+        self.logits = logits
+        self.normalise = normalise
+        self.register_buffer("means", means.detach().clone())
+        self.register_buffer("has_mean", has_mean.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores (n, C) of normalised inputs."""
+        h = self.logits.trunk(x)
+        z = self.logits.head(h)
+        return scores_by_means(z, h, self.means, self.has_mean, normalise=self.normalise)
+
+
+class Corrected(nn.Module):
+    """α·z + β, with α and β of each class."""
+
+    alpha: Tensor
+    beta: Tensor
+
+    def __init__(self, logits: nn.Module, alpha: Tensor, beta: Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+        self.register_buffer("alpha", alpha.detach().clone())
+        self.register_buffer("beta", beta.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return corrected logits (n, C) of normalised inputs."""
+        return self.alpha * self.logits(x) + self.beta
+
+
+class MeanScores(nn.Module):
+    """The mean of the scores of several modules."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the mean scores (n, C) of normalised inputs."""
+        return torch.stack([member(x) for member in self.members]).mean(0)
+
+
+def scorer_of(method: Method) -> nn.Module:
+    """Return `method.scorer()`; raise if the method has scores that its scorer does not know."""
+    order = type(method).__mro__
+
+    def place(name: str) -> int:
+        return next(i for i, cls in enumerate(order) if name in vars(cls))
+
+    if min(place("scores"), place("outputs"), place("before_scores")) < place("scorer"):
+        name = type(method).__name__
+        wanted = "a method that also defines `scorer`, for snapshots and exports"
+        raise ValueError(f"the method {name} has scores of its own, expected {wanted}")
+    return method.scorer()

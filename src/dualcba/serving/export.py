@@ -1,0 +1,188 @@
+"""Write a snapshot to a file that needs no learner: a state dict, `torch.export` or ONNX.
+
+The model has the learner's preprocessing and normalisation statistics inside. What a program needs
+besides, such as the labels, is JSON in the same file, under the name `about.json`:
+
+    classes       the label of each column of the scores
+    input_shape   the shape of one raw sample
+    dtype         the type of the raw samples, "uint8" or "float32"
+    step          the number of steps that the learner had made
+
+In a state dict, whose keys are those of the network, it also has `scale` and `shift`: the network's
+inputs are `scale` · x + `shift`, by channel; and `hidden`: the columns of classes that are not
+predicted.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from dualcba.data.transforms import Transform
+from dualcba.errors import expected, reason
+from dualcba.io import atomic_write, user_path
+from dualcba.methods.scorers import Logits
+from dualcba.nets.heads import resize_head
+from dualcba.serving.folding import fold_normalization
+from dualcba.serving.model import Model
+from dualcba.serving.snapshot import Snapshot
+from dualcba.tasks.labels import Labels
+
+META = "about.json"
+ONNX_PACKAGES = ("onnx", "onnxscript")
+
+
+def export_model(snapshot: Snapshot, path: str | Path, *, fold: bool = True) -> None:
+    """Write a snapshot to a file; its ending says how.
+
+    Parameters
+    ----------
+    snapshot
+        The model, on any device; the file's computes in float32.
+    path
+        `.safetensors`: the state dict of the network, of methods that predict with its logits.
+        `.pt2`: a program of `torch.export`, raw samples to scores. `.onnx`: the same for ONNX
+        runtimes; needs the extra `onnx`.
+    fold
+        Whether batch normalisation becomes part of the layers before it, where it can be. Without,
+        the keys of a state dict are those of the network itself.
+    """
+    path = user_path(path)
+    if path.suffix not in WRITERS:
+        raise ValueError(expected("ending of the file", path.name, " or ".join(WRITERS)))
+    if not isinstance(snapshot.model, Model):
+        raise ValueError("the snapshot was read from a file, expected one of a learner")
+    model = copy.deepcopy(snapshot.model).cpu()
+    if len(snapshot.input_shape) == 3:
+        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    example = _example(snapshot)
+    if fold:
+        inputs = model.transform(example)
+        for part in [m for m in model.modules() if isinstance(m, Logits)]:
+            part.trunk = fold_normalization(part.trunk, inputs)
+    content = WRITERS[path.suffix](model, example, about(snapshot))
+    with atomic_write(path) as draft:
+        draft.write_bytes(content)
+
+
+def about(snapshot: Snapshot) -> dict[str, Any]:
+    """Return what a program needs besides the model, as JSON types."""
+    labels = Labels(None)
+    labels.replace(snapshot.classes_)
+    return {
+        "classes": labels.to_json(),
+        "input_shape": list(snapshot.input_shape),
+        "dtype": str(snapshot.dtype).removeprefix("torch."),
+        "step": snapshot.step,
+    }
+
+
+def _example(snapshot: Snapshot) -> Tensor:
+    """Return some raw samples: below 1 where they are floats, since these may be tokens."""
+    shape, rng = (4, *snapshot.input_shape), torch.Generator().manual_seed(0)
+    if snapshot.dtype == torch.uint8:
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=rng)
+    return torch.rand(shape, generator=rng)
+
+
+def _state_dict(model: Model, example: Tensor, meta: dict[str, Any]) -> bytes:
+    scorer = model.scorer
+    if not isinstance(scorer, Logits) or not isinstance(scorer.head, nn.Linear):
+        kind = type(scorer.head if isinstance(scorer, Logits) else scorer).__name__
+        wanted = "the last linear layer of one network: write a file ending in .pt2 or .onnx"
+        raise ValueError(f"the predictions are made by {kind}, expected {wanted}")
+    resize_head(scorer.head, len(model.hidden))
+    tensors = {k: v.contiguous() for k, v in scorer.whole().state_dict().items()}
+    meta = {**meta, **_preprocessing(model.transform, example), "hidden": model.hidden.tolist()}
+    return save(tensors, {META: json.dumps(meta)})
+
+
+def _preprocessing(transform: Transform, example: Tensor) -> dict[str, list[float]]:
+    """Return `scale` and `shift` of a transform, by channel."""
+    scale = transform.scale / 255 if example.dtype == torch.uint8 else transform.scale
+    found = {"scale": scale.tolist(), "shift": transform.shift.tolist()}
+    if not torch.allclose(Affine(**found)(example), transform(example)):
+        name = type(transform).__name__
+        wanted = "a scale and a shift, or a file ending in .pt2 or .onnx"
+        raise ValueError(expected("preprocessing", name, wanted))
+    return found
+
+
+class Affine(nn.Module):
+    """`scale` · x + `shift`, by channel."""
+
+    def __init__(self, scale: list[float], shift: list[float]) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.tensor(scale))
+        self.register_buffer("shift", torch.tensor(shift))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the inputs of the network."""
+        shape = (-1, *[1] * (x.dim() - 2))
+        scale, shift = self.scale.view(shape), self.shift.view(shape)  # type: ignore[operator]
+        return torch.addcmul(shift, x.to(scale.dtype), scale)
+
+
+def _torch_export(model: Model, example: Tensor, meta: dict[str, Any]) -> bytes:
+    program = _traced(model, example)
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={META: json.dumps(meta)})
+    return buffer.getvalue()
+
+
+def _onnx(model: Model, example: Tensor, meta: dict[str, Any]) -> bytes:
+    missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ImportError(f"{missing[0]} is not installed, expected `pip install dualcba[onnx]`")
+    program = _traced(model, example)
+    try:
+        with _quietly():
+            made = torch.onnx.export(
+                program, input_names=["samples"], output_names=["scores"], dynamo=True,
+                verbose=False,
+            )  # fmt: skip
+    except Exception as error:
+        raise ValueError(f"the model cannot be written as ONNX: {reason(error)}") from error
+    assert made is not None
+    made.model.metadata_props[META] = json.dumps(meta)
+    return made.model_proto.SerializeToString()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Leave out warnings about what only the maintainers of the exporter can change."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def _traced(model: Model, example: Tensor) -> torch.export.ExportedProgram:
+    """Return the program of a model, for any number of samples."""
+    batch = {0: torch.export.Dim("batch", min=1)}
+    try:
+        with torch.no_grad():
+            return torch.export.export(model, (example,), dynamic_shapes=(batch,))
+    except Exception as error:  # a network may do anything
+        raise ValueError(f"torch.export cannot trace the model: {reason(error)}") from error
+
+
+WRITERS = {".safetensors": _state_dict, ".pt2": _torch_export, ".onnx": _onnx}
+"""How a file is written, by its ending."""

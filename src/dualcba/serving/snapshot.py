@@ -1,0 +1,131 @@
+"""A model that only predicts, for other threads and processes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from dualcba.data import check_samples
+from dualcba.errors import expected
+from dualcba.prediction import PREDICT_BATCH
+from dualcba.training.precision import default_modes
+
+
+class Snapshot:
+    """Predicts as a learner did at one moment; `Learner.snapshot` makes it.
+
+    It has weights, statistics and labels of its own and nothing in it changes, so any number of
+    threads can use it, and it can be pickled.
+
+    Parameters
+    ----------
+    model
+        Maps raw samples to scores; a module, or a function on the host.
+    num_classes, input_shape, dtype
+        As the learner's.
+    labels
+        The label of each class, if they are not 0, 1, and so on.
+    bf16
+        Whether the learner computes in bfloat16.
+    step
+        The number of steps that the learner had made.
+    device
+        Where the model is.
+    convert
+        Whether to accept numbers of any type and to return NumPy arrays, as an estimator does.
+
+    >>> from dualcba import Learner
+    >>> _ = torch.manual_seed(0)
+    >>> learner = Learner(nn.Linear(4, 2), (4,), 2, dtype=torch.float32, buffer=8, lr=0.3)
+    >>> snapshot, x = learner.snapshot(), torch.eye(4)
+    >>> torch.equal(snapshot.predict(x), learner.predict(x))
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[Tensor], Tensor],
+        num_classes: int,
+        input_shape: tuple[int, ...],
+        dtype: torch.dtype,
+        *,
+        labels: NDArray[Any] | None = None,
+        bf16: bool = False,
+        step: int = 0,
+        device: str | torch.device = "cpu",
+        convert: bool = False,
+    ) -> None:
+        self.model = model
+        self.num_classes, self.input_shape, self.dtype = num_classes, input_shape, dtype
+        self.labels = None if labels is None else labels.copy()
+        self.bf16, self.step, self.convert = bf16, step, convert
+        self.device = torch.device(device)
+
+    @property
+    def classes_(self) -> list[Any]:
+        """The labels of the classes, in the order of the scores."""
+        return list(range(self.num_classes)) if self.labels is None else self.labels.tolist()
+
+    def logits(self, x: ArrayLike | Tensor) -> Any:
+        """Return the scores of each class, (n, num_classes), whose softmax are probabilities.
+
+        They are −∞ for classes that are not predicted, such as those that were not yet seen.
+        """
+        return self._out(self._scores(x))
+
+    def predict(self, x: ArrayLike | Tensor) -> Any:
+        """Return the class of each sample, (n,), or its label as the learner does."""
+        classes = self._scores(x).argmax(1)
+        return classes if self.labels is None else self.labels[classes.numpy()]
+
+    def predict_proba(self, x: ArrayLike | Tensor) -> Any:
+        """Return the probability of each class, (n, num_classes)."""
+        return self._out(self._scores(x).softmax(1))
+
+    def to(self, device: str | torch.device) -> Self:
+        """Return a copy on another device. On a CPU it computes in float32."""
+        made = copy.copy(self)
+        made.device = torch.device(device)
+        if isinstance(self.model, nn.Module):
+            made.model = copy.deepcopy(self.model).to(made.device)
+        made.bf16 = self.bf16 and made.device.type == self.device.type
+        return made
+
+    def for_estimator(self, labels: NDArray[Any]) -> Self:
+        """Return the same model with other labels, which takes and returns what an estimator does.
+
+        It accepts numbers of any type where the learner's samples are float32, and returns arrays.
+        """
+        made = copy.copy(self)
+        made.labels, made.convert = labels.copy(), True
+        return made
+
+    def _scores(self, x: ArrayLike | Tensor) -> Tensor:
+        samples = self._check(x)
+        autocast: Any = nullcontext()
+        with default_modes(self.device), torch.no_grad():
+            if self.bf16:
+                kind = self.device.type
+                autocast = torch.autocast(kind, dtype=torch.bfloat16, cache_enabled=False)
+            with autocast:
+                parts = samples.split(PREDICT_BATCH)
+                return torch.cat([self.model(part.to(self.device)).cpu() for part in parts])
+
+    def _check(self, x: ArrayLike | Tensor) -> Tensor:
+        if self.convert and self.dtype == torch.float32 and not isinstance(x, Tensor):
+            x = np.asarray(x, dtype=np.float32)
+        samples = check_samples(x, "given", self.input_shape)
+        if samples.dtype != self.dtype:
+            given = str(getattr(x, "dtype", samples.dtype))
+            raise ValueError(expected("dtype of given x", given, str(self.dtype)))
+        return samples
+
+    def _out(self, t: Tensor) -> Any:
+        return t.numpy() if self.convert else t
