@@ -47,12 +47,18 @@ class Part:
         samples = check_samples(x, name, self.shape, whole=whole)
         kind = getattr(x, "dtype", samples.dtype)
         if whole and not (samples.is_floating_point() or samples.dtype == torch.bool):
-            cast = samples.to(self.dtype)
-            if self.dtype == torch.int64 or bool((cast == samples).all()):
-                return cast
-        elif samples.dtype == self.dtype:
+            return self._cast(samples, name)
+        if samples.dtype == self.dtype:
             return samples
         raise ValueError(expected(f"dtype of {name} x", str(kind), str(self.dtype)))
+
+    def _cast(self, samples: Tensor, name: str) -> Tensor:
+        """Return whole numbers in this type; raise if one is too large for it."""
+        cast = samples.to(self.dtype)
+        if samples.dtype.itemsize > cast.dtype.itemsize and not bool((cast == samples).all()):
+            value = int(samples[cast != samples][0])
+            raise ValueError(expected(f"a number of {name} x", value, f"one of {self.dtype}"))
+        return cast
 
 
 class Inputs:

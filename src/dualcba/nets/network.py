@@ -69,7 +69,7 @@ class Network(nn.Module):
         self._inputs = inputs or Inputs(Part(input_shape, torch.float32))
         self._cast_weights: dict[str, Tensor] = {}
         self._plain = True  # called with one tensor, and returns the logits themselves
-        self.head_name = _find_head(module, head)
+        self.head_name = find_head(module, head)
         self._probe()
 
     @property
@@ -213,7 +213,7 @@ def head_outputs(module: nn.Module, head: str | None = None) -> int:
     >>> head_outputs(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
     2
     """
-    name = _find_head(module, head)
+    name = find_head(module, head)
     outputs = len(module.get_submodule(name).weight)  # type: ignore[arg-type]
     if outputs < 2:
         wanted = "at least 2; more are added when classes arrive"
@@ -221,7 +221,8 @@ def head_outputs(module: nn.Module, head: str | None = None) -> int:
     return outputs
 
 
-def _find_head(module: nn.Module, name: str | None) -> str:
+def find_head(module: nn.Module, name: str | None) -> str:
+    """Return the name of a network's last linear layer, or of the one that is given."""
     linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
     if not linear:
         raise ValueError(

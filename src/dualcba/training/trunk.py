@@ -8,6 +8,7 @@ draws from it, IBN, the methods and the adaptor, sees features as its samples.
 from __future__ import annotations
 
 import copy
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -140,7 +141,9 @@ def without_head(module: nn.Module, head: str) -> nn.Module:
 def _check_split(trunk: Trunk, network: Network, inputs: Inputs) -> None:
     """Raise unless the trunk gives the features that the last layer has as its inputs."""
     device = next(network.parameters()).device
-    x = torch.zeros((2, *inputs.shape), dtype=inputs.dtype, device=device)
+    shape = (2, *inputs.shape)
+    values = torch.arange(math.prod(shape), device=device) % (1 if inputs.whole else 5)
+    x = values.view(shape).to(inputs.dtype)  # tokens and rows are zeros, which all networks accept
     with evaluation_mode(network):
         wanted = network(trunk.transform(x))[1]
     found = trunk(x)
