@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.torchvision_operators import define_missing
 from dualcba import Learner
 from dualcba.checks.stream import Material, play
 from dualcba.experiments import Spec
@@ -21,13 +22,9 @@ has_hf = pytest.mark.skipif(find_spec("transformers") is None, reason="transform
 
 
 @pytest.fixture(scope="module")
-def operators() -> Any:
+def operators() -> None:
     """Operators that torchvision wants to exist, which its wheel lacks beside torch for CPUs."""
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library
+    define_missing()
 
 
 def learns(net: nn.Module, shape: Any, **given: Any) -> Learner:
