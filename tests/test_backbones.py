@@ -263,10 +263,13 @@ def test_methods_that_augment_images_are_refused(name: str, method: str) -> None
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("method", ["pcr", "icarl", "lucir", "bic", "clser", "ss-il", "er+mkd"])
+@pytest.mark.parametrize(
+    "method", ["pcr", "icarl", "lucir", "bic", "clser", "ss-il", "er+mkd", "gsa"]
+)
 @pytest.mark.parametrize("name", ["tokens", "frozen"])
 def test_other_methods_take_them(name: str, method: str) -> None:
-    learner = BACKBONES[name].learner(method)
+    given = {"method_options": {"mirror": False}} if method == "gsa" else {}
+    learner = BACKBONES[name].learner(method, **given)
     x, _ = teach(learner, steps=3)
     learner.end_task()
     assert learner.predict(x).shape == (40,)

@@ -51,7 +51,7 @@ class Learner:
         is not given, its last layer may have any number of outputs, and gets more when classes
         arrive: twice as many each time.
     input_shape
-        The shape of one sample.
+        The shape of one sample; a dict or tuple of shapes if there are several inputs.
     num_classes
         The number of classes, including those that arrive later: labels are 0, 1, and so on. By
         default classes are not announced: labels are of any hashable type, and each label that was
@@ -65,8 +65,11 @@ class Learner:
     was trained on needed: on few, short tasks it can suppress new classes for long. Without
     `specific` it is the whole adaptor, and nothing of it is trained.
 
-    Pass tokens as float32, which holds integers up to 2²⁴ exactly, to a network that converts them
-    with `long()`. Normalisation layers given in evaluation mode keep their statistics.
+    Tokens have the `dtype` torch.int64 or torch.int32 and reach the network as they are. With a
+    dict or tuple of shapes in `input_shape`, samples are dicts or tuples of arrays, and the network
+    is called with keywords or in that order. With `cache_features` the given network keeps its own
+    last layer where the method or `head` replaces it. Normalisation layers given in evaluation mode
+    keep their statistics.
 
     A network that draws random numbers itself, as dropout does, uses torch's global generator,
     which is not part of the learner's seed or state.
