@@ -160,7 +160,7 @@ class SeveralInputs(Inputs):
     def unpack(self, rows: Tensor) -> list[Tensor]:
         """Return the parts of rows, each (n, *shape), as views."""
         both = zip(self.parts, self.places, strict=True)
-        return [rows[:, at].view(p.dtype).unflatten(1, p.shape) for p, at in both]
+        return [rows[:, at].view(p.dtype).view(-1, *p.shape) for p, at in both]
 
     def call(self, module: nn.Module, x: Tensor, weights: Mapping[str, Tensor]) -> Any:
         """Call a network with the parts of rows; uint8 becomes [0, 1]."""
@@ -198,8 +198,8 @@ class SeveralInputs(Inputs):
                 raise ValueError(expected(f"{name} x", given, wanted))
             return list(x)
         if not isinstance(x, Mapping) or set(x) != set(self.names):
-            given = sorted(map(str, x)) if isinstance(x, Mapping) else type(x).__name__
-            raise ValueError(expected(f"{name} x", given, f"a dict of {', '.join(self._labels())}"))
+            found: Any = sorted(map(str, x)) if isinstance(x, Mapping) else type(x).__name__
+            raise ValueError(expected(f"{name} x", found, f"a dict of {', '.join(self._labels())}"))
         return [x[n] for n in self.names]
 
 

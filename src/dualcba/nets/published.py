@@ -50,7 +50,7 @@ def _import(package: str, extra: str, name: str) -> Any:
         wanted = f"`pip install 'dualcba[{extra}]'`"
         given = f"network is {name!r} and {error.name or package} is missing"
         raise ValueError(f"{given}, expected {wanted}") from None
-    except Exception as error:  # torchvision does not import beside every build of torch
+    except Exception as error:  # what it imports does not fit every build of torch
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"network is {name!r} and {package} does not import: {reason}") from error
 
