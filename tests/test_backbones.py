@@ -106,10 +106,10 @@ def parts_of(learner: Learner, x: Any) -> Any:
     """Samples as a caller gives them: a tuple or dict where there are several inputs."""
     shape = learner.inputs.given_shape
     if isinstance(shape, dict):
-        unpacked = learner.inputs.unpack(torch.from_numpy(x))  # type: ignore[attr-defined]
+        unpacked = learner.inputs.unpack(torch.from_numpy(x))
         return dict(zip(shape, (p.numpy() for p in unpacked), strict=True))
     if not isinstance(shape[0], int):
-        return tuple(learner.inputs.unpack(torch.from_numpy(x)))  # type: ignore[attr-defined]
+        return tuple(learner.inputs.unpack(torch.from_numpy(x)))
     return x
 
 
@@ -214,6 +214,18 @@ def test_a_captured_learner_equals_an_eager_one(name: str, kind: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["dict", "tuple"])
+def test_a_state_with_an_infinite_input_is_refused(name: str) -> None:
+    learner = BACKBONES[name].learner("er")
+    teach(learner, steps=2)
+    state = learner.state_dict()
+    for part in learner.inputs.unpack(state["tensors"]["memory.x"][:-1]):
+        if part.is_floating_point():
+            part[0] = torch.inf
+    with pytest.raises(ValueError, match=r"'memory.x' has .* expected finite numbers"):
+        learner.load_state_dict(state)
+
+
 # ---------------------------------------------------------------- samples of these kinds
 
 
@@ -251,7 +263,7 @@ def test_an_outlier_in_one_of_several_inputs(on_outlier: str, on_device: bool) -
     else:
         learner.observe(bad, y)
         assert learner.outliers == (on_outlier != "raise")
-    vectors_ = learner.inputs.unpack(learner.memory.x)[2]  # type: ignore[attr-defined]
+    vectors_ = learner.inputs.unpack(learner.memory.x)[2]
     assert vectors_.abs().max() < 100
 
 

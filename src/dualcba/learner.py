@@ -453,7 +453,10 @@ class Learner:
 
     @property
     def network(self) -> Network:
-        """The network; its `module` is the one that was given."""
+        """The network; its `module` is the one that was given.
+
+        With `cache_features` it is the last layer, over features.
+        """
         return self._parts.context.network
 
     @property

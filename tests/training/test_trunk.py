@@ -113,7 +113,7 @@ def test_a_state_has_the_trunk(teach: Any, images: Dataset) -> None:
     other.load_state_dict(learner.state_dict())
     asked = images.test_x
     assert torch.equal(other.predict_proba(asked), learner.predict_proba(asked))
-    with pytest.raises(ValueError, match=r"saved with dtype torch.float32, expected torch.uint8"):
+    with pytest.raises(ValueError, match="saved with cache_features True, expected False"):
         make(cached=False).load_state_dict(learner.state_dict())
 
 

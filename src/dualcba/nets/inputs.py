@@ -82,6 +82,10 @@ class Inputs:
         """Return samples as they are stored, (n, *shape), or raise a `ValueError`."""
         return self.parts[0].check(x, name)
 
+    def unpack(self, x: Tensor) -> list[Tensor]:
+        """Return the parts of stored samples."""
+        return [x]
+
     def call(self, module: nn.Module, x: Tensor, weights: Mapping[str, Tensor]) -> Any:
         """Call a network with samples, and with `weights` in the place of its own."""
         return _call(module, (x,), {}, weights)

@@ -63,7 +63,7 @@ class StepGuard:
         self.theta = [p for group in optimizer.param_groups for p in group["params"]]
         device = context.lr.device
         self.judges_inputs = inputs.floats
-        self._inputs = inputs
+        self.samples = inputs  # what raw samples consist of
         self.largest = torch.zeros((), device=device)  # absolute value of all inputs so far
         self.outliers = torch.zeros((), dtype=torch.long, device=device)
         self.good = context.good  # () bool: the verdict
@@ -93,7 +93,7 @@ class StepGuard:
 
         On a GPU outliers are always clipped, because the samples enter the memory.
         """
-        return self._inputs.map_floats(self._judge_inputs, x) if self.judges_inputs else x
+        return self.samples.map_floats(self._judge_inputs, x) if self.judges_inputs else x
 
     def _judge_inputs(self, x: Tensor) -> Tensor:
         low, high = torch.aminmax(x)
