@@ -63,6 +63,39 @@ def test_the_results_are_those_of_samples(method: str, teach: Any, images: Datas
     )
 
 
+class Early(nn.Module):
+    """Its last layer is nested, and was made first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classify = nn.ModuleDict({"out": nn.Linear(7, 2)})
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(192, 7), nn.LayerNorm(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify["out"](self.body(x))  # type: ignore[no-any-return]
+
+
+def grown(*, cached: bool, images: Dataset) -> Tensor:
+    torch.manual_seed(0)
+    net = freeze(Early(), "classify.out")
+    learner = Learner(
+        net, (3, 8, 8), last_layer="classify.out", cache_features=cached, buffer=20, batch_size=8,
+        boundaries="inferred", outer_every=2, width=16, device="cpu",
+    )  # fmt: skip
+    for k in range(0, 48, 8):
+        learner.observe(images.train_x[k : k + 8], images.train_y[k : k + 8].tolist())
+    assert net.classify["out"].out_features == 8  # six classes, by doubling
+    assert learner.network.head is net.classify["out"]
+    assert learner.network.head_name == ("head" if cached else "classify.out")
+    return learner.predict_proba(images.test_x)
+
+
+def test_a_nested_last_layer_grows_as_it_does_with_samples(images: Dataset) -> None:
+    slow, fast = (grown(cached=cached, images=images) for cached in (False, True))
+    assert fast.shape == (30, 6)
+    torch.testing.assert_close(fast, slow, rtol=1e-3, atol=1e-4)
+
+
 def test_each_sample_passes_the_trunk_once(teach: Any, images: Dataset) -> None:
     learner = make(cached=True)
     trunk = learner.parts.trunk
