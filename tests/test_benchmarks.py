@@ -12,6 +12,7 @@ import torch
 
 from benchmarks import (
     abreast,
+    cached,
     checkpoints,
     contenders,
     frontier,
@@ -97,6 +98,15 @@ def test_the_rows_of_the_frontier_that_are_timed() -> None:
     assert len(rows) == 14 + len(frontier.ADAPTED)
     with pytest.raises(SystemExit, match="unknown row 'MKT'"):
         frontier.chosen(["MKT"])
+
+
+def test_cached_features_against_images(tmp_path: Path) -> None:
+    out = tmp_path / "cached.json"
+    small = ["--side", "8", "--batch", "4", "--buffer", "8", "--steps", "1", "--rounds", "1"]
+    cached.main([*small, "--methods", "er", "--json", str(out)])
+    (row,) = json.loads(out.read_text())[0]["rows"]
+    assert row["ratio"] > 0
+    assert row["memory_bytes_images"] == 9 * 192
 
 
 def test_growth_is_relative_to_the_first() -> None:

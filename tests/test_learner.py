@@ -394,7 +394,7 @@ METHODS = {
 PROPERTIES = {
     "network", "method", "adaptor", "memory", "class_sets", "num_classes", "input_shape", "dtype",
     "batch_size", "device", "seed", "statistics", "step", "task", "task_starts", "parts",
-    "outliers", "memory_batch", "optimizer", "classes_",
+    "outliers", "memory_batch", "optimizer", "classes_", "inputs",
 }  # fmt: skip
 
 

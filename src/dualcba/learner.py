@@ -16,12 +16,13 @@ from dualcba.adaptors.adaptor import Adaptor
 from dualcba.adaptors.outer_step import make_adaptor
 from dualcba.adaptors.pretrained import save_agnostic
 from dualcba.checkpoint import read_state_file, write_state_file
-from dualcba.data import check_labels, check_samples
+from dualcba.data import check_labels
 from dualcba.engine import make_engine, resolve_device
 from dualcba.errors import expected
 from dualcba.memory import Memory
 from dualcba.methods import Method
 from dualcba.nets import Network
+from dualcba.nets.inputs import Inputs, Samples
 from dualcba.prediction import Predictor
 from dualcba.randomness import torch_generator
 from dualcba.serving import Snapshot, export_model, frozen_model
@@ -59,7 +60,7 @@ class Learner:
         is not given, its last layer may have any number of outputs, and gets more when classes
         arrive: twice as many each time.
     input_shape
-        The shape of one sample.
+        The shape of one sample; a dict or tuple of shapes if there are several inputs.
     num_classes
         The number of classes, including those that arrive later: labels are 0, 1, and so on. By
         default classes are not announced: labels are of any hashable type, and each label that was
@@ -73,8 +74,11 @@ class Learner:
     was trained on needed: on few, short tasks it can suppress new classes for long. Without
     `specific` it is the whole adaptor, and nothing of it is trained.
 
-    Pass tokens as float32, which holds integers up to 2²⁴ exactly, to a network that converts them
-    with `long()`. Normalisation layers given in evaluation mode keep their statistics.
+    Tokens have the `dtype` torch.int64 or torch.int32 and reach the network as they are. With a
+    dict or tuple of shapes in `input_shape`, samples are dicts or tuples of arrays, and the network
+    is called with keywords or in that order. With `cache_features` the given network keeps its own
+    last layer where the method or `head` replaces it. Normalisation layers given in evaluation mode
+    keep their statistics.
 
     A network that draws random numbers itself, as dropout does, uses torch's global generator,
     which is not part of the learner's seed or state.
@@ -119,16 +123,20 @@ class Learner:
         device = resolve_device(given.device)
         engine = make_engine(given.engine, device)
         self._statistics = "ibn" if given.ibn else "bn"
-        self._dtype, self._step = given.dtype, 0
+        self._inputs, self._step = given.inputs, 0
         self._lock = Lock()
         with default_modes(device), engine.scope():  # may fail: before the network is changed
             sets = ClassSets(given.outputs)
             rng = torch_generator(given.seed, "adaptor")
             adaptor = make_adaptor(given.kind, given, sets, rng)
-        if not given.network.training:
+        if not given.network.training and not given.cache_features:
             given.network.train()  # as a whole; layers that the caller froze one by one stay frozen
-        shape = tuple(given.input_shape)
-        network = Network(given.network, shape, given.outputs, head=given.last_layer)
+        network = Network(
+            given.network, given.inputs.shape, given.outputs, head=given.last_layer,
+            inputs=given.inputs,
+        )  # fmt: skip
+        if given.cache_features:
+            given, network = given.over_features(network)
         if given.head_scale is not None:
             network.use_cosine_head(given.head_scale, learnt=bool(given.learn_scale))
         self._maker = PartsMaker(given) if given.grows else None
@@ -173,7 +181,7 @@ class Learner:
             with default_modes(self.device), undone_as_a_whole(self._parts, self._receive):
                 self._parts.tasks.end()
 
-    def observe(self, x: ArrayLike | Tensor, y: ArrayLike | Tensor, *, again: bool = False) -> None:
+    def observe(self, x: Samples, y: ArrayLike | Tensor, *, again: bool = False) -> None:
         """Train on one batch of the stream: raw samples (n, *input_shape) and labels (n,).
 
         If `num_classes` was not given, labels that are not in `classes_` are new classes; with
@@ -249,6 +257,8 @@ class Learner:
     ) -> None:
         """Train on a batch after its new labels, if any, have got their classes."""
         with self._lock, interrupts, default_modes(self.device):
+            if (trunk := self._parts.trunk) is not None:
+                x = trunk.of_new(x, self._parts.engine, self._parts.precision.autocast)
             self._predictor.forget()
             try:
                 with self._undone_growth() if fresh else nullcontext():
@@ -366,7 +376,7 @@ class Learner:
 
     # ------------------------------------------------------------------ prediction
 
-    def predict(self, x: ArrayLike | Tensor) -> Tensor | Any:
+    def predict(self, x: Samples) -> Tensor | Any:
         """Return the class of each sample, (n,); the adaptor is not used.
 
         If `num_classes` was not given, these are labels, as a NumPy array.
@@ -375,14 +385,14 @@ class Learner:
             classes = self._scores(x).argmax(1)
             return classes if self._maker is None else self._labels.array[classes.numpy()]
 
-    def predict_proba(self, x: ArrayLike | Tensor) -> Tensor:
+    def predict_proba(self, x: Samples) -> Tensor:
         """Return the probability of each class, (n, num_classes); the adaptor is not used.
 
         If `num_classes` was not given, the columns are those of `classes_`.
         """
         return self._scores(x).softmax(1)
 
-    def _scores(self, x: ArrayLike | Tensor) -> Tensor:
+    def _scores(self, x: Samples) -> Tensor:
         samples = self._check_samples(x, "given")
         with self._lock:
             if not self.num_classes:
@@ -401,8 +411,8 @@ class Learner:
             labels = None if self._maker is None else self._labels.array
             bf16 = self._parts.precision.bf16
         snapshot = Snapshot(
-            model, self.num_classes, self.input_shape, self._dtype, labels=labels, bf16=bf16,
-            step=self._step, device=self.device,
+            model, self.num_classes, self._inputs, labels=labels, bf16=bf16, step=self._step,
+            device=self.device,
         )  # fmt: skip
         return snapshot if device is None else snapshot.to(device)
 
@@ -410,12 +420,8 @@ class Learner:
         """Write a model that predicts as the learner does now to a file, see `export_model`."""
         export_model(self.snapshot("cpu"), path, fold=fold)
 
-    def _check_samples(self, x: ArrayLike | Tensor, what: str) -> Tensor:
-        samples = check_samples(x, what, self.input_shape)
-        if samples.dtype != self._dtype:
-            given = getattr(x, "dtype", samples.dtype)
-            raise ValueError(expected(f"dtype of {what} x", str(given), str(self._dtype)))
-        return samples
+    def _check_samples(self, x: Samples, what: str) -> Tensor:
+        return self._inputs.check(x, what)
 
     def scores(self, x: Tensor) -> Tensor:
         """Return (n, num_classes) scores of raw samples on the device, inside `evaluating`."""
@@ -483,7 +489,10 @@ class Learner:
 
     @property
     def network(self) -> Network:
-        """The network; its `module` is the one that was given."""
+        """The network; its `module` is the one that was given.
+
+        With `cache_features` it is the last layer, over features.
+        """
         return self._parts.context.network
 
     @property
@@ -528,13 +537,18 @@ class Learner:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
-        return self.network.input_shape
+        """The shape of one sample; of several inputs, that of the row that holds them."""
+        return self._inputs.shape
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of the raw samples."""
-        return self._dtype
+        return self._inputs.dtype
+
+    @property
+    def inputs(self) -> Inputs:
+        """What samples consist of; several inputs are stored as one row of bytes per sample."""
+        return self._inputs
 
     @property
     def batch_size(self) -> int:

@@ -68,6 +68,7 @@ class Predictor:
         self.precision = parts.precision
         self.engine = parts.engine
         self.tasks = parts.tasks
+        self.trunk = parts.trunk
         self.readout = readout
         self.seed = seed
         self.average = average
@@ -99,7 +100,7 @@ class Predictor:
     def scores(self, x: Tensor) -> Tensor:
         """Return (n, C) scores of raw samples on the device; call it inside `evaluating`."""
         with self.precision.cast_weights(), self.precision.autocast():
-            inputs = self.context.transform(x)
+            inputs = self.context.transform(x if self.trunk is None else self.trunk(x))
             if self._nearest is None:
                 scores = self.method.scores(inputs).float()
             else:

@@ -138,8 +138,8 @@ def test_labels_shape_and_type_are_in_the_file(ending: str, tmp_path: Path) -> N
     own = make_network("mlp", (5,), 3) if ending == ".safetensors" else None
     model = load_model(tmp_path / f"model{ending}", own)
     assert model.classes_ == ["a", "b", "c"]
-    assert model.input_shape == (5,)
-    assert model.dtype == torch.float32
+    assert model.inputs.shape == (5,)
+    assert model.inputs.dtype == torch.float32
     assert model.predict(X.astype(np.float32)).tolist() == clf.predict(X).tolist()
 
 

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_helpers import METHODS, TwoDraws
 
 from dualcba import Learner
+from dualcba.checks.stream import Arrival, Material, play
+from dualcba.nets import freeze
 
 Make = Callable[..., Learner]
 Teach = Callable[..., Learner]
@@ -45,6 +47,42 @@ def test_a_step_never_waits_for_the_device(
     ran = strictly(learner, monkeypatch)
     teach(learner)
     assert len(ran) == 10
+
+
+class Tokens(nn.Module):
+    """An embedding of whole numbers, with a vector added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 8)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, ids: Tensor, vector: Tensor | None = None) -> Tensor:
+        h = self.embed(ids).mean(1)
+        return self.out(h if vector is None else h + vector)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["tokens", "several", "features"])
+@pytest.mark.parametrize("method", ["er", "derpp-dual-cba", "er-balanced-cba"])
+def test_steps_on_other_samples_wait_for_nothing(
+    method: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, shape, dtype = Tokens(), (5,), torch.int64
+    several = {"ids": shape, "vector": (8,)}, {"ids": dtype, "vector": torch.float32}
+    if kind == "features":
+        freeze(net)
+    given = several if kind == "several" else (shape, dtype)
+    learner = Learner(
+        net, given[0], 4, dtype=given[1], method=method, buffer=12, batch_size=4,
+        cache_features=kind == "features",
+    )  # fmt: skip
+    ran = strictly(learner, monkeypatch)
+    events = Material(learner).stream()
+    play(learner, events)
+    assert len(ran) == sum(isinstance(event, Arrival) for event in events)
+    if (trunk := learner.parts.trunk) is not None:
+        with NoSync():
+            trunk(torch.zeros(3, 5, dtype=torch.int64))
 
 
 def strictly(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dualcba.learner import Learner
 
+TOKENS = 10  # that a network of whole numbers must accept: 0 to 9
 STEPS = 6  # default per task: by default the adaptor is updated at the first and the sixth step
 
 
@@ -39,24 +40,26 @@ Event = NewTask | Arrival | EndTask
 
 
 class Material:
-    """Synthetic data in the shape and dtype of a learner: a Gaussian cluster per class."""
+    """Synthetic data in the shape and dtype of a learner: a Gaussian cluster per class.
+
+    Several inputs are packed into rows, as the learner stores them.
+    """
 
     def __init__(self, learner: Learner) -> None:
         self.rng = np.random.default_rng(20240)
-        self.shape = learner.input_shape
+        self.inputs = learner.inputs
         self.classes = learner.num_classes
-        self.bytes = learner.dtype == torch.uint8
         self.batch_size = learner.batch_size
-        self.centres = self.rng.normal(size=(self.classes, *self.shape))
+        parts = self.inputs.parts
+        self.centres = [self.rng.normal(size=(self.classes, *p.shape)) for p in parts]
 
     def batch(self, classes: Sequence[int], n: int | None = None) -> Arrival:
         """Return n samples, with nearly equal numbers of each of these classes."""
         n = n or self.batch_size
         y = self.rng.permutation(np.resize(np.asarray(classes, dtype=np.int64), n))
-        x = self.centres[y] + 0.5 * self.rng.normal(size=(n, *self.shape))
-        if self.bytes:
-            return Arrival(np.clip(128 + 40 * x, 0, 255).astype(np.uint8), y)
-        return Arrival(x.astype(np.float32), y)
+        noisy = [c[y] + 0.5 * self.rng.normal(size=(n, *c.shape[1:])) for c in self.centres]
+        parts = zip(noisy, self.inputs.parts, strict=True)
+        return Arrival(np.asarray(self.inputs.pack([_typed(x, p.dtype) for x, p in parts])), y)
 
     def stream(self, steps: int = STEPS, tasks: int = 2) -> list[Event]:
         """Return the events of a stream whose tasks divide all classes.
@@ -75,6 +78,16 @@ class Material:
     def questions(self, n: int = 5) -> NDArray[Any]:
         """Return n samples of all classes, for prediction."""
         return self.batch(range(self.classes), n).x
+
+
+def _typed(x: NDArray[np.float64], dtype: torch.dtype) -> NDArray[Any]:
+    """Return values in the type of samples: bytes, floats, or tokens from 0 to `TOKENS` − 1."""
+    if dtype == torch.uint8:
+        return np.clip(128 + 40 * x, 0, 255).astype(np.uint8)
+    if dtype == torch.float32:
+        return x.astype(np.float32)
+    tokens = np.clip(np.rint(TOKENS / 2 + 2 * x), 0, TOKENS - 1)
+    return tokens.astype(np.int32 if dtype == torch.int32 else np.int64)
 
 
 def play(learner: Learner, events: Sequence[Event]) -> Learner:

@@ -45,7 +45,8 @@ def check_learner(
     ----------
     make_learner
         A function that takes a seed and returns a new learner. All randomness of the learner,
-        including the initial weights, must come from this seed.
+        including the initial weights, must come from this seed. A network of tokens must accept
+        those from 0 to 9.
     only, skip
         Names of checks to run or to leave out; see `CHECKS`.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from dualcba.data import colour, resized_crop
 from dualcba.data.colour import ColourJitter
 from dualcba.data.randaugment import RandAugment, RandAugmentTransform, check_images
-from dualcba.data.transforms import Transform
+from dualcba.data.transforms import Transform, Unchanged
 from dualcba.errors import expected
 from dualcba.kernels import augment as kernels
 
@@ -52,7 +52,8 @@ def _check_samples(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Non
 
 def plain(transform: Transform) -> Transform:
     """Return a transform without augmentation: the view of the raw samples."""
-    return _inherit(Transform([0.0], [1.0]), transform)
+    made = Unchanged() if isinstance(transform, Unchanged) else Transform([0.0], [1.0])
+    return _inherit(made, transform)
 
 
 def crop_and_flip(

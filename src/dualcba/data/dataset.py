@@ -214,7 +214,13 @@ def count_classes(highest: int, samples: int) -> int:
     return highest + 1
 
 
-def check_samples(x: ArrayLike | Tensor, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+def check_samples(
+    x: ArrayLike | Tensor,
+    name: str,
+    shape: tuple[int, ...] | None = None,
+    *,
+    whole: bool = False,
+) -> Tensor:
     """Return samples as a uint8 or float32 tensor, or raise a `ValueError`.
 
     Parameters
@@ -225,6 +231,8 @@ def check_samples(x: ArrayLike | Tensor, name: str, shape: tuple[int, ...] | Non
         How error messages refer to the samples, such as `"train"`.
     shape
         The required shape of one sample; by default any.
+    whole
+        Whether whole numbers keep their type.
     """
     samples = plain_tensor(x, f"{name} x") if isinstance(x, Tensor) else _numeric(x, name)
     if samples.is_complex():
@@ -236,13 +244,15 @@ def check_samples(x: ArrayLike | Tensor, name: str, shape: tuple[int, ...] | Non
         raise ValueError(
             expected(f"shape of one sample of {name} x", tuple(samples.shape[1:]), str(shape))
         )
-    if samples.dtype != torch.uint8:
+    keeps = whole and not samples.is_floating_point()
+    if samples.dtype != torch.uint8 and not keeps:
         samples = samples.float()
-        _check_finite(samples, name)
+        check_finite(samples, name)
     return samples
 
 
-def _check_finite(samples: Tensor, name: str) -> None:
+def check_finite(samples: Tensor, name: str) -> None:
+    """Raise a `ValueError` that names the first sample that is not finite."""
     finite = samples.isfinite().flatten(1).all(1)
     if not bool(finite.all()):
         i = int((~finite).nonzero()[0])

@@ -95,6 +95,21 @@ class Transform(nn.Module):
         )
 
 
+class Unchanged(Transform):
+    """Leaves samples as they are: whole numbers, rows of several inputs, features.
+
+    >>> Unchanged()(torch.tensor([[3, 4]])).tolist()
+    [[3, 4]]
+    """
+
+    def __init__(self) -> None:
+        super().__init__([0.0], [1.0])
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """Return the samples themselves."""
+        return x
+
+
 class Mirrored(Transform):
     """The mirror images of what another transform gives, with parameters drawn anew.
 

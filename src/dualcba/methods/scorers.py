@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dualcba.methods.nearest_mean import scores_by_means
 from dualcba.nets import Network
+from dualcba.nets.inputs import logits_of
 
 if TYPE_CHECKING:
     from dualcba.methods.base import Method
@@ -31,11 +32,16 @@ class Logits(nn.Module):
             module.set_submodule(network.head_name, nn.Identity())
             self.trunk = module
         self.head_name = network.head_name
+        self.inputs = network.inputs
         self.eval().requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, C) of normalised inputs."""
-        return self.head(self.trunk(x))  # type: ignore[no-any-return]
+        return self.head(self.features(x))  # type: ignore[no-any-return]
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the inputs (n, d) of the last layer."""
+        return logits_of(self.inputs.call(self.trunk, x, {}))  # type: ignore[no-any-return]
 
     def whole(self) -> nn.Module:
         """Return the network with its last layer in its place, as one module."""
@@ -63,7 +69,7 @@ class NearestMeans(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return scores (n, C) of normalised inputs."""
-        h = self.logits.trunk(x)
+        h = self.logits.features(x)
         z = self.logits.head(h)
         return scores_by_means(z, h, self.means, self.has_mean, normalise=self.normalise)
 
@@ -82,7 +88,8 @@ class Corrected(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return corrected logits (n, C) of normalised inputs."""
-        return self.alpha * self.logits(x) + self.beta
+        z: Tensor = self.logits(x)
+        return self.alpha * z + self.beta
 
 
 class MeanScores(nn.Module):

@@ -9,9 +9,10 @@ from torch import nn
 from dualcba.errors import expected, unknown
 from dualcba.nets.mlp import MLP
 from dualcba.nets.network import Network, head_outputs
+from dualcba.nets.published import SOURCES, freeze, published_network
 from dualcba.nets.resnet import ResNet18
 
-__all__ = ["MLP", "NETWORKS", "Network", "ResNet18", "head_outputs", "make_network"]
+__all__ = ["MLP", "NETWORKS", "Network", "ResNet18", "freeze", "head_outputs", "make_network"]
 
 Shape = tuple[int, ...]
 
@@ -43,7 +44,12 @@ NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
 
 
 def make_network(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
-    """Return a network by name, with PyTorch's default initialisation."""
+    """Return a network by name, with PyTorch's default initialisation.
+
+    `timm:NAME` and `hf:NAME` are those of timm and Hugging Face, see `dualcba.nets.published`.
+    """
+    if name.partition(":")[0] in SOURCES:
+        return published_network(name, input_shape, num_classes)
     if name not in NETWORKS:
         raise ValueError(unknown("network", name, NETWORKS))
     return NETWORKS[name](input_shape, num_classes)

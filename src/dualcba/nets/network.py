@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from dualcba.engine.torch_private import BatchNormBase, foreach_copy_
 from dualcba.errors import expected, unknown
 from dualcba.nets.heads import CosineHead, resize_head
+from dualcba.nets.inputs import Inputs, Part, logits_of
 from dualcba.normalization.statistics import batch_norms, evaluation_mode
 
 SAMPLEWISE = {
@@ -44,6 +44,8 @@ class Network(nn.Module):
         The number of logits.
     head
         The name of the last layer; by default the last `nn.Linear`.
+    inputs
+        What the module is called with; by default one float tensor.
 
     >>> net = Network(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), (3,), 2)
     >>> z, h = net(torch.zeros(5, 3))
@@ -58,13 +60,16 @@ class Network(nn.Module):
         num_classes: int,
         *,
         head: str | None = None,
+        inputs: Inputs | None = None,
     ) -> None:
         super().__init__()
         self.module = module
         self.input_shape = input_shape
         self.num_classes = num_classes
+        self.inputs = inputs or Inputs(Part(input_shape, torch.float32))
         self._cast_weights: dict[str, Tensor] = {}
-        self.head_name = _find_head(module, head)
+        self._plain = True  # called with one tensor, and returns the logits themselves
+        self.head_name = find_head(module, head)
         self._probe()
 
     @property
@@ -114,13 +119,13 @@ class Network(nn.Module):
         # removed after the call: the caller may use, copy or save the module at any time
         hook = self.head.register_forward_pre_hook(lambda _, args: features.append(args[0]))
         try:
-            z = self._call(x) if self._cast_weights else self.module(x)
+            if self._plain and not self._cast_weights:
+                z = self.module(x)
+            else:
+                z = logits_of(self.inputs.call(self.module, x, self._cast_weights))
         finally:
             hook.remove()
         return _full_precision(z), _full_precision(features[-1])
-
-    def _call(self, x: Tensor) -> Tensor:
-        return functional_call(self.module, self._cast_weights, x, tie_weights=False)  # type: ignore[no-any-return]
 
     @contextmanager
     def cast_weights(self, dtype: torch.dtype) -> Iterator[None]:
@@ -152,14 +157,18 @@ class Network(nn.Module):
         shape = (2, *self.input_shape)
         try:
             with evaluation_mode(self.module):
-                z = self.module(torch.zeros(shape, dtype=weight.dtype, device=weight.device))
+                dtype = self.inputs.dtype if self.inputs.whole else weight.dtype
+                x = torch.zeros(shape, dtype=dtype, device=weight.device)
+                out = self.inputs.call(self.module, x, {})
         except Exception as error:  # the caller's network may raise anything
             raise ValueError(
-                f"the network does not accept inputs of shape {self.input_shape}: "
+                f"the network does not accept inputs of shape {self.inputs.given_shape}: "
                 f"{str(error).splitlines()[0]}"
             ) from error
         finally:
             hook.remove()
+        z = logits_of(out)
+        self._plain = z is out and type(self.inputs) is Inputs
         if not calls or calls[-1][1] is not z or calls[-1][0].dim() != 2:
             raise ValueError(
                 f"the network's output is not the output of its last linear layer "
@@ -204,7 +213,7 @@ def head_outputs(module: nn.Module, head: str | None = None) -> int:
     >>> head_outputs(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
     2
     """
-    name = _find_head(module, head)
+    name = find_head(module, head)
     outputs = len(module.get_submodule(name).weight)  # type: ignore[arg-type]
     if outputs < 2:
         wanted = "at least 2; more are added when classes arrive"
@@ -212,7 +221,8 @@ def head_outputs(module: nn.Module, head: str | None = None) -> int:
     return outputs
 
 
-def _find_head(module: nn.Module, name: str | None) -> str:
+def find_head(module: nn.Module, name: str | None) -> str:
+    """Return the name of a network's last linear layer, or of the one that is given."""
     linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
     if not linear:
         raise ValueError(

@@ -30,6 +30,7 @@ from dualcba.options.values import (
     mapping,
     name_and_value,
     name_and_values,
+    network_name,
     not_negative,
     numbers,
     path,
@@ -402,7 +403,12 @@ class RunOptions(TrainingOptions):
         ADAPTOR,
         adaptors=CBA,
     )
-    network: NetworkName = option("resnet18-slim", "network to train", NETWORK)
+    network: NetworkName = option(
+        "resnet18-slim",
+        "network to train; timm:NAME and hf:NAME are those of timm and Hugging Face",
+        NETWORK,
+        accept=network_name(get_args(NetworkName)),
+    )
     norm: Norm = option("bn", "normalisation layers in training", NETWORK)
     eval_every: int = option(
         5, "steps between evaluations; 0 evaluates at task ends only", EVALUATION, low=0

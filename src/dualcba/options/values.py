@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -146,6 +146,22 @@ def titles(text: str) -> list[str]:
     ['ER', 'LAS, CBA']
     """
     return [title.strip() for title in text.split(";")]
+
+
+PUBLISHED = ("timm", "hf")
+"""Prefixes of networks that other packages have, as in `timm:resnet18`."""
+
+
+def network_name(known: Sequence[str]) -> Callable[[str, Any], Any]:
+    """Return the check of a network: a known name, or `timm:NAME` or `hf:NAME`."""
+
+    def accept(name: str, value: Any) -> Any:
+        prefix, _, rest = value.partition(":") if isinstance(value, str) else ("", "", "")
+        if prefix not in PUBLISHED or not rest:
+            check_choice(name, value, [*known, *(f"{p}:NAME" for p in PUBLISHED)])
+        return value
+
+    return accept
 
 
 def fraction(name: str, value: Any) -> float:

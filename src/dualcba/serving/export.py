@@ -5,7 +5,7 @@ besides, such as the labels, is JSON in the same file, under the name `about.jso
 
     classes       the label of each column of the scores
     input_shape   the shape of one raw sample
-    dtype         the type of the raw samples, "uint8" or "float32"
+    dtype         the type of the raw samples: "uint8", "float32", "int32" or "int64"
     step          the number of steps that the learner had made
 
 In a state dict, whose keys are those of the network, it also has `scale` and `shift`: the network's
@@ -35,6 +35,7 @@ from dualcba.errors import expected, reason
 from dualcba.io import atomic_write, user_path
 from dualcba.methods.scorers import Logits
 from dualcba.nets.heads import resize_head
+from dualcba.nets.inputs import SeveralInputs
 from dualcba.serving.folding import fold_normalization
 from dualcba.serving.model import Model
 from dualcba.serving.snapshot import Snapshot
@@ -64,12 +65,20 @@ def export_model(snapshot: Snapshot, path: str | Path, *, fold: bool = True) -> 
         raise ValueError(expected("ending of the file", path.name, " or ".join(WRITERS)))
     if not isinstance(snapshot.model, Model):
         raise ValueError("the snapshot was read from a file, expected one of a learner")
+    if isinstance(snapshot.inputs, SeveralInputs):
+        raise ValueError("samples have several inputs, expected one input: use a snapshot")
     model = copy.deepcopy(snapshot.model).cpu()
-    if len(snapshot.input_shape) == 3:
+    if len(snapshot.inputs.shape) == 3:
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     example = _example(snapshot)
     if fold:
-        inputs = model.transform(example)
+        inputs = example
+        if model.trunk is not None:
+            model.trunk.module = fold_normalization(
+                model.trunk.module, model.trunk.transform(inputs)
+            )
+            inputs = model.trunk(inputs)
+        inputs = model.transform(inputs)
         for part in [m for m in model.modules() if isinstance(m, Logits)]:
             part.trunk = fold_normalization(part.trunk, inputs)
     content = WRITERS[path.suffix](model, example, about(snapshot))
@@ -83,24 +92,31 @@ def about(snapshot: Snapshot) -> dict[str, Any]:
     labels.replace(snapshot.classes_)
     return {
         "classes": labels.to_json(),
-        "input_shape": list(snapshot.input_shape),
-        "dtype": str(snapshot.dtype).removeprefix("torch."),
+        "input_shape": list(snapshot.inputs.shape),
+        "dtype": str(snapshot.inputs.dtype).removeprefix("torch."),
         "step": snapshot.step,
     }
 
 
 def _example(snapshot: Snapshot) -> Tensor:
     """Return some raw samples: below 1 where they are floats, since these may be tokens."""
-    shape, rng = (4, *snapshot.input_shape), torch.Generator().manual_seed(0)
-    if snapshot.dtype == torch.uint8:
+    shape, rng = (4, *snapshot.inputs.shape), torch.Generator().manual_seed(0)
+    if snapshot.inputs.whole:
+        return torch.zeros(shape, dtype=snapshot.inputs.dtype)
+    if snapshot.inputs.dtype == torch.uint8:
         return torch.randint(0, 256, shape, dtype=torch.uint8, generator=rng)
     return torch.rand(shape, generator=rng)
 
 
 def _state_dict(model: Model, example: Tensor, meta: dict[str, Any]) -> bytes:
     scorer = model.scorer
-    if not isinstance(scorer, Logits) or not isinstance(scorer.head, nn.Linear):
+    if (
+        not isinstance(scorer, Logits)
+        or not isinstance(scorer.head, nn.Linear)
+        or (model.trunk is not None)
+    ):
         kind = type(scorer.head if isinstance(scorer, Logits) else scorer).__name__
+        kind = "a frozen trunk and its last layer" if model.trunk is not None else kind
         wanted = "the last linear layer of one network: write a file ending in .pt2 or .onnx"
         raise ValueError(f"the predictions are made by {kind}, expected {wanted}")
     resize_head(scorer.head, len(model.hidden))

@@ -8,7 +8,27 @@ import torch
 from torch import Tensor, nn
 
 from dualcba.data.transforms import Transform
+from dualcba.nets.inputs import logits_of
 from dualcba.prediction import Predictor
+from dualcba.training.trunk import Trunk
+
+
+class FrozenTrunk(nn.Module):
+    """A copy of a learner's trunk that stays in evaluation mode."""
+
+    module: nn.Module
+    transform: Transform
+
+    def __init__(self, trunk: Trunk) -> None:
+        super().__init__()
+        self.module = copy.deepcopy(trunk.module)
+        self.transform = copy.deepcopy(trunk.transform)
+        self.inputs = trunk.inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features of raw samples, in float32."""
+        features: Tensor = logits_of(self.inputs.call(self.module, self.transform(x), {}))
+        return features.float()
 
 
 class Model(nn.Module):
@@ -24,12 +44,21 @@ class Model(nn.Module):
         Maps normalised inputs to scores of all outputs.
     hidden
         (C,) bool: classes that are not predicted; their scores are −∞.
+    trunk
+        Maps raw samples to what `transform` gets, if the learner caches features.
     """
 
     hidden: Tensor
 
-    def __init__(self, transform: Transform, scorer: nn.Module, hidden: Tensor) -> None:
+    def __init__(
+        self,
+        transform: Transform,
+        scorer: nn.Module,
+        hidden: Tensor,
+        trunk: FrozenTrunk | None = None,
+    ) -> None:
         super().__init__()
+        self.trunk = trunk
         self.transform = transform
         self.scorer = scorer
         self.register_buffer("hidden", hidden)
@@ -38,6 +67,7 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores (n, C) of raw samples."""
+        x = x if self.trunk is None else self.trunk(x)
         scores: Tensor = self.scorer(self.transform(x)).float()[:, : len(self.hidden)]
         return scores.masked_fill(self.hidden, -torch.inf) if self.hides else scores
 
@@ -50,6 +80,7 @@ def frozen_model(predictor: Predictor, statistics: str, step: int, classes: int)
         seen = predictor.context.sets.seen[:classes]
         hidden = seen.any() & ~seen if predictor.seen_only else torch.zeros_like(seen)
         transform = copy.deepcopy(predictor.context.transform)
-        model = Model(transform, predictor.scorer(), hidden)
+        trunk = None if predictor.trunk is None else FrozenTrunk(predictor.trunk)
+        model = Model(transform, predictor.scorer(), hidden, trunk)
     predictor.engine.finish()
     return model

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dualcba.errors import expected, reason
 from dualcba.io import user_path
+from dualcba.nets.inputs import DTYPES, make_inputs
 from dualcba.serving.export import META, Affine
 from dualcba.serving.folding import fold, pairs
 from dualcba.serving.snapshot import Snapshot
@@ -48,10 +49,9 @@ def load_model(path: str | Path, network: nn.Module | None = None) -> Snapshot:
     meta = json.loads(text)
     names = Labels(None).from_json(meta["classes"])
     labels = None if names == list(range(len(names))) else as_array(names)
-    dtype = {"uint8": torch.uint8, "float32": torch.float32}[meta["dtype"]]
-    return Snapshot(
-        scores, len(names), tuple(meta["input_shape"]), dtype, labels=labels, step=meta["step"]
-    )
+    dtype = {str(t).removeprefix("torch."): t for t in DTYPES}[meta["dtype"]]
+    inputs = make_inputs(tuple(meta["input_shape"]), dtype)
+    return Snapshot(scores, len(names), inputs, labels=labels, step=meta["step"])
 
 
 def _state_dict(path: Path, network: nn.Module | None) -> tuple[Scores, str]:

@@ -9,11 +9,10 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dualcba.data import check_samples
-from dualcba.errors import expected
+from dualcba.nets.inputs import Inputs, Samples
 from dualcba.prediction import PREDICT_BATCH
 from dualcba.training.precision import default_modes
 
@@ -28,8 +27,10 @@ class Snapshot:
     ----------
     model
         Maps raw samples to scores; a module, or a function on the host.
-    num_classes, input_shape, dtype
-        As the learner's.
+    num_classes
+        The number of classes.
+    inputs
+        What samples consist of, as the learner's.
     labels
         The label of each class, if they are not 0, 1, and so on.
     bf16
@@ -53,8 +54,7 @@ class Snapshot:
         self,
         model: nn.Module | Callable[[Tensor], Tensor],
         num_classes: int,
-        input_shape: tuple[int, ...],
-        dtype: torch.dtype,
+        inputs: Inputs,
         *,
         labels: NDArray[Any] | None = None,
         bf16: bool = False,
@@ -63,7 +63,7 @@ class Snapshot:
         convert: bool = False,
     ) -> None:
         self.model = model
-        self.num_classes, self.input_shape, self.dtype = num_classes, input_shape, dtype
+        self.num_classes, self.inputs = num_classes, inputs
         self.labels = None if labels is None else labels.copy()
         self.bf16, self.step, self.convert = bf16, step, convert
         self.device = torch.device(device)
@@ -73,19 +73,19 @@ class Snapshot:
         """The labels of the classes, in the order of the scores."""
         return list(range(self.num_classes)) if self.labels is None else self.labels.tolist()
 
-    def logits(self, x: ArrayLike | Tensor) -> Any:
+    def logits(self, x: Samples) -> Any:
         """Return the scores of each class, (n, num_classes), whose softmax are probabilities.
 
         They are −∞ for classes that are not predicted, such as those that were not yet seen.
         """
         return self._out(self._scores(x))
 
-    def predict(self, x: ArrayLike | Tensor) -> Any:
+    def predict(self, x: Samples) -> Any:
         """Return the class of each sample, (n,), or its label as the learner does."""
         classes = self._scores(x).argmax(1)
         return classes if self.labels is None else self.labels[classes.numpy()]
 
-    def predict_proba(self, x: ArrayLike | Tensor) -> Any:
+    def predict_proba(self, x: Samples) -> Any:
         """Return the probability of each class, (n, num_classes)."""
         return self._out(self._scores(x).softmax(1))
 
@@ -107,7 +107,7 @@ class Snapshot:
         made.labels, made.convert = labels.copy(), True
         return made
 
-    def _scores(self, x: ArrayLike | Tensor) -> Tensor:
+    def _scores(self, x: Samples) -> Tensor:
         samples = self._check(x)
         autocast: Any = nullcontext()
         with default_modes(self.device), torch.no_grad():
@@ -115,17 +115,13 @@ class Snapshot:
                 kind = self.device.type
                 autocast = torch.autocast(kind, dtype=torch.bfloat16, cache_enabled=False)
             with autocast:
-                parts = samples.split(PREDICT_BATCH)
+                parts = torch.split(samples, PREDICT_BATCH)
                 return torch.cat([self.model(part.to(self.device)).cpu() for part in parts])
 
-    def _check(self, x: ArrayLike | Tensor) -> Tensor:
-        if self.convert and self.dtype == torch.float32 and not isinstance(x, Tensor):
+    def _check(self, x: Samples) -> Tensor:
+        if self.convert and self.inputs.dtype == torch.float32 and not isinstance(x, Tensor):
             x = np.asarray(x, dtype=np.float32)
-        samples = check_samples(x, "given", self.input_shape)
-        if samples.dtype != self.dtype:
-            given = str(getattr(x, "dtype", samples.dtype))
-            raise ValueError(expected("dtype of given x", given, str(self.dtype)))
-        return samples
+        return self.inputs.check(x, "given")
 
     def _out(self, t: Tensor) -> Any:
         return t.numpy() if self.convert else t

@@ -23,6 +23,7 @@ from dualcba.checkpoint import Copy, Tensors
 from dualcba.engine.optimizers import largest_update
 from dualcba.engine.torch_private import foreach_norm, mark_non_finite_
 from dualcba.methods import Context
+from dualcba.nets.inputs import Inputs
 from dualcba.options import OnOutlier
 from dualcba.training.backup import Backup
 
@@ -52,6 +53,7 @@ class StepGuard:
         optimizer: torch.optim.Optimizer,
         statistics: Sequence[Tensor],
         on_outlier: OnOutlier,
+        inputs: Inputs,
     ) -> None:
         self.context = context
         self.backup = backup
@@ -60,7 +62,8 @@ class StepGuard:
         self.statistics = list(statistics)
         self.theta = [p for group in optimizer.param_groups for p in group["params"]]
         device = context.lr.device
-        self.judges_inputs = context.memory.x.is_floating_point()
+        self.judges_inputs = inputs.floats
+        self.samples = inputs  # what raw samples consist of
         self.largest = torch.zeros((), device=device)  # absolute value of all inputs so far
         self.outliers = torch.zeros((), dtype=torch.long, device=device)
         self.good = context.good  # () bool: the verdict
@@ -90,8 +93,9 @@ class StepGuard:
 
         On a GPU outliers are always clipped, because the samples enter the memory.
         """
-        if not self.judges_inputs:
-            return x
+        return self.samples.map_floats(self._judge_inputs, x) if self.judges_inputs else x
+
+    def _judge_inputs(self, x: Tensor) -> Tensor:
         low, high = torch.aminmax(x)
         if not self.waits:
             return self._clip_on_device(x, torch.maximum(-low, high))

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 
 from dualcba.adaptors.outer_step import OuterLoop
 from dualcba.data import Transform
 from dualcba.data.augmentation import choose_augmentation
+from dualcba.data.transforms import Unchanged
 from dualcba.errors import at_least, expected, unknown
 from dualcba.methods import Method, check_options, parse_method
 from dualcba.nets import Network, head_outputs
+from dualcba.nets.inputs import DTYPES, Inputs, Part, make_inputs
 from dualcba.options import (
     DATA,
     DUAL,
@@ -44,8 +46,8 @@ from dualcba.options import (
     same_as,
 )
 from dualcba.tasks.labels import Labels
+from dualcba.training.trunk import HEAD, Trunk, split_network
 
-DTYPES = (torch.uint8, torch.float32)
 P = ParamSpec("P")
 C = TypeVar("C")
 
@@ -57,7 +59,9 @@ def _method(name: str, value: Any) -> Any:
 
 
 def _dtype(name: str, value: Any) -> Any:
-    if value not in DTYPES:
+    several = isinstance(value, Mapping | tuple | list)
+    each = list(value.values() if isinstance(value, Mapping) else value) if several else [value]
+    if not each or not all(v in DTYPES for v in each):
         raise ValueError(expected(name, value, " or ".join(map(repr, DTYPES))))
     return value
 
@@ -77,7 +81,7 @@ class LearnerArguments(TrainingOptions):
     """What `Learner` is given, checked; `base` is the method and `kind` that of its adaptor."""
 
     network: nn.Module
-    input_shape: Sequence[int]
+    input_shape: Sequence[int] | Sequence[Sequence[int]] | Mapping[str, Sequence[int]]
     num_classes: int | None = None
     _: KW_ONLY
     method: str | Method = same_as(RunOptions, "method", accept=_method)
@@ -93,8 +97,18 @@ class LearnerArguments(TrainingOptions):
         DATA,
         accept=_transform,
     )
-    dtype: torch.dtype = option(
-        torch.uint8, "type of the raw samples: torch.uint8 or torch.float32", DATA, accept=_dtype
+    dtype: torch.dtype | Sequence[torch.dtype] | Mapping[str, torch.dtype] = option(
+        torch.uint8,
+        "type of the raw samples: torch.uint8, torch.float32, torch.int32 or torch.int64; of "
+        "several inputs, one for all or one for each",
+        DATA,
+        accept=_dtype,
+    )
+    cache_features: bool = option(
+        False,
+        "whether the memory stores features in the place of samples: for a network of which only "
+        "the last layer is trained",
+        NETWORK,
     )
     last_layer: str | None = option(
         None, "name of the network's last linear layer; found automatically", NETWORK
@@ -117,6 +131,8 @@ class LearnerArguments(TrainingOptions):
     base: Method = field(init=False)
     kind: str | None = field(init=False)
     outputs: int = field(init=False)
+    inputs: Inputs = field(init=False)
+    trunk: Trunk | None = field(init=False, default=None)
 
     @property
     def grows(self) -> bool:
@@ -130,9 +146,11 @@ class LearnerArguments(TrainingOptions):
         return Labels(self.max_classes)
 
     def __post_init__(self) -> None:
-        shape = check_shape(self.input_shape)
-        _check_number(self.num_classes, self.max_classes)
         options = definitions(LearnerArguments)
+        dtype = options["dtype"]
+        types = dtype.default if self.dtype is None else dtype.check(self.dtype)
+        inputs = make_inputs(self.input_shape, types)
+        _check_number(self.num_classes, self.max_classes)
         given = "er-dual-cba" if self.method is None else options["method"].check(self.method)
         base, kind = resolve(given, self.method_options or {}, self.adaptor)
         defaults = {**optimizer_defaults(self.optimizer), **kind_defaults(kind, self)}
@@ -142,13 +160,12 @@ class LearnerArguments(TrainingOptions):
         check_optimizer(self)
         check_tracking(self.tracking, self.forward)
         check_while_empty(self.while_empty, base.stores_in_steps)
-        resolved = {"input_shape": shape, "base": base, "kind": kind}
+        resolved: dict[str, Any] = {"base": base, "kind": kind, "inputs": inputs}
+        resolved |= {"input_shape": inputs.shape, "dtype": inputs.dtype}
         resolved["ibn"] = kind in DUAL if self.ibn is None else self.ibn
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
-        _check_transform(self.transform, shape)
-        transform = choose_augmentation(self.transform, self.augmentation, shape, self.dtype)
-        object.__setattr__(self, "transform", transform)
+        object.__setattr__(self, "transform", self._choose_transform())
         check_network(self.network)
         outputs = self.num_classes or head_outputs(self.network, self.last_layer)
         object.__setattr__(self, "outputs", outputs)
@@ -156,6 +173,35 @@ class LearnerArguments(TrainingOptions):
         if base.needs_boundaries and self.boundaries != "given":
             wanted = f"'given': {type(base).__name__} draws by tasks"
             raise ValueError(expected("boundaries", self.boundaries, wanted))
+
+    def _choose_transform(self) -> Transform:
+        """Return the transform of raw samples; raise if they or their features cannot have it."""
+        shape, given = self.inputs.shape, self.transform
+        if self.inputs.whole:
+            _check_unchanged(given, self.augmentation, self.base)
+            given = Unchanged()
+        _check_transform(given, shape)
+        name = "none" if self.inputs.whole else self.augmentation
+        transform = choose_augmentation(given, name, shape, self.inputs.dtype)
+        if self.cache_features:
+            if transform.random:
+                wanted = "none with cache_features: augmentation='none'"
+                raise ValueError(f"the augmentation is random, expected {wanted}")
+            _check_views(self.base, "features")
+        return transform
+
+    def over_features(self, network: Network) -> tuple[LearnerArguments, Network]:
+        """Return the arguments and the network of a learner over features, with `trunk` set."""
+        trunk, last = split_network(network, self.transform, self.inputs)
+        made, part = copy.copy(self), Part(last.input_shape, torch.float32)
+        transform = choose_augmentation(Unchanged(), "none", part.shape, part.dtype)
+        changed = {
+            "network": last.module, "last_layer": HEAD, "trunk": trunk, "transform": transform,
+            "inputs": Inputs(part), "input_shape": part.shape, "dtype": part.dtype,
+        }  # fmt: skip
+        for name, value in changed.items():
+            object.__setattr__(made, name, value)
+        return made, last
 
 
 def keywords_of(
@@ -221,21 +267,6 @@ def resolve(method: str | Method, options: Any, adaptor: str | None) -> tuple[Me
     return base(**options), kind
 
 
-def check_shape(shape: object) -> tuple[int, ...]:
-    """Return the shape of one sample, or raise.
-
-    >>> check_shape(64)
-    Traceback (most recent call last):
-    ...
-    ValueError: input_shape is 64, expected the shape of one sample, such as (64,) or (3, 32, 32)
-    """
-    sizes = tuple(shape) if isinstance(shape, Iterable) else ()
-    if not sizes or not all(isinstance(n, int | np.integer) and n >= 1 for n in sizes):
-        wanted = "the shape of one sample, such as (64,) or (3, 32, 32)"
-        raise ValueError(expected("input_shape", shape, wanted))
-    return tuple(int(n) for n in sizes)
-
-
 def check_network(network: nn.Module) -> None:
     """Raise unless it is a network in float32 with trainable parameters."""
     if not isinstance(network, nn.Module):
@@ -256,6 +287,30 @@ def check_head(network: Network, outer_loop: OuterLoop) -> None:
         name = f"{network.head_name}.{frozen[0]}"
         wanted = "a trainable last layer: the adaptor is trained by a step of it"
         raise ValueError(f"the network's {name} requires no gradient, expected {wanted}")
+
+
+def _check_unchanged(transform: Transform, augmentation: str, base: Method) -> None:
+    """Raise if samples that no transform applies to are to be transformed."""
+    what = "whole numbers or several inputs"
+    plain = bool((transform.scale == 1).all() and (transform.shift == 0).all())
+    if transform.random or not plain:
+        raise ValueError(f"a transform was given, expected none for {what}")
+    if augmentation == "full":
+        raise ValueError(expected("augmentation", augmentation, f"'none' or 'partial' for {what}"))
+    _check_views(base, what)
+
+
+def _check_views(base: Method, what: str) -> None:
+    """Raise if a method makes views of images that other samples do not have."""
+    unchanged = Unchanged()
+    try:
+        made = [base.make_transform(unchanged), *base.make_views(unchanged).values()]
+        alike = all(type(t) is Unchanged for t in made)
+    except ValueError:
+        alike = False
+    if not alike:
+        name = type(base).__name__
+        raise ValueError(f"{name} augments images, expected another method for {what}")
 
 
 def _check_transform(transform: Transform, shape: tuple[int, ...]) -> None:

@@ -155,6 +155,9 @@ def _check_optimizer(given: Given) -> None:
 def _other_option(own: Tensors, given: Given) -> str:
     """Say which option of the learner that saved the state had another value, if it can be seen."""
     state = given.tensors
+    has, wanted = (bool(entries_of(t, "trunk")) for t in (state, own))
+    if has != wanted:
+        return f"the state was saved with cache_features {has}, expected {wanted}: "
     if sizes := _other_size(own, state):
         return sizes
     has, wanted = (bool(entries_of(t, "adaptor")) for t in (state, own))
@@ -167,7 +170,7 @@ def _other_option(own: Tensors, given: Given) -> str:
         if entries_of(own, part).keys() != entries_of(state, part).keys():
             name = type(given.parts.method).__name__
             return f"the state was saved with another method, expected {name}: "
-    for part in ("adaptor", "network"):
+    for part in ("adaptor", "network", "trunk"):
         if _shapes(entries_of(own, part)) != _shapes(entries_of(state, part)):
             return f"the state was saved with another {part} or other options of it: "
     return ""

@@ -27,6 +27,7 @@ from dualcba.training.loss_monitor import LossMonitor
 from dualcba.training.precision import Precision
 from dualcba.training.step import TrainingStep
 from dualcba.training.task_lifecycle import TaskLifecycle
+from dualcba.training.trunk import Trunk
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +53,8 @@ class Parts:
     guard: StepGuard
     training_step: TrainingStep
     tasks: TaskLifecycle
+    trunk: Trunk | None = None
+    """Maps raw samples to the features that the memory stores, if `cache_features`."""
 
     def modules(self) -> dict[str, nn.Module]:
         """Return all modules that are part of the state, by name."""
@@ -61,6 +64,8 @@ class Parts:
             "memory": self.context.memory,
             "method": self.method,
         }
+        if self.trunk is not None:
+            modules["trunk"] = self.trunk
         adaptor = self.outer_loop.adaptor
         return modules if adaptor is None else {**modules, "adaptor": adaptor}
 
@@ -91,10 +96,12 @@ def make_parts(
     """
     method, shape = given.base, network.input_shape
     precision = Precision(given.precision, engine.device, network)
-    memory = method.make_memory(given.buffer, shape, given.dtype, given.outputs)
+    memory = method.make_memory(given.buffer, shape, given.inputs.dtype, given.outputs)
     transform = method.make_transform(given.transform).to(engine.device)
     views = {k: v.to(engine.device) for k, v in method.make_views(given.transform).items()}
     _place(engine, network, sets, memory, method, adaptor)
+    if given.trunk is not None:
+        _place_trunk(engine, given.trunk)
     lr = torch.tensor(given.lr, device=engine.device)
     context = Context(
         network, sets, memory, transform, lr, given.batch_size, precision.autocast,
@@ -120,7 +127,7 @@ def make_parts(
     monitor = LossMonitor(engine)
     backup = Backup(context, method, outer_loop, optimizer)
     statistics = running_averages(forward_pass.trained_norm_layers)
-    guard = StepGuard(context, backup, optimizer, statistics, given.on_outlier)
+    guard = StepGuard(context, backup, optimizer, statistics, given.on_outlier, given.inputs)
     backup.others = [monitor.values, guard.largest, guard.outliers, *sets.buffers()]
     step = TrainingStep(
         context, method, sampler, forward_pass, outer_loop, optimizer, monitor, backup, guard,
@@ -130,7 +137,7 @@ def make_parts(
     tasks = TaskLifecycle(context, method, outer_loop, engine, inferred=inferred)
     return Parts(
         engine, context, method, precision, forward_pass, outer_loop, sampler, optimizer, monitor,
-        guard, step, tasks,
+        guard, step, tasks, given.trunk,
     )  # fmt: skip
 
 
@@ -146,3 +153,10 @@ def _place(
             module.to(engine.device)
     if len(network.input_shape) == 3:
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _place_trunk(engine: Engine, trunk: Trunk) -> None:
+    engine.keep_alive([*trunk.parameters(), *trunk.buffers()])
+    trunk.to(engine.device)
+    if len(trunk.inputs.shape) == 3:
+        trunk.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

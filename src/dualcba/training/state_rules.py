@@ -226,6 +226,12 @@ def _spare_row(t: Tensor, given: Given) -> bool:
     return not bool(((t[-1] != 0) | t[-1].signbit()).any())
 
 
+def _finite_samples(t: Tensor, given: Given) -> bool:
+    """Whether the floats in rows of several inputs are finite."""
+    parts = given.parts.guard.samples.unpack(t.contiguous())
+    return all(bool(p.isfinite().all()) for p in parts)
+
+
 def _memory_labels(t: Tensor, given: Given) -> bool:
     seen = given["sets.seen"]
     valid = _from(0, max(given.classes - 1, 0))(t, given)
@@ -284,6 +290,8 @@ TENSORS: tuple[tuple[str, str, Callable[[Tensor, Given], bool]], ...] = (
     ("sets.seen", "all classes that a task has announced", _seen),
     ("sets.seen", "no class without a label", lambda t, g: not t[g.classes :].any()),
     ("memory._extra_state", "a number of samples of at least 0", _memory_age),
+    ("memory.x", "finite numbers in all inputs", _finite_samples),
+    ("task_data.*.x", "finite numbers in all inputs", _finite_samples),
     ("memory.[!_]*", "zeros in the last row, which is spare", _spare_row),
     ("memory.y", "labels of seen classes", _memory_labels),
     ("memory.keys", "one key per filled row", _memory_keys),
