@@ -24,7 +24,6 @@ from dualcba.normalization.statistics import (
     RunningStatistics,
     batch_norms,
     evaluation_mode,
-    grouped_statistics,
     ibn_momentum,
     temporary_momentum,
 )
@@ -159,6 +158,8 @@ class Predictor:
 
     def _update_means(self, nearest: NearestMean) -> None:
         filled = self.context.memory.filled
+        if self.engine.ranks is not None:
+            self.engine.ranks.exchange("predict", None)
         if filled:
             self.engine.run(("ncm", filled), partial(self._pass_for_means, nearest))
         else:
@@ -166,16 +167,18 @@ class Predictor:
 
     def _pass_for_means(self, nearest: NearestMean) -> None:
         memory, transform = self.context.memory, self.context.transform
-        x, y = memory.x[: memory.filled], memory.y[: memory.filled]
+        rows = torch.split(torch.arange(memory.filled, device=memory.y.device), PREDICT_BATCH)
         with self.precision.cast_weights(), self.precision.autocast():
-            parts = [self.method.outputs(transform(p))[1] for p in torch.split(x, PREDICT_BATCH)]
-        nearest.update(torch.cat(parts), y)
+            parts = [self.method.outputs(transform(memory.samples(r)))[1] for r in rows]
+        nearest.update(torch.cat(parts), memory.y[: memory.filled])
 
     def _estimate(self, step: int) -> None:
         """Set the layers' statistics to those of the memory, estimated once per step."""
         if self._estimated_at == step:
             self._estimated.restore()
             return
+        if self.engine.ranks is not None:
+            self.engine.ranks.exchange("predict", None)
         packet, layout = pack(self._draw(step))
         run = partial(self._pass_over_memory, layout=layout)
         self.engine.run(("ibn", layout), run, packet)
@@ -205,16 +208,10 @@ class Predictor:
             self._estimated.clear()
             for k, groups, part in _portions(len(drawn.rows), size, most):
                 weigh(ibn_momentum(k + 1, self.average))
-                x = self.context.memory.x.index_select(0, drawn.rows[part])
+                x = self.context.memory.samples(drawn.rows[part])
                 augment = None if drawn.augment is None else drawn.augment[part]
-                with (
-                    grouped_statistics(layers, groups, cumulative=True)
-                    if most > 1
-                    else nullcontext()
-                ):
-                    inputs = self.context.transform(x, augment)
-                    for network in networks:
-                        network(inputs)
+                inputs = self.context.transform(x, augment)
+                self.forward_pass.estimate(networks, layers, inputs, groups)
 
     def _batching(self) -> tuple[int, int]:
         """Return the size of the batches of the pass, and how many of them go together at most.

@@ -19,6 +19,7 @@ from dualcba.adaptors.outer_loss import make_outer_terms
 from dualcba.adaptors.pretrained import load_agnostic
 from dualcba.adaptors.virtual_step import VirtualStep
 from dualcba.engine.optimizers import Adam
+from dualcba.engine.ranks import Ranks
 from dualcba.losses import Adapt, Batch, identity, inner_batches, stack_rows
 from dualcba.memory import Pool
 from dualcba.methods import Context, Method
@@ -56,6 +57,7 @@ class OuterLoop:
         self.every = options.outer_every
         self.warmup = options.outer_warmup
         self.freeze_after = options.freeze_after
+        self.ranks: Ranks | None = None  # the processes of a distributed learner
         self.optimizer: torch.optim.Adam | None = None
         if adaptor is not None and trainable(adaptor):
             cuda = context.lr.is_cuda
@@ -113,6 +115,8 @@ class OuterLoop:
         assert self.adaptor is not None
         assert self.optimizer is not None
         grads = self._gradient(new, mem, outer_batch)
+        if self.ranks is not None:  # equal on all ranks, except for a GPU's rounding
+            self.ranks.average_([g for g in grads if g is not None])
         for p, g in zip(trainable(self.adaptor), grads, strict=True):
             p.grad = g
         self.optimizer.step()
