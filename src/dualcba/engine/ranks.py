@@ -100,18 +100,21 @@ class Ranks:
 
     def average_(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their means over ranks, with one message for each dtype."""
-        for dtype in dict.fromkeys(t.dtype for t in tensors):
-            own = [t for t in tensors if t.dtype == dtype]
-            flat = self.sum_(torch.cat([t.reshape(-1) for t in own])).div_(self.size)
-            parts = flat.split_with_sizes([t.numel() for t in own])
-            foreach_copy_(own, [part.view(t.shape) for part, t in zip(parts, own, strict=True)])
+        self._together(tensors, lambda flat: self.sum_(flat).div_(self.size))
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors by those of rank 0."""
-        for t in tensors:
-            sent = t.detach().contiguous()
-            dist.broadcast(sent, 0, group=self.group)
-            t.detach().copy_(sent)
+        """Replace tensors by those of rank 0, with one message for each dtype."""
+        own = [t.detach() for t in tensors]
+        self._together(own, lambda flat: dist.broadcast(flat, 0, group=self.group))
+
+    def _together(self, tensors: Sequence[Tensor], change: Callable[[Tensor], object]) -> None:
+        """Change tensors in place, all values of one dtype as one tensor."""
+        for dtype in dict.fromkeys(t.dtype for t in tensors):
+            own = [t for t in tensors if t.dtype == dtype]
+            flat = torch.cat([t.reshape(-1) for t in own])
+            change(flat)
+            parts = flat.split_with_sizes([t.numel() for t in own])
+            foreach_copy_(own, [part.view(t.shape) for part, t in zip(parts, own, strict=True)])
 
     def stack(self, tensor: Tensor) -> Tensor:
         """Return the tensors of all ranks, which have equal shapes, as (ranks, ...)."""

@@ -17,7 +17,7 @@ class SharedForwardPass(ForwardPass):
     """A `ForwardPass` over several ranks: all of them have the inputs, and get all outputs.
 
     Batch statistics are those of whole batches. A batch of fewer samples than ranks is computed by
-    every rank.
+    every rank, and so is a single sample, which has no batch statistics.
     """
 
     ranks: Ranks
@@ -26,15 +26,18 @@ class SharedForwardPass(ForwardPass):
         self, inputs: Tensor, y: Tensor, parameters: Mapping[str, Tensor] | None = None
     ) -> Outputs:
         """Return logits and features of all samples."""
-        if len(inputs) < self.ranks.size:
+        if not self._is_shared(len(inputs)):
             return super().outputs(inputs, y, parameters)
         return self._shared(inputs, y, 1, parameters)
 
     def grouped_outputs(self, inputs: Tensor, y: Tensor, groups: int) -> Outputs:
         """Return logits and features of equal groups with statistics of their own, in one pass."""
-        if len(inputs) // groups < self.ranks.size:
+        if not self._is_shared(len(inputs) // groups):
             return super().grouped_outputs(inputs, y, groups)
         return self._shared(inputs, y, groups)
+
+    def _is_shared(self, n: int) -> bool:
+        return n >= max(2, self.ranks.size)
 
     def _shared(
         self, inputs: Tensor, y: Tensor, groups: int,
@@ -56,7 +59,7 @@ class SharedForwardPass(ForwardPass):
     ) -> None:  # fmt: skip
         """Update the running statistics of layers in training mode by a pass of equal groups."""
         n = len(inputs) // groups
-        if n < self.ranks.size:
+        if not self._is_shared(n):
             super().estimate(networks, layers, inputs, groups)
             return
         own = self.ranks.own_rows(inputs, [n] * groups)
