@@ -5,7 +5,9 @@ usage: RANK=r DEVICE=d python distributed_cases.py FOLDER
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import sys
 import warnings
 from dataclasses import dataclass, field
@@ -27,7 +29,7 @@ from dualcba.normalization.synchronized import Groups, synchronized_statistics
 
 RANKS, DEVICE = 2, os.environ.get("DEVICE", "cpu")
 CLASSES, SHAPE = 6, (3, 8, 8)
-SIZES = (8, 7, 5)  # of the batches of a task, so that shares are uneven
+SIZES = (8, 5)  # of the batches of a task, so that shares are uneven
 TINY = (8, 2, 3)  # one sample on a rank; batch normalisation would magnify rounding errors
 KINDS = ("", "-cba", "-dual-cba", "-balanced-cba")
 NAMES = ["owl", "cat", "dog", "ant", "bee", "fox"]
@@ -57,6 +59,7 @@ class Case:
     floats: bool = False
     norm: bool = True
     grows: bool = False
+    on_device: bool = False  # take the path of a GPU
     epochs: int = 1
 
     def learner(self, initial: int = 0, **given: Any) -> Learner:
@@ -71,7 +74,11 @@ class Case:
             options["transform"] = Transform([0.5] * 3, [0.25] * 3, pad=1, flip=True)
         options |= self.options | given
         net = network(initial, 2 if self.grows else CLASSES, norm=self.norm)
-        return Learner(net, SHAPE, None if self.grows else CLASSES, method=self.method, **options)
+        number = None if self.grows else CLASSES
+        learner = Learner(net, SHAPE, number, method=self.method, **options)
+        if self.on_device:
+            learner.parts.training_step.stay_on_device()
+        return learner
 
     def samples(self) -> tuple[Tensor, Tensor]:
         """Return noise around one random picture per class."""
@@ -122,7 +129,9 @@ CASES: dict[str, Case] = {
     "inferred, without batch statistics": Case(
         "er-dual-cba", {"boundaries": "inferred"}, norm=False
     ),
-    "floats and Adam": Case("derpp-cba", {"optimizer": "adamw", "lr": 0.005}, floats=True),
+    "floats, Adam, path of a GPU": Case(
+        "derpp-cba", {"optimizer": "adamw", "lr": 0.005}, floats=True, on_device=True
+    ),
     "concatenated, nearest mean, momentum": Case(
         "er-balanced-cba",
         {"forward": "concat", "readout": "ncm", "momentum": 0.9, "lr": 0.01, "memory_batch": 5},
@@ -163,7 +172,7 @@ def error_of(call: Any, *args: Any) -> str:
     """Return the error of a call."""
     try:
         call(*args)
-    except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
+    except (ValueError, TypeError, RuntimeError, FloatingPointError, OSError) as error:
         return str(error)
     raise AssertionError("no error")
 
@@ -183,6 +192,8 @@ def failures(rank: int) -> dict[str, Any]:
         "shape": error_of(learner.observe, x[:, :, : 8 - rank], y),
         "outlier": error_of(learner.observe, bad if rank else x, y),
         "call": error_of(*((learner.observe, x, y) if rank else (learner.new_task, [2, 3]))),
+        "pickle": error_of(pickle.dumps, learner),
+        "copy": copy.deepcopy(learner).memory.ranks is learner.memory.ranks,
         "file": error_of(learner.load, f"missing-{rank}.safetensors"),
         "changed": [
             name

@@ -133,6 +133,8 @@ def test_a_failure_of_one_rank_is_one_of_all_and_changes_nothing(
         wanted = "new_task on rank 1 is [2, 4], expected [2, 3], as on rank 0"
         assert found["classes"] == wanted
         assert found["outlier"].startswith("x has a value of 1e+09, over 1000 times the largest")
+        assert found["pickle"] == "a distributed learner cannot be pickled, expected save and load"
+        assert found["copy"]
         assert found["changed"] == []
     assert first["call"] == ("rank 1 called observe, expected new_task: the same call on all ranks")
 

@@ -49,6 +49,9 @@ class Ranks:
     def __deepcopy__(self, memo: dict[int, object]) -> Ranks:
         return self  # a copy of a learner belongs to the same processes
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a distributed learner cannot be pickled, expected save and load")
+
     # ------------------------------------------------------------------ calls of the host
 
     def exchange(self, call: str, value: T, error: Exception | None = None) -> list[T]:
