@@ -69,7 +69,8 @@ def _forward(
 def _statistics(groups: Groups, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and variance of each whole group, (groups, C) each."""
     parts = groups.split(x)
-    var, mean = torch.var_mean(parts, _over(parts), correction=0)
+    mean = parts.mean(_over(parts))
+    var = (parts - _wide(mean, parts)).square_().mean(_over(parts))  # var_mean is slow on a CPU
     means, variances = groups.ranks.stack(torch.stack([mean, var])).unbind(1)  # (ranks, groups, C)
     shares = mean.new_tensor(groups.ranks.counts(groups.n)).view(-1, 1, 1) / groups.n
     mean = (shares * means).sum(0)
@@ -131,14 +132,13 @@ class _Normalize(torch.autograd.Function):
         groups: Groups = ctx.groups
         given, parts = groups.split(grad), groups.split(x)
         centred, over = parts - _wide(mean, parts), _over(parts)
-        sums = torch.stack(
-            [given.sum(over), (given * centred).sum(over) * invstd]
-        )  # (2, groups, C)
+        sums = torch.stack([given.sum(over), (given * centred).sum(over) * invstd])
         of_bias, of_weight = sums.sum(1)
         count = groups.n * x[0, 0].numel()
         along, across = groups.ranks.sum_(sums.clone()).div_(count)
-        dx = given - _wide(along, parts) - centred * _wide(across * invstd, parts)
-        dx = (dx * _wide(scale, parts)).flatten(0, 1).to(x.dtype)
+        # scale · (given − along − centred · across / σ)
+        start, slope = (_wide(-scale * v, parts) for v in (along, across * invstd))
+        dx = torch.addcmul(start, centred, slope).addcmul_(given, _wide(scale, parts))
         has_weight, has_bias = ctx.affine
-        grads = dx, of_weight if has_weight else None, of_bias if has_bias else None
-        return *grads, None, None, None, None
+        of_affine = of_weight if has_weight else None, of_bias if has_bias else None
+        return dx.flatten(0, 1).to(x.dtype), *of_affine, None, None, None, None
