@@ -125,7 +125,7 @@ class Case:
 CASES: dict[str, Case] = {
     **{base + kind: Case(base + kind) for base in ("er", "derpp", "er-ace") for kind in KINDS},
     **{m: Case(m) for m in ("ss-il-cba", "clser-dual-cba", "gsa", "bic", "er+mkd")},
-    "long": Case("er-dual-cba", {"outer_every": 1, "lr": 0.02}, epochs=5),
+    "long": Case("er-dual-cba", {"outer_every": 1, "lr": 0.02}, epochs=10),
     "inferred, without batch statistics": Case(
         "er-dual-cba", {"boundaries": "inferred"}, norm=False
     ),
