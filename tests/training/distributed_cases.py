@@ -255,9 +255,10 @@ def main(folder: Path) -> None:
     for name, case in CASES.items() if DEVICE == "cpu" else list(CASES.items())[:8]:
         learner = case.learner(rank, distributed=True)  # all get the weights of rank 0
         found[name] = case.teach(learner, range(3), rank, RANKS), learner.state_dict()
-    found["normalised"] = normalised(rank)
-    found["failures"], found["refusals"] = failures(rank), refusals(rank)
-    found["alone"], found["resumed"] = alone(), resumed(folder, rank)
+    if DEVICE == "cpu":
+        found["normalised"], found["alone"] = normalised(rank), alone()
+        found["failures"], found["refusals"] = failures(rank), refusals(rank)
+        found["resumed"] = resumed(folder, rank)
     torch.save(found, folder / f"rank-{rank}.pt")
     dist.destroy_process_group()
 

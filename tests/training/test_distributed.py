@@ -43,18 +43,13 @@ def started(folder: Path, device: str = "cpu") -> list[Any]:
     return [torch.load(folder / f"rank-{rank}.pt", weights_only=False) for rank in range(RANKS)]
 
 
-def save_half(folder: Path) -> None:
-    """Save what one process has learnt of one task."""
-    learner = RESUMED.learner()
-    RESUMED.teach(learner, range(1))
-    learner.save(folder / "half-of-one.safetensors")
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     """A folder of files, and what each rank has found."""
     folder = tmp_path_factory.mktemp("ranks")
-    save_half(folder)
+    learner = RESUMED.learner()
+    RESUMED.teach(learner, range(1))
+    learner.save(folder / "half-of-one.safetensors")
     return folder, started(folder)
 
 
@@ -191,7 +186,6 @@ def test_one_rank_with_nccl_trains_as_a_learner_on_its_own(name: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.usefixtures("exact")
 def test_two_ranks_that_share_a_gpu_agree_in_every_bit(tmp_path: Path) -> None:
-    save_half(tmp_path)
     first, second = started(tmp_path, "cuda")
     for name in (name for name in first if name in CASES):
         one, two = (rank[name][1]["tensors"] for rank in (first, second))
