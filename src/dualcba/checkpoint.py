@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from dualcba.engine.torch_private import load_optimizer_state, optimizer_state
 from dualcba.io import atomic_write
 from dualcba.parsing import parse_json
 
@@ -65,8 +66,8 @@ def load_tensors(
         for key, value in entries_of(tensors, name).items():
             i, _, field = key.partition(".")
             entries.setdefault(int(i), {})[field] = _laid_out_as(params[int(i)], value)
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": entries, "param_groups": groups})
+        groups = optimizer_state(optimizer)["param_groups"]
+        load_optimizer_state(optimizer, {"state": entries, "param_groups": groups})
 
 
 def _laid_out_as(p: Tensor, value: Tensor) -> Tensor:

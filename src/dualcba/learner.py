@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from dualcba.adaptors.outer_step import make_adaptor
 from dualcba.adaptors.pretrained import save_agnostic
 from dualcba.checkpoint import read_state_file, write_state_file
 from dualcba.data import check_labels
-from dualcba.engine import make_engine, resolve_device
+from dualcba.engine import Ranks, make_engine, resolve_device
 from dualcba.errors import expected
 from dualcba.memory import Memory
 from dualcba.methods import Method
@@ -45,6 +46,14 @@ from dualcba.training.learner_state import (
 from dualcba.training.ownership import Lock, claim, claim_again
 from dualcba.training.parts import Parts, make_parts
 from dualcba.training.precision import default_modes
+from dualcba.training.sharing import (
+    check_equal,
+    check_shareable,
+    own_state,
+    start_equal,
+    whole_batch,
+    whole_state,
+)
 from dualcba.training.undo import undone_as_a_whole, undone_in_a_task
 
 
@@ -121,7 +130,10 @@ class Learner:
     @keywords_of(LearnerArguments)
     def __init__(self, given: LearnerArguments) -> None:
         device = resolve_device(given.device)
-        engine = make_engine(given.engine, device)
+        check_shareable(given)
+        engine = make_engine(given.engine, device, distributed=given.distributed)
+        if engine.ranks is not None:
+            check_equal(engine.ranks, given)
         self._statistics = "ibn" if given.ibn else "bn"
         self._inputs, self._step = given.inputs, 0
         self._lock = Lock()
@@ -145,6 +157,8 @@ class Learner:
             self._parts = make_parts(engine, network, sets, adaptor, rng, given)
             check_head(network, self._parts.outer_loop)
             claim(self, network)
+            if engine.ranks is not None:
+                start_equal(engine.ranks, self._parts)
             if given.grows:
                 self._parts.assign(0)
             self._predictor = Predictor(
@@ -158,6 +172,9 @@ class Learner:
     def new_task(self, classes: Sequence[Any] | Tensor | NDArray[Any]) -> None:
         """Begin a task with these new classes, and end the one before."""
         with self._lock, interrupts:
+            if self._ranks is not None:
+                check = partial(self._parts.tasks.check_labels, classes)
+                classes = self._ranks.same("new_task", check)
             if self._maker is None:
                 self._begin(self._parts.tasks.check_classes(classes))
                 return
@@ -177,6 +194,8 @@ class Learner:
     def end_task(self) -> None:
         """End the current task, or the stream; `new_task` ends the task before it as well."""
         with self._lock, interrupts:
+            if self._ranks is not None:
+                self._ranks.exchange("end_task", None)
             self._predictor.forget()
             with default_modes(self.device), undone_as_a_whole(self._parts, self._receive):
                 self._parts.tasks.end()
@@ -191,8 +210,14 @@ class Learner:
         learner is as before the call. On a GPU a step that is refused (`on_outlier`) is reported
         later, by `check_finite`. A label that no `new_task` has announced is trained on, as that of
         an old class; on a CPU this gives a warning once per task.
+
+        If `distributed`, all ranks call it at the same time, each with its share of the batch, and
+        so `new_task`, `end_task`, `save`, `load`, `state_dict` and the first prediction after a
+        step.
         """
         method = self.method
+        if self._ranks is not None:
+            x, y = self._whole_batch(self._ranks, x, y, again)
         samples = self._check_samples(x, "observed")
         if len(samples) <= method.labelled:
             wanted = f"more than the {method.labelled} labelled ones that lead a batch"
@@ -206,6 +231,18 @@ class Learner:
             with default_modes(self.device):
                 samples, labels = self._receive(samples), self._receive(labels)
             self._observe(samples, labels, storable, on_host, again, fresh)
+
+    def _whole_batch(self, ranks: Ranks, x: Any, y: Any, again: bool) -> tuple[Tensor, Any]:
+        """Return the samples and labels that all ranks observe, on every rank."""
+
+        def read() -> tuple[Tensor, Any]:
+            samples = self._check_samples(x, "observed")
+            if self._maker is not None:
+                return samples, read_labels(y, len(samples), "observed y")
+            return samples, self._class_labels(y, len(samples))[0]
+
+        with self._lock, default_modes(self.device):
+            return whole_batch(ranks, read, self._receive, again=again)
 
     def _class_labels(self, y: Any, n: int) -> tuple[Tensor, list[Any]]:
         """Return the class of each label, −1 for no label, and the labels that are new classes.
@@ -242,7 +279,8 @@ class Learner:
         This is `observe` without its checks, for runs and benchmarks. `storable` is the mask of
         samples that may enter the memory, by default all; `labels` is y on the host, required if
         boundaries are inferred; `again` as for `observe`. If `num_classes` was not given, y has the
-        positions of labels in `classes_`, all of which must be there.
+        positions of labels in `classes_`, all of which must be there. If `distributed`, every rank
+        passes the whole batch.
         """
         self._observe(x, y, storable, labels, again, [])
 
@@ -308,6 +346,10 @@ class Learner:
         if self._maker is None:
             raise ValueError(f"num_classes is {self.num_classes}, expected it not given")
         with self._lock, interrupts, default_modes(self.device):
+            if self._ranks is not None:
+                labels = self._ranks.same(
+                    "add_classes", partial(read_labels, labels, None, "labels")
+                )
             fresh = self._labels.classes(read_labels(labels, None, "labels"))[1]
             with self._undone_growth():
                 self._admit(fresh)
@@ -446,6 +488,8 @@ class Learner:
         """
         with self._lock:
             state = save_state(self._parts, seed=self.seed, step=self._step)
+            if self._ranks is not None:
+                state = whole_state(self._ranks, self.memory, state)
             if self._maker is not None:
                 state["meta"]["classes"] = self._labels.to_json()
             estimate = self._predictor.save()
@@ -460,8 +504,11 @@ class Learner:
                 if names is not None:
                     self._labels.replace(names)
                     self._resize(len(names))
-                check_state(self._parts, state)
-                check_estimate(self._predictor.moving.tensors(), state.get("estimate"))
+                if self._ranks is None:
+                    check_state(self._parts, state)
+                    check_estimate(self._predictor.moving.tensors(), state.get("estimate"))
+                else:
+                    state = own_state(self._ranks, self._parts, state)
                 load_state(self._parts, state, self._receive)
             self._predictor.load(state.get("estimate"))
             self._predictor.seed = state["meta"]["seed"]
@@ -469,11 +516,17 @@ class Learner:
 
     def save(self, path: str | Path) -> None:
         """Write the state to one safetensors file, completely or not at all."""
-        write_state_file(Path(path), with_estimate(self.state_dict()))
+        write = partial(write_state_file, Path(path), with_estimate(self.state_dict()))
+        if self._ranks is None:
+            write()
+        else:  # one rank writes, the others wait for it
+            self._ranks.each("save", write if self._ranks.rank == 0 else lambda: None)
 
     def load(self, path: str | Path) -> None:
         """Continue from a file written by `save`; no code is loaded from it."""
-        self.load_state_dict(split_estimate(read_state_file(Path(path))))
+        read = partial(read_state_file, Path(path))
+        found = read() if self._ranks is None else self._ranks.each("load", read)
+        self.load_state_dict(split_estimate(found))
 
     def save_agnostic(self, path: str | Path, provenance: Mapping[str, Any]) -> None:
         """Write the adaptor's class-agnostic part to a file for `agnostic_from`.
@@ -486,6 +539,11 @@ class Learner:
         save_agnostic(self.adaptor, path, provenance)
 
     # ------------------------------------------------------------------ properties
+
+    @property
+    def _ranks(self) -> Ranks | None:
+        """The processes that train this learner, if there are several."""
+        return self._parts.engine.ranks
 
     @property
     def network(self) -> Network:

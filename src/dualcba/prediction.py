@@ -28,7 +28,6 @@ from dualcba.normalization.statistics import (
     RunningStatistics,
     batch_norms,
     evaluation_mode,
-    grouped_statistics,
     ibn_momentum,
     temporary_momentum,
 )
@@ -73,7 +72,8 @@ class Predictor:
         self.seed = seed
         self.average = average
         self.augment = augment
-        self.refresh: IBNRefresh = "full" if average == "literal" else refresh
+        whole = average == "literal" or parts.engine.ranks is not None
+        self.refresh: IBNRefresh = "full" if whole else refresh
         self.seen_only = seen_only
         others = [layer for network in parts.method.networks() for layer in batch_norms(network)]
         trained = [layer for layer in others if layer.training]
@@ -204,6 +204,8 @@ class Predictor:
 
     def _update_means(self, nearest: NearestMean) -> None:
         filled = self.context.memory.filled
+        if self.engine.ranks is not None:
+            self.engine.ranks.exchange("predict", None)
         if filled:
             self.engine.run(("ncm", filled), partial(self._pass_for_means, nearest))
         else:
@@ -211,16 +213,18 @@ class Predictor:
 
     def _pass_for_means(self, nearest: NearestMean) -> None:
         memory, transform = self.context.memory, self.context.transform
-        x, y = memory.x[: memory.filled], memory.y[: memory.filled]
+        rows = torch.split(torch.arange(memory.filled, device=memory.y.device), PREDICT_BATCH)
         with self.precision.cast_weights(), self.precision.autocast():
-            parts = [self.method.outputs(transform(p))[1] for p in torch.split(x, PREDICT_BATCH)]
-        nearest.update(torch.cat(parts), y)
+            parts = [self.method.outputs(transform(memory.samples(r)))[1] for r in rows]
+        nearest.update(torch.cat(parts), memory.y[: memory.filled])
 
     def _estimate(self, step: int) -> None:
         """Set the layers' statistics to those of the memory, estimated once per step."""
         if self._estimated_at == step:
             self._estimated.restore()
             return
+        if self.engine.ranks is not None:
+            self.engine.ranks.exchange("predict", None)
         packet, layout = pack(self._draw(step))
         run = partial(self._pass_over_memory, layout=layout)
         self.engine.run(("ibn", layout), run, packet)
@@ -281,12 +285,7 @@ class Predictor:
             self._estimated.clear()
             for k, groups, part in portions(len(drawn.rows), size, most):
                 weigh(ibn_momentum(k + 1, self.average))
-                with (
-                    grouped_statistics(self.layers, groups, cumulative=True)
-                    if most > 1
-                    else nullcontext()
-                ):
-                    self._pass(drawn, part)
+                self._pass(drawn, part, groups)
 
     def _pass_over_part(self, packet: Tensor, *, layout: Layout) -> None:
         with self._estimating() as weigh:
@@ -308,12 +307,11 @@ class Predictor:
     def _networks(self) -> list[Network]:
         return [self.context.network, *self.method.networks()]
 
-    def _pass(self, drawn: MemoryDraw[Tensor], part: slice) -> None:
-        """Pass a part of drawn samples through all networks."""
-        x = self.context.memory.x.index_select(0, drawn.rows[part])
+    def _pass(self, drawn: MemoryDraw[Tensor], part: slice, groups: int = 1) -> None:
+        """Pass a part of drawn samples, in equal groups, through all networks."""
+        x = self.context.memory.samples(drawn.rows[part])
         inputs = self.context.transform(x, None if drawn.augment is None else drawn.augment[part])
-        for network in self._networks():
-            network(inputs)
+        self.forward_pass.estimate(self._networks(), self.layers, inputs, groups)
 
     def _batching(self) -> tuple[int, int]:
         """Return the size of the batches of the pass, and how many of them go together at most.

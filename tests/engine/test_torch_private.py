@@ -181,6 +181,14 @@ def test_add_param_group_without_wrappers() -> None:
     assert len(optimizer.param_groups) == 2
 
 
+def test_the_state_of_an_optimizer_without_wrappers() -> None:
+    one, two = (torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=r) for r in (0.1, 0.2))
+    assert not hasattr(private.optimizer_state, "__wrapped__")
+    assert not hasattr(private.load_optimizer_state, "__wrapped__")
+    private.load_optimizer_state(two, private.optimizer_state(one))
+    assert private.optimizer_state(two) == one.state_dict()
+
+
 def test_step_hooks_are_found_and_called() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     calls: list[str] = []

@@ -45,9 +45,9 @@ def passed_rows(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     predictor = learner._predictor
     pass_rows = predictor._pass
 
-    def count(drawn: Any, part: slice) -> None:
+    def count(drawn: Any, part: slice, groups: int = 1) -> None:
         seen.append(len(drawn.rows[part]))
-        pass_rows(drawn, part)
+        pass_rows(drawn, part, groups)
 
     monkeypatch.setattr(predictor, "_pass", count)
     return seen

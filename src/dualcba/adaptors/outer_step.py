@@ -19,6 +19,7 @@ from dualcba.adaptors.outer_loss import make_outer_terms
 from dualcba.adaptors.pretrained import load_agnostic
 from dualcba.adaptors.virtual_step import VirtualStep
 from dualcba.engine.optimizers import Adam
+from dualcba.engine.ranks import Ranks
 from dualcba.losses import Adapt, Batch, identity, inner_batches, stack_rows
 from dualcba.memory import Pool
 from dualcba.methods import Context, Method
@@ -110,6 +111,7 @@ class OuterLoop(AdaptorTraining):
         self.network_first = options.update_order == "network-first"
         self.virtual = context.lr if virtual is None else virtual
         self.outer_terms = make_outer_terms(options.outer_loss, method, context.sets)
+        self.ranks: Ranks | None = None  # the processes of a distributed learner
 
     @torch.no_grad()
     def observe(self, new: Batch, mem: Sequence[Batch], filled: Tensor | None) -> None:
@@ -136,7 +138,10 @@ class OuterLoop(AdaptorTraining):
 
     def step(self, new: Batch, mem: Sequence[Batch], outer_batch: Batch | None) -> None:
         """Update φ once; by default with the outer loss of the virtually updated network."""
-        self.update(self._gradient(new, mem, outer_batch))
+        grads = self._gradient(new, mem, outer_batch)
+        if self.ranks is not None:  # equal on all ranks, except for a GPU's rounding
+            self.ranks.average_([g for g in grads if g is not None])
+        self.update(grads)
 
     def step_and_adapt(self, new: Batch, mem: Sequence[Batch], outer_batch: Batch | None) -> Adapt:
         """Update φ once and return `adapt`, by φ after its update or, if `network_first`, before.

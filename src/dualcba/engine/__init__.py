@@ -6,10 +6,11 @@ import torch
 
 from dualcba.engine.captured import Captured
 from dualcba.engine.eager import Eager, Engine
+from dualcba.engine.ranks import Ranks
 from dualcba.errors import expected
 from dualcba.options import Hardware, definitions
 
-__all__ = ["Captured", "Eager", "Engine", "make_engine", "resolve_device"]
+__all__ = ["Captured", "Eager", "Engine", "Ranks", "make_engine", "resolve_device"]
 
 DEVICES = "'auto', 'cpu', 'cuda' or 'cuda:N'"
 
@@ -35,9 +36,16 @@ def resolve_device(name: str | torch.device) -> torch.device:
     return device
 
 
-def make_engine(name: str, device: torch.device) -> Engine:
-    """Return the engine of that name; `"auto"` is captured on CUDA and eager on a CPU."""
+def make_engine(name: str, device: torch.device, *, distributed: bool = False) -> Engine:
+    """Return the engine of that name; `"auto"` is captured on CUDA and eager on a CPU.
+
+    If `distributed`, it shares its work with the other ranks, and `"auto"` is eager.
+    """
     definitions(Hardware)["engine"].check(name)
+    if distributed:
+        if name == "captured":
+            raise ValueError(expected("engine", name, "'auto' or 'eager' if distributed"))
+        return Eager(device, Ranks(device))
     if name == "captured" and device.type != "cuda":
         raise ValueError(expected("engine", name, f"'eager' on the device '{device}'"))
     return Captured(device) if device.type == "cuda" and name != "eager" else Eager(device)

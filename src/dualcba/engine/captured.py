@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dualcba.engine.eager import Input, on_device
 from dualcba.engine.host_to_device import to_device
+from dualcba.engine.ranks import Ranks
 
 MAX_GRAPHS = 64
 """The maximum number of graphs; further keys run eagerly."""
@@ -66,6 +67,7 @@ class Captured:
 
     def __init__(self, device: torch.device, *, warmup: int = 2) -> None:
         self.device = device
+        self.ranks: Ranks | None = None
         self.warmup = warmup
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.side_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualcba.engine.host_to_device import to_device
+from dualcba.engine.ranks import Ranks
 
 Input = Tensor | NDArray[np.int64]
 """A tensor on the device, or a small array on the host."""
@@ -28,6 +29,7 @@ class Engine(Protocol):
     """Runs functions that update tensors on the device in place and return None."""
 
     device: torch.device
+    ranks: Ranks | None  # the processes that share the work; None: this one has it all
 
     def run(self, key: Hashable, fn: Callable[..., None], *inputs: Input) -> None:
         """Call `fn` with the inputs as tensors on the device, without waiting for the result.
@@ -63,8 +65,9 @@ class Engine(Protocol):
 class Eager:
     """Calls each function directly."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, ranks: Ranks | None = None) -> None:
         self.device = device
+        self.ranks = ranks
 
     def run(self, key: Hashable, fn: Callable[..., None], *inputs: Input) -> None:
         """Call `fn` with the inputs on the device."""

@@ -105,6 +105,12 @@ fused_adamw_: Any = torch._fused_adamw_
 add_param_group = unwrap(Optimizer.add_param_group)
 """`Optimizer.add_param_group` without `torch._disable_dynamo`, which imports the compiler."""
 
+optimizer_state = unwrap(Optimizer.state_dict)
+"""`Optimizer.state_dict`, as `add_param_group`."""
+
+load_optimizer_state = unwrap(Optimizer.load_state_dict)
+"""`Optimizer.load_state_dict`, as `add_param_group`."""
+
 with_step_hooks = Optimizer.profile_hook_step
 """`with_step_hooks(step)`: a step that also calls the hooks registered for it."""
 

@@ -66,6 +66,7 @@ def applies(norm: BatchNormBase, x: Tensor) -> bool:
         and norm.running_mean is not None
         and norm.momentum is not None
         and not has_forward_hooks(norm)
+        and "synchronized" not in norm.__dict__  # over several ranks
         and x.is_contiguous(memory_format=torch.channels_last)
         and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
         and kernels() is not None

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from dualcba.engine.ranks import Ranks
 from dualcba.errors import expected
 
 Indices = NDArray[np.int64]
@@ -35,6 +36,7 @@ class Memory(nn.Module):
 
     x: Tensor
     y: Tensor
+    ranks: Ranks | None = None  # the processes that share the rows, see `split`
 
     def __init__(
         self,
@@ -70,19 +72,67 @@ class Memory(nn.Module):
 
     def read(self, rows: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the samples, labels and columns of these rows."""
-        columns = {name: self.column(name).index_select(0, rows) for name in self.columns}
-        return self.x.index_select(0, rows), self.y.index_select(0, rows), columns
+        columns = {name: self._select(self.column(name), rows) for name in self.columns}
+        return self._select(self.x, rows), self.y.index_select(0, rows), columns
+
+    def samples(self, rows: Tensor) -> Tensor:
+        """Return the samples of these rows."""
+        return self._select(self.x, rows)
 
     def write(self, slots: Tensor, x: Tensor, y: Tensor, columns: Mapping[str, Tensor]) -> None:
         """Store samples in the rows that `slots` drew; the spare row discards them."""
-        self.x.index_copy_(0, slots, x)
         self.y.index_copy_(0, slots, y)
+        if self.ranks is not None:
+            slots = self._own(self.ranks, slots)[0]
+        self.x.index_copy_(0, slots, x)
         for name in self.columns:
             self.column(name).index_copy_(0, slots, columns[name].float())
 
     def column(self, name: str) -> Tensor:
         """Return a stored column, including the spare row."""
         return getattr(self, f"column_{name}")  # type: ignore[no-any-return]
+
+    # ------------------------------------------------------------------ several ranks
+
+    def split(self, ranks: Ranks) -> None:
+        """Keep a share of the samples and columns: row k is on rank k mod the number of ranks.
+
+        Labels stay on all ranks. From now on `read` is a collective call that returns whole rows.
+        """
+        self.ranks = ranks
+        for name in self.split_names():
+            setattr(self, name, self.own_share(getattr(self, name)))
+
+    def split_names(self) -> list[str]:
+        """Return the names of the buffers of which each rank has a share."""
+        return ["x", *(f"column_{name}" for name in self.columns)]
+
+    def own_share(self, whole: Tensor) -> Tensor:
+        """Return this rank's rows of a whole buffer, as many on each rank, and the spare row."""
+        assert self.ranks is not None
+        own = whole[self.ranks.rank : self.size : self.ranks.size]
+        missing = -(-self.size // self.ranks.size) - len(own)
+        return torch.cat([own, own.new_zeros(missing, *own.shape[1:]), whole[-1:]])
+
+    def whole(self, own: Tensor) -> Tensor:
+        """Return a whole buffer from the shares of all ranks; the spare row is zero."""
+        assert self.ranks is not None
+        rows = self.ranks.stack(own[:-1]).transpose(0, 1).flatten(0, 1)[: self.size]
+        return torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
+
+    def _own(self, ranks: Ranks, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return where rows are in this rank's share, the spare row for others; and which are."""
+        mine = (rows % ranks.size == ranks.rank) & (rows < self.size)
+        spare = -(-self.size // ranks.size)
+        return torch.where(mine, rows // ranks.size, spare), mine
+
+    def _select(self, stored: Tensor, rows: Tensor) -> Tensor:
+        if self.ranks is None:
+            return stored.index_select(0, rows)
+        at, mine = self._own(self.ranks, rows)
+        found = stored.index_select(0, at)
+        mine = mine.view(-1, *[1] * (found.dim() - 1))
+        return self.ranks.sum_(torch.where(mine, found, 0).to(found.dtype))
 
     def get_extra_state(self) -> Tensor:
         """Return the number of samples seen, for `state_dict`."""

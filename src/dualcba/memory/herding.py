@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dualcba.engine.host_to_device import to_device
+from dualcba.engine.ranks import Ranks
 from dualcba.memory.base import Indices, Memory
 
 
@@ -41,6 +42,13 @@ class Herding(Memory):
 
     def write(self, slots: Tensor, x: Tensor, y: Tensor, columns: Mapping[str, Tensor]) -> None:
         """Do nothing: `fill` selects the exemplars when a task ends."""
+
+    def split(self, ranks: Ranks) -> None:
+        """Do nothing: the exemplars stay on all ranks, which select them alike."""
+
+    def split_names(self) -> list[str]:
+        """Return no name: each rank has all rows."""
+        return []
 
     @property
     def validation(self) -> slice:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from dualcba.data import Transform
+from dualcba.engine.torch_private import BatchNormBase
 from dualcba.losses import Batch
 from dualcba.memory import Pool
 from dualcba.methods import Context, Method
@@ -193,10 +194,9 @@ class ForwardPass:
         if not joint and not together:
             z, h = map(torch.cat, zip(*self._one_by_one(parts, labels, tracked), strict=True))
         else:
-            groups = nullcontext() if joint else grouped_statistics(self.norm_layers, len(parts))
-            with groups:
-                y = _cat(labels) if self.task_aware else labels[0]
-                z, h = self.outputs(_cat(parts) if joined is None else joined, y)
+            y = _cat(labels) if self.task_aware else labels[0]
+            whole = _cat(parts) if joined is None else joined
+            z, h = self.outputs(whole, y) if joint else self.grouped_outputs(whole, y, len(parts))
         return list(zip(z.split_with_sizes(sizes), h.split_with_sizes(sizes), strict=True))
 
     def passes(
@@ -252,6 +252,20 @@ class ForwardPass:
                 outputs[i] = self.outputs(inputs[i], labels[i])
         return [outputs[i] for i in range(len(inputs))]
 
+    def grouped_outputs(self, inputs: Tensor, y: Tensor, groups: int) -> Outputs:
+        """Return logits and features of equal groups with statistics of their own, in one pass."""
+        with grouped_statistics(self.norm_layers, groups):
+            return self.outputs(inputs, y)
+
+    def estimate(
+        self, networks: Iterable[nn.Module], layers: Sequence[BatchNormBase], inputs: Tensor,
+        groups: int = 1,
+    ) -> None:  # fmt: skip
+        """Update the running statistics of layers in training mode by a pass of equal groups."""
+        with grouped_statistics(layers, groups, cumulative=True) if groups > 1 else nullcontext():
+            for network in networks:
+                network(inputs)
+
     def outputs(
         self, inputs: Tensor, y: Tensor, parameters: Mapping[str, Tensor] | None = None
     ) -> Outputs:
@@ -259,9 +273,16 @@ class ForwardPass:
 
         A single sample has no batch statistics; the running statistics are used instead.
         """
+        mode = evaluation_mode(self.context.network) if len(inputs) == 1 else nullcontext()
+        with mode:
+            return self.passed(inputs, y, parameters)
+
+    def passed(
+        self, inputs: Tensor, y: Tensor, parameters: Mapping[str, Tensor] | None = None
+    ) -> Outputs:
+        """Return logits and features of a pass in the network's present mode."""
         network = self.context.network
-        mode = evaluation_mode(network) if len(inputs) == 1 else nullcontext()
-        with mode, self.sample_tasks(y):
+        with self.sample_tasks(y):
             if parameters is None:
                 return network(inputs)  # type: ignore[no-any-return]
             return functional_call(network, dict(parameters), (inputs,))  # type: ignore[no-any-return]

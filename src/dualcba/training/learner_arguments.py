@@ -23,6 +23,7 @@ from dualcba.options import (
     DATA,
     DUAL,
     EVALUATION,
+    HARDWARE,
     METHOD,
     NETWORK,
     AdaptorKind,
@@ -91,6 +92,9 @@ class LearnerArguments(TrainingOptions):
     device: str | torch.device = same_as(Hardware, "device", accept=_device)
     engine: EngineName = same_as(Hardware, "engine")
     precision: PrecisionName = same_as(Hardware, "precision")
+    distributed: bool = option(
+        False, "whether all ranks of torch's process group train this one learner", HARDWARE
+    )
     transform: Transform = option(
         lambda: Transform([0.0], [1.0]),
         "augmentation and normalisation; by default uint8 becomes [0, 1] and floats stay",

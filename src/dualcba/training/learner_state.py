@@ -84,12 +84,15 @@ def split_estimate(state: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"tensors": tensors, "meta": rest, "estimate": {**meta["estimate"], "tensors": own}}
 
 
-def check_state(parts: Parts, state: Mapping[str, Any]) -> None:
+def check_state(
+    parts: Parts, state: Mapping[str, Any], own: Mapping[str, Any] | None = None
+) -> None:
     """Raise unless the whole state is valid for this learner; nothing is changed.
 
+    `own` is the learner's present state, if that is not `save_state` of its parts.
     A finite weight with another value is a valid state: only a file has a checksum.
     """
-    own = save_state(parts, seed=0, step=0)
+    own = save_state(parts, seed=0, step=0) if own is None else own
     for part in ("meta", "tensors"):
         found = state.get(part) if isinstance(state, Mapping) else None
         if not isinstance(found, Mapping):

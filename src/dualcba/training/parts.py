@@ -25,6 +25,7 @@ from dualcba.training.guard import StepGuard
 from dualcba.training.learner_arguments import LearnerArguments
 from dualcba.training.loss_monitor import LossMonitor
 from dualcba.training.precision import Precision
+from dualcba.training.shared_forward import SharedForwardPass
 from dualcba.training.step import TrainingStep
 from dualcba.training.task_lifecycle import TaskLifecycle
 from dualcba.training.trunk import Trunk
@@ -97,6 +98,8 @@ def make_parts(
     method, shape = given.base, network.input_shape
     precision = Precision(given.precision, engine.device, network)
     memory = method.make_memory(given.buffer, shape, given.inputs.dtype, given.outputs)
+    if engine.ranks is not None:
+        memory.split(engine.ranks)
     transform = method.make_transform(given.transform).to(engine.device)
     views = {k: v.to(engine.device) for k, v in method.make_views(given.transform).items()}
     _place(engine, network, sets, memory, method, adaptor)
@@ -111,14 +114,17 @@ def make_parts(
     )  # fmt: skip
     method.bind(context)
     method.to(engine.device)
-    forward_pass = ForwardPass(
+    forward_pass = (ForwardPass if engine.ranks is None else SharedForwardPass)(
         context, method, views, concat=given.forward == "concat", tracking=given.tracking,
         cast_weights=precision.cast_weights,
     )  # fmt: skip
+    if isinstance(forward_pass, SharedForwardPass) and engine.ranks is not None:
+        forward_pass.ranks = engine.ranks
     context.passes = Passes(forward_pass)
     optimizer = make_optimizer(trainable(network) + trainable(method), lr, given)
     virtual = make_virtual_step(optimizer, lr, given)
     outer_loop = OuterLoop(adaptor, rng, method, context, given, virtual)
+    outer_loop.ranks = engine.ranks
     balanced = given.outer_draw == "balanced"
     sampler = StepSampler(
         given.seed, context, method, views, balanced=balanced,

@@ -232,6 +232,9 @@ class TrainingStep:
         loss = loss if penalty is None else loss + penalty
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        if self.engine.ranks is not None:
+            grads = [p.grad for group in self.optimizer.param_groups for p in group["params"]]
+            self.engine.ranks.average_([g for g in grads if g is not None])
         return loss
 
     def _columns(self, new: Batch, adapt: Adapt) -> dict[str, Tensor]:

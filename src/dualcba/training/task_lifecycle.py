@@ -80,6 +80,7 @@ class TaskLifecycle:
             self.context.sets.begin(classes)
             self.outer_loop.begin_task()
             self.method.begin_task()
+            self._equalize()
         self.starts.append(step)
         self.open = True
 
@@ -93,7 +94,18 @@ class TaskLifecycle:
             else:
                 x, y = self.context.memory.x[:0], self.context.memory.y[:0]
             self.method.end_task(x, y)
+            self._equalize()
         self.open, self.data = False, []
+
+    def _equalize(self) -> None:
+        """Give all ranks what rank 0 has computed between tasks; a GPU's rounding may differ."""
+        if self.engine.ranks is None:
+            return
+        memory = self.context.memory
+        stored = [] if memory.ranks is not None else [memory.x, memory.y]
+        modules = (self.context.network, self.method)
+        values = [t for m in modules for t in (*m.parameters(), *m.buffers())]
+        self.engine.ranks.broadcast_([*values, *stored])
 
     def detect(self, labels: NDArray[np.int64] | None) -> bool:
         """Return whether a task begins with the next batch, inferred from its labels.
