@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,7 +72,9 @@ class Ledger:
     answers: list[tuple[str, str | None]] = field(default_factory=list)
     """The class of each image that was learnt and the answer before, in order."""
 
-    outcomes: Counter[str] = field(default_factory=Counter)
+    outcomes: dict[str, str] = field(default_factory=dict)
+    """What became of each file in the end, by path: a broken one may have been completed."""
+
     relabelled: int = 0
     """Images whose content was learnt under another class before."""
 
@@ -88,13 +89,17 @@ class Ledger:
 
     def _take(self, entry: Entry) -> None:
         self.marks[entry.file.path] = entry.file.mark
-        self.outcomes[entry.outcome] += 1
+        self.outcomes[entry.file.path] = entry.outcome
         if entry.outcome != LEARNT or entry.sha256 is None:
             return
         before = self.labels.setdefault(entry.sha256, set())
         self.relabelled += bool(before)
         before.add(entry.file.label)
         self.answers.append((entry.file.label, entry.said))
+
+    def count(self, outcome: str) -> int:
+        """Return the number of files with an outcome."""
+        return sum(one == outcome for one in self.outcomes.values())
 
     def knows(self, sha256: str, label: str) -> bool:
         """Return whether this content was learnt under this class."""

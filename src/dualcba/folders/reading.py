@@ -72,28 +72,35 @@ def _why(data: bytes, error: Exception) -> str:
     return reason(error).replace("<_io.BytesIO object at ", "").split(" 0x")[0].splitlines()[0]
 
 
-def fitting_shape(images: Sequence[bytes], size: int | None, colour: str) -> ImageShape:
-    """Return channels, height and width for images like these.
+Header = tuple[int, int, bool]
+"""Height, width, and whether an image is grey."""
+
+
+def read_header(data: bytes) -> Header | None:
+    """Return the size of an image and whether it is grey; None if it is no image."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data)) as image:
+                return header(image)
+    except Exception:  # a damaged image may raise anything
+        return None
+
+
+def fitting_shape(headers: Sequence[Header], size: int | None, colour: str) -> ImageShape:
+    """Return channels, height and width for images with such headers.
 
     Without `size` it is the most common size, at most 32 × 32. `colour` is `grey`, `rgb` or
     `auto`: grey if all images are.
+
+    >>> fitting_shape([(8, 8, True), (300, 400, True), (8, 8, True)], None, "auto")
+    (1, 8, 8)
+    >>> fitting_shape([(300, 400, False)], None, "auto")
+    (3, 32, 32)
     """
-    headers = [_header(data) for data in images]
     grey = all(is_grey for _, _, is_grey in headers) if colour == "auto" else colour == "grey"
+    sizes = Counter((height, width) for height, width, _ in headers)
+    height, width = min(sizes, key=lambda s: (-sizes[s], s))
     if size is None:
-        sizes = Counter((height, width) for height, width, _ in headers)
-        height, width = min(sizes, key=lambda s: (-sizes[s], s))
-    else:
-        height = width = size
-    largest = LARGEST_SIDE if size is None else size
-    return 1 if grey else 3, min(height, largest), min(width, largest)
-
-
-def is_grey(data: bytes) -> bool:
-    """Return whether an image has no colours, by its mode."""
-    return _header(data)[2]
-
-
-def _header(data: bytes) -> tuple[int, int, bool]:
-    with Image.open(io.BytesIO(data)) as image:
-        return header(image)
+        return 1 if grey else 3, min(height, LARGEST_SIDE), min(width, LARGEST_SIDE)
+    return 1 if grey else 3, size, size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dualcba.data.readers.folder import channel_mean_and_std, is_ignored
-from dualcba.data.readers.images import is_other_file
+from dualcba.data.readers.images import ByteArray, ImageShape, is_other_file
 from dualcba.engine import resolve_device
 from dualcba.engine.threads import threads_for
 from dualcba.errors import expected
@@ -28,8 +28,8 @@ from dualcba.folders.reading import (
     Sample,
     decode,
     fitting_shape,
-    is_grey,
     read_content,
+    read_header,
 )
 from dualcba.folders.watching import File, Look, Watcher
 from dualcba.learner import Learner
@@ -84,6 +84,7 @@ class Session:
     _read_at: float = 0.0
     _saved_at: float = field(default_factory=time.monotonic)
     _in_step: bool = False
+    _said_colour: bool = False
     _said: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -130,7 +131,9 @@ class Session:
         """The number of images in the memory by class."""
         if self.learner is None:
             return Counter()
-        labels = self.learner.memory.y[: self.learner.memory.filled].tolist()
+        memory = self.learner.memory
+        with self.learner.parts.engine.scope():
+            labels = memory.y[: memory.filled].tolist()
         return Counter(self.learner.classes_[k] for k in labels)
 
     def _is_done(self) -> bool:
@@ -176,12 +179,18 @@ class Session:
         image = self._decoded(content, self.recipe.shape)
         if image is None:
             return
-        if self.recipe.shape[0] == 1 and "colour" not in self._said and not is_grey(content.data):
-            self._said.add("colour")
-            self.say(f"{named(file.path)} has colours; the model is grey, as its first images were")
+        if self.recipe.shape[0] == 1 and not self._said_colour:
+            self._remark_on_colour(content)
         if not self.ready:
             self._read_at = time.monotonic()
         self.ready.append(Sample(file, content.sha256, image))
+
+    def _remark_on_colour(self, content: Content) -> None:
+        header = read_header(content.data)
+        if header is not None and not header[2]:
+            self._said_colour = True
+            path = named(content.file.path)
+            self.say(f"{path} has colours and is learnt as grey: the first images were grey")
 
     def _knows(self, sha256: str, label: str) -> bool:
         waits = any(s.sha256 == sha256 and s.file.label == label for s in self.ready)
@@ -197,7 +206,7 @@ class Session:
             self.say(f"left out: {named(file.path)}: {error.strerror or error}")
             return None
 
-    def _decoded(self, content: Content, shape: Any = None) -> Any:
+    def _decoded(self, content: Content, shape: ImageShape | None) -> ByteArray | None:
         """Return the image of a file; None if it has none, which is noted."""
         try:
             return decode(content.data, shape)
@@ -214,11 +223,14 @@ class Session:
 
     def _begin(self) -> None:
         """Make the learner for images like the first ones."""
-        found = (self._content(file) for file in list(self.waiting)[:FIRST])
-        contents = [content for content in found if content is not None]
-        whole = [content.data for content in contents if self._decoded(content) is not None]
-        if whole:
-            self.recipe = make_recipe(self.options, self.root, whole)
+        read = [self._content(file) for file in list(self.waiting)[:FIRST]]
+        contents = [content for content in read if content is not None]
+        headers = [header for c in contents if (header := read_header(c.data)) is not None]
+        shape = fitting_shape(headers, self.options.size, self.options.colour) if headers else None
+        images = [self._decoded(content, shape) for content in contents]
+        whole = [image for image in images if image is not None]
+        if shape is not None and whole:
+            self.recipe = make_recipe(self.options, self.root, shape, np.stack(whole))
             self.learner = self.recipe.make_learner(self.options.device)
             self.say(f"learning {self.root} into {self.model}: {self.recipe.text}")
         self.waiting = deque(f for f in self.waiting if self.ledger.marks.get(f.path) != f.mark)
@@ -271,12 +283,11 @@ def named(path: str) -> str:
 # ---------------------------------------------------------------------- options of a model
 
 
-def make_recipe(options: LearnCommand, root: Path, images: Sequence[bytes]) -> Recipe:
-    """Return the recipe of a new model for images like these."""
-    shape = fitting_shape(images, options.size, options.colour)
-    mean, std = channel_mean_and_std(np.stack([decode(data, shape) for data in images]))
+def make_recipe(options: LearnCommand, root: Path, shape: ImageShape, images: ByteArray) -> Recipe:
+    """Return the recipe of a new model for images like these, which have its shape."""
+    mean, std = channel_mean_and_std(images)
     device = resolve_device(options.device)
-    network = options.network or network_for(shape, max(GROWING, len(images)), device)[0]
+    network = options.network or network_for(shape, GROWING, device)[0]
     return Recipe(
         folder=str(root.absolute()), shape=shape, mean=tuple(mean), std=tuple(std),
         pad=0 if network == "mlp" else min(4, min(shape[1:]) // 8), network=network,

@@ -73,7 +73,7 @@ def class_table(rows: Sequence[ClassRow]) -> Table:
 def closing_data(session: Session) -> dict[str, Any]:
     """Return what `dualcba learn --json` prints."""
     *classes, total = class_rows(session)
-    outcomes = session.ledger.outcomes
+    ledger = session.ledger
     return {
         "model": str(session.model),
         "seen": total.seen,
@@ -81,9 +81,9 @@ def closing_data(session: Session) -> dict[str, Any]:
         "accuracy": total.accuracy,
         "latest": total.latest,
         "memory": total.memory,
-        "known": outcomes[KNOWN],
-        "broken": outcomes[BROKEN],
-        "relabelled": session.ledger.relabelled,
+        "known": ledger.count(KNOWN),
+        "broken": ledger.count(BROKEN),
+        "relabelled": ledger.relabelled,
         "classes": [
             {
                 "class": r.name,
@@ -99,11 +99,11 @@ def closing_data(session: Session) -> dict[str, Any]:
 
 def remarks(session: Session) -> list[str]:
     """Return what else is worth to be said about the files."""
-    outcomes, ledger = session.ledger.outcomes, session.ledger
+    ledger = session.ledger
     again = "learnt under each, what was learnt first is kept"
     counts = (
-        (outcomes[KNOWN], "file has", "files have", "the content of an image learnt before"),
-        (outcomes[BROKEN], "file was", "files were", "left out: not a whole image"),
+        (ledger.count(KNOWN), "file has", "files have", "the content of an image learnt before"),
+        (ledger.count(BROKEN), "file was", "files were", "left out: not a whole image"),
         (ledger.relabelled, "image was", "images were", f"in the folders of two classes: {again}"),
     )
     return [f"{n} {one if n == 1 else more} {what}" for n, one, more, what in counts if n]
@@ -118,8 +118,7 @@ def write_report(session: Session) -> Path:
     total, recipe = rows[-1], session.recipe
     assert recipe is not None
     title = Path(recipe.folder).name
-    images, classes = count(total.seen, "image"), count(len(rows) - 1, "class")
-    lead = f"{images} of {classes.replace('classs', 'classes')}, learnt one batch at a time."
+    lead = f"{count(total.seen, 'image')}, learnt one batch at a time. Classes: {len(rows) - 1}."
     head = f'<header><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p></header>'
     facts = [
         Fact("accuracy before learning", f"{number(total.accuracy)} %", "over all images"),
