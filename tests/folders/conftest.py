@@ -21,12 +21,13 @@ from dualcba.data.readers.digits import digits
 
 Write = Callable[..., list[Path]]
 
-for name in (
+for name in (  # of reports and of torch's autograd, once as well
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
     "matplotlib.backends.backend_svg",
+    "torch.fx.experimental.symbolic_shapes",
 ):
-    importlib.import_module(name)  # of reports, once as well
+    importlib.import_module(name)
 
 
 @pytest.fixture
