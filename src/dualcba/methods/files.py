@@ -38,7 +38,8 @@ def import_methods(paths: Iterable[str | Path]) -> Imported:
 
 def imported_for(method: type[Method]) -> Imported:
     """Return the file that registered a method, with its SHA-256; empty if no file did."""
-    bases = (base for base in method.__mro__ if base.__module__.startswith(_MODULE))
+    classes = (*method.__mro__, *getattr(method, "wrapped", method).__mro__)
+    bases = (base for base in classes if base.__module__.startswith(_MODULE))
     files = [sys.modules[base.__module__].__file__ for base in bases]
     return {str(path): _known[str(path)] for path in dict.fromkeys(files) if path in _known}
 
