@@ -182,21 +182,25 @@ class Display:
 
 
 class Rate:
-    """Images per second over the last ten seconds."""
+    """Images per second over the last ten seconds; 0 if none was learnt for two seconds."""
 
-    def __init__(self, window: float = 10.0) -> None:
-        self._window = window
+    def __init__(self, window: float = 10.0, idle: float = 2.0) -> None:
+        self._window, self._idle = window, idle
         self._points: list[tuple[float, int]] = []
 
     def add(self, now: float, learnt: int) -> None:
         """Note how many images were learnt until now."""
+        if self._points and learnt == self._points[-1][1]:
+            if now - self._points[-1][0] > self._idle:
+                self._points = [(now, learnt)]
+            return
         self._points.append((now, learnt))
         while len(self._points) > 2 and now - self._points[1][0] >= self._window:
             self._points.pop(0)
 
     @property
     def value(self) -> float:
-        """The rate; 0 if nothing was learnt."""
+        """The rate."""
         (begun, before), (now, learnt) = self._points[0], self._points[-1]
         return (learnt - before) / (now - begun) if now > begun else 0.0
 
@@ -235,8 +239,12 @@ def ask_command(
     for path in images:
         try:
             found[path] = read_image(user_path(path), stored.recipe.shape)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            failed[path] = f"{path} cannot be read: {error.strerror or error}, expected an image"
+        except ValueError as error:
             failed[path] = " ".join(str(error).split())
+    if len(images) == 1 and failed:
+        fail(next(iter(failed.values())), 2)
     answers = _answers(stored, list(found.values()), top) if found else []
     if as_json:
         content = [
