@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +57,9 @@ def write() -> Write:
 class Process:
     """The command line in a copy of this process, which has imported torch."""
 
-    def __init__(self, log: Path, *args: object) -> None:
+    def __init__(
+        self, log: Path, *args: object, prepare: Callable[[], None] = lambda: None
+    ) -> None:
         self.log = log
         self.pid = os.fork()
         if self.pid:
@@ -67,6 +70,7 @@ class Process:
             sys.stdout = sys.stderr = log.open("a", buffering=1)
             sys.argv = ["dualcba", *map(str, args)]
             torch.set_num_threads(1)
+            prepare()
             main()
         except SystemExit as stop:
             os._exit(stop.code if isinstance(stop.code, int) else 0)
@@ -97,8 +101,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     """Starts the command line; processes that still run at the end are killed."""
     begun: list[Process] = []
 
-    def start(*args: object) -> Process:
-        begun.append(Process(tmp_path / f"log-{len(begun)}", *args))
+    def start(*args: object, **more: Any) -> Process:
+        begun.append(Process(tmp_path / f"log-{len(begun)}", *args, **more))
         return begun[-1]
 
     yield start

@@ -8,12 +8,14 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dualcba.folders import session
 from dualcba.folders.ledger import LEARNT, Entry
 from dualcba.folders.model import MODEL, SEEN, read_model
 
@@ -83,6 +85,22 @@ def test_a_folder_that_grows_is_learnt_asked_about_and_gone_on_with(
     assert max(Counter(learnt(model)).values()) == 1
 
 
+def killed_at_the_fifth_save(moment: str) -> None:
+    """Let this process save two steps, then none, and kill itself before, in or after a save."""
+    save, count = session.save_model, iter(range(1, 100))
+
+    def dying(folder: Path, recipe: Any, learner: Any, ledger: Any) -> None:
+        number = next(count)
+        if number < 3 or (number == 5 and moment == "after"):
+            save(folder, recipe, learner, ledger)
+        elif number == 5 and moment == "within":
+            ledger.write(folder / SEEN)
+        if number == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    session.save_model = dying
+
+
 def test_a_killed_run_goes_on_to_the_same_model(
     tmp_path: Path, write: Any, start: Callable[..., Any]
 ) -> None:
@@ -92,11 +110,11 @@ def test_a_killed_run_goes_on_to_the_same_model(
     whole = start("learn", root, "--model", tmp_path / "whole", *options)
     assert whole.wait() == 0
     model = tmp_path / "killed"
-    for enough in (20, 70):
-        killed = start("learn", root, "--model", model, *options)
-        killed.until(lambda enough=enough: saved(model) >= enough)
-        assert killed.kill(signal.SIGKILL) == -signal.SIGKILL
-        assert saved(model) < 129
+    for moment, images in (("before", 20), ("within", 40), ("after", 90)):
+        prepare = partial(killed_at_the_fifth_save, moment)
+        killed = start("learn", root, "--model", model, *options, prepare=prepare)
+        assert killed.wait() == -signal.SIGKILL
+        assert saved(model) == images
     assert start("learn", root, "--model", model, *options).wait() == 0
 
     one, other = (read_model(folder) for folder in (tmp_path / "whole", model))
