@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from dualcba.folders.model import MODEL, read_model
-from dualcba.folders.session import Session, check_folder
+from dualcba.folders.session import Session, check_folder, check_options_of
+from dualcba.folders.summary import write_report
 from dualcba.options import LearnCommand
 
 GIVEN = {"once": True, "settle": 0.0, "wait": 0.0, "every": 0.001, "device": "cpu", "buffer": 20}
@@ -161,6 +162,18 @@ def test_images_of_any_size_and_mode_are_fitted(run: Run) -> None:
     assert len([line for line in run.lines if "has colours and is learnt as grey" in line]) == 1
 
 
+def test_a_class_may_have_any_name(run: Run) -> None:
+    odd = [os.fsdecode(b"caf\xff"), "\x1b[31mred\n", "a|b <c>", "all"]
+    for k, name in enumerate(odd):
+        run.put(f"{name}/{k}.png", k)
+    session = run()
+    assert {label for label, _ in session.ledger.answers} == set(odd)
+    assert run().learnt == 0
+    page = write_report(session).read_text()
+    assert "a|b &lt;c&gt;" in page
+    assert "\x1b" not in page + "".join(run.lines)
+
+
 def test_size_and_colour_can_be_given(run: Run) -> None:
     run.put("a/1.png", 1, (200, 100))
     run.put("a/2.png", 2, (200, 100))
@@ -281,3 +294,17 @@ def test_the_model_is_not_a_class_of_its_folder(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="expected another folder than that of the images"):
             check_folder(tmp_path, inside)
     check_folder(tmp_path, tmp_path / ".model")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": "er-cbaa"}, "unknown method 'er-cbaa', did you mean"),
+        ({"method": "gsa"}, "method is 'gsa', expected a method that needs no task boundaries"),
+        ({"method_options": {"alpha": 1}}, "alpha"),
+        ({"device": "gpu"}, "device is 'gpu'"),
+    ],
+)
+def test_options_are_checked_before_the_first_image(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_options_of(LearnCommand(**given))

@@ -23,7 +23,7 @@ from dualcba.engine.threads import threads_for
 from dualcba.experiments.stopping import stop
 from dualcba.folders.ledger import accuracy
 from dualcba.folders.model import LOCK, Stored, read_model
-from dualcba.folders.session import Session, check_folder, named
+from dualcba.folders.session import Session, check_folder, check_options_of, named
 from dualcba.folders.summary import (
     NOTE,
     WINDOW,
@@ -48,6 +48,7 @@ def learn_command(given: Mapping[str, Any], folder: Path) -> None:
     options = LearnCommand(**given)
     import_methods(options.imports)
     root, model = user_path(folder), user_path(options.model)
+    check_options_of(options)
     check_folder(root, model)
     with _only_writer(model), Display(show=options.verbose) as display:
         session = Session(root, model, options, given, display.say)

@@ -33,7 +33,7 @@ from dualcba.folders.reading import (
 )
 from dualcba.folders.watching import File, Look, Watcher
 from dualcba.learner import Learner
-from dualcba.methods import parse_method
+from dualcba.methods import check_options, parse_method
 from dualcba.methods.files import imported_for
 from dualcba.options import LearnCommand
 
@@ -306,6 +306,16 @@ def check_same(recipe: Recipe, given: Mapping[str, Any], model: Path) -> None:
         if name in own and value not in (own[name], "auto"):
             wanted = f"{own[name]!r}, that of the model in {model}, or another --model"
             raise ValueError(expected(name, value, wanted))
+
+
+def check_options_of(options: LearnCommand) -> None:
+    """Raise if the method or the device cannot be used; there may be no image yet."""
+    resolve_device(options.device)
+    method = parse_method(options.method)[0]
+    check_options(options.method, options.method_options)
+    if method.needs_boundaries:
+        wanted = "a method that needs no task boundaries: a folder has none"
+        raise ValueError(expected("method", options.method, wanted))
 
 
 def check_folder(root: Path, model: Path) -> None:

@@ -117,7 +117,7 @@ def write_report(session: Session) -> Path:
     rows = class_rows(session)
     total, recipe = rows[-1], session.recipe
     assert recipe is not None
-    title = Path(recipe.folder).name
+    title = named(Path(recipe.folder).name)
     lead = f"{count(total.seen, 'image')}, learnt one batch at a time. Classes: {len(rows) - 1}."
     head = f'<header><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p></header>'
     facts = [
@@ -128,7 +128,7 @@ def write_report(session: Session) -> Path:
         Section("Classes", [class_table(rows), NOTE, *remarks(session)]),
         Section("Accuracy over time", [_curve(session.ledger.answers)]),
         Section("Confusions", [_confusions(session.ledger.answers[-5 * WINDOW :])]),
-        Section("Model", [{k: str(v) for k, v in vars(recipe).items() if v not in ({}, None)}]),
+        Section("Model", [{k: named(str(v)) for k, v in vars(recipe).items() if v != {}}]),
     ]
     with atomic_write(session.model / REPORT) as draft:
         draft.write_text(page_of(title, head, facts, sections), encoding="utf-8")
