@@ -17,7 +17,7 @@ from dualcba.report.html import page_of
 from dualcba.report.names import count
 from dualcba.report.sections import Fact, Section
 from dualcba.report.tables.html import escape
-from dualcba.report.tables.model import Column, Strong, Table, number, text_columns
+from dualcba.report.tables.model import Column, Table, number, text_columns
 
 WINDOW = 200
 """Images of the accuracy at the end."""
@@ -28,8 +28,8 @@ LATEST = 50
 """Images of a class whose accuracy is shown beside that over all of its images."""
 
 NOTE = (
-    "accuracy: of the answers before an image was learnt, in percent; "
-    f"latest: of the last {LATEST} of a class, and of the last {WINDOW} of all"
+    "accuracy: share of right answers before an image was learnt, in percent; "
+    f"latest: over the last {LATEST} images of a class, and the last {WINDOW} of all"
 )
 
 
@@ -58,16 +58,15 @@ def _row(name: str, answers: Answers, latest: int, memory: int) -> ClassRow:
     return ClassRow(name, len(answers), accuracy(answers), accuracy(answers[-latest:]), memory)
 
 
-def class_table(rows: Sequence[ClassRow]) -> Table:
+def class_table(rows: Sequence[ClassRow], title: str = "") -> Table:
     """Return the rows as a table."""
     titles = ("seen", "accuracy", "latest", "in memory")
     cells = [
         (named(r.name), str(r.seen), number(r.accuracy), number(r.latest), str(r.memory))
         for r in rows
     ]
-    cells[-1] = tuple(map(Strong, cells[-1]))  # type: ignore[assignment]
     columns = (*text_columns("class"), *(Column(title) for title in titles))
-    return Table("", columns, tuple(cells))
+    return Table(title, columns, tuple(cells))
 
 
 def closing_data(session: Session) -> dict[str, Any]:
@@ -124,8 +123,9 @@ def write_report(session: Session) -> Path:
         Fact("accuracy before learning", f"{number(total.accuracy)} %", "over all images"),
         Fact("at the end", f"{number(total.latest)} %", f"over the last {WINDOW} images"),
     ]
+    said = [f"{remark}." for remark in remarks(session)]
     sections = [
-        Section("Classes", [class_table(rows), NOTE, *remarks(session)]),
+        Section("Classes", [class_table(rows, "By class"), _sentence(NOTE), *said]),
         Section("Accuracy over time", [_curve(session.ledger.answers)]),
         Section("Confusions", [_confusions(session.ledger.answers[-5 * WINDOW :])]),
         Section("Model", [{k: named(str(v)) for k, v in vars(recipe).items() if v != {}}]),
@@ -160,4 +160,9 @@ def _confusions(answers: Answers) -> Table | str:
     if not rows:
         return "No wrong answer among the latest ones."
     columns = (*text_columns("class", "answer"), Column("images"))
-    return Table("", columns, tuple(rows), f"of the last {len(answers)} images")
+    note = f"the most frequent ones among the last {count(len(answers), 'image')}"
+    return Table("Wrong answers", columns, tuple(rows), note)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
