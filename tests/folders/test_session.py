@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,33 @@ def test_nothing_is_learnt_twice(run: Run) -> None:
     run.put("a/3.png", 33)  # another image under the same name
     session = run()
     assert (session.learnt, len(session.ledger.answers)) == (1, 7)
+
+
+def test_a_copy_whose_original_vanishes_is_learnt(run: Run) -> None:
+    for k in range(25):
+        run.put(f"a/{k}.png", k)
+    run.put("a/copy.png", 24)
+    given = {**GIVEN, "save_every": 0.0}
+    session = Session(run.root, run.model, LearnCommand(**given), given, print)
+    steps = session.steps()
+    assert [next(steps), next(steps)] == [10, 8]
+    assert session.ready[-1].file.path == "a/24.png"  # the copy was seen, and left for later
+    (run.root / "a" / "24.png").unlink()  # and the process ends
+    assert len(run().ledger.answers) == 25
+
+
+def test_images_wait_for_others_from_when_they_were_read(run: Run) -> None:
+    given = {**GIVEN, "once": False, "wait": 0.3}
+    session = Session(run.root, run.model, LearnCommand(**given), given, print)
+    for k in range(25):
+        run.put(f"a/{k}.png", k)
+    begun, sizes = time.monotonic(), []
+    for learnt in session.steps():
+        sizes += [learnt] if learnt else []
+        if sum(sizes) == 25:
+            break
+    assert sizes == [10, 8, 7]
+    assert time.monotonic() - begun >= 0.3
 
 
 def test_an_image_in_the_folder_of_another_class_is_learnt_under_it(run: Run) -> None:

@@ -18,7 +18,7 @@ from rich.text import Text
 from dualcba.cli.failures import InterruptedRunsError
 from dualcba.cli.output import fail, note
 from dualcba.cli.progress import MINUTE
-from dualcba.data.readers.images import read_image
+from dualcba.data.readers.images import ByteArray, ImageShape, read_image
 from dualcba.engine.threads import threads_for
 from dualcba.experiments.stopping import stop
 from dualcba.folders.ledger import accuracy
@@ -94,7 +94,7 @@ def _loop(session: Session, display: Display) -> None:
         display.show(session)
         if stop.requested:
             return
-        if not learnt:
+        if not learnt and not session.waiting:
             time.sleep(min(TICK, session.options.every))
 
 
@@ -235,30 +235,41 @@ def ask_command(
     """Print the most likely classes of images; those that cannot be read are named at the end."""
     import_methods(imports)
     stored = read_model(user_path(model))
-    found: dict[Path, Any] = {}
-    failed: dict[Path, str] = {}
-    for path in images:
-        try:
-            found[path] = read_image(user_path(path), stored.recipe.shape)
-        except OSError as error:
-            failed[path] = f"{path} cannot be read: {error.strerror or error}, expected an image"
-        except ValueError as error:
-            failed[path] = " ".join(str(error).split())
+    found, failed = _read_images(images, stored.recipe.shape)
     if len(images) == 1 and failed:
-        fail(next(iter(failed.values())), 2)
+        fail(failed[0], 2)
     answers = _answers(stored, list(found.values()), top) if found else []
     if as_json:
-        content = [
-            {"image": str(path), "answers": [{"class": c, "probability": p} for c, p in one]}
-            for path, one in zip(found, answers, strict=True)
-        ]
-        typer.echo(json.dumps(content))
+        typer.echo(json.dumps(_as_data(list(found), answers)))
     else:
         _print_answers(list(found), answers)
-    for why in failed.values():
+    for why in failed:
         note(why)
     if failed:
         fail(f"{len(failed)} of {count(len(images), 'image')} could not be read", 2)
+
+
+def _read_images(
+    paths: Sequence[Path], shape: ImageShape
+) -> tuple[dict[Path, ByteArray], list[str]]:
+    """Return images by path, and why others could not be read."""
+    found: dict[Path, ByteArray] = {}
+    failed: list[str] = []
+    for path in paths:
+        try:
+            found[path] = read_image(user_path(path), shape)
+        except OSError as error:
+            failed.append(f"{path} cannot be read: {error.strerror or error}, expected an image")
+        except ValueError as error:
+            failed.append(" ".join(str(error).split()))
+    return found, failed
+
+
+def _as_data(paths: Sequence[Path], answers: Sequence[Answers]) -> list[dict[str, Any]]:
+    return [
+        {"image": str(path), "answers": [{"class": c, "probability": p} for c, p in one]}
+        for path, one in zip(paths, answers, strict=True)
+    ]
 
 
 Answers = list[tuple[str, float]]

@@ -40,6 +40,8 @@ class Sample:
     file: File
     sha256: str
     image: ByteArray
+    since: float
+    """When it was read, by the monotonic clock."""
 
 
 def read_content(root: Path, file: File) -> Content:

@@ -43,6 +43,9 @@ FIRST = 100
 GROWING = 50_000
 """Images that a folder may come to hold, for the choice of a network that a CPU can train."""
 
+AT_ONCE = 50
+"""Files that are read before the next step: there may be many without a new image."""
+
 SCAN_SHARE = 10
 """A look at a large folder takes at most one part in so many of the time."""
 
@@ -81,7 +84,6 @@ class Session:
     _look: Look = field(default_factory=lambda: Look([], 0, 0))
     _looked_at: float = -1e9
     _look_seconds: float = 0.0
-    _read_at: float = 0.0
     _saved_at: float = field(default_factory=time.monotonic)
     _in_step: bool = False
     _said_colour: bool = False
@@ -114,9 +116,10 @@ class Session:
             batch = self._batch()
             if batch:
                 self._learn(batch)
-            if not batch or time.monotonic() - self._saved_at >= self.options.save_every:
+            idle = not batch and not self.waiting
+            if idle or time.monotonic() - self._saved_at >= self.options.save_every:
                 self.save()
-            if not batch and self.options.once and self._is_done():
+            if idle and self.options.once and self._is_done():
                 return
             yield len(batch)
 
@@ -158,8 +161,9 @@ class Session:
             self._remark_on_look()
         if self.waiting and self.recipe is None:
             self._begin()
-        while self.recipe and self.waiting and len(self.ready) < 2 * self.recipe.batch_size:
-            self._read(self.waiting.popleft())
+        for _ in range(AT_ONCE):
+            if self.recipe and self.waiting and len(self.ready) < 2 * self.recipe.batch_size:
+                self._read(self.waiting.popleft())
 
     def _remark_on_look(self) -> None:
         if not self.root.is_dir():
@@ -170,9 +174,9 @@ class Session:
     def _read(self, file: File) -> None:
         """Read a file into `ready`, or note why it is not learnt."""
         content = self._content(file)
-        if content is None:
-            return
-        if self._knows(content.sha256, file.label):
+        if content is None or self._is_ready(content.sha256, file.label):
+            return  # a later look finds it again, if it is there
+        if self.ledger.knows(content.sha256, file.label):
             self.ledger.add(Entry(file, KNOWN, content.sha256))
             return
         assert self.recipe is not None
@@ -181,9 +185,7 @@ class Session:
             return
         if self.recipe.shape[0] == 1 and not self._said_colour:
             self._remark_on_colour(content)
-        if not self.ready:
-            self._read_at = time.monotonic()
-        self.ready.append(Sample(file, content.sha256, image))
+        self.ready.append(Sample(file, content.sha256, image, time.monotonic()))
 
     def _remark_on_colour(self, content: Content) -> None:
         header = read_header(content.data)
@@ -192,15 +194,14 @@ class Session:
             path = named(content.file.path)
             self.say(f"{path} has colours and is learnt as grey: the first images were grey")
 
-    def _knows(self, sha256: str, label: str) -> bool:
-        waits = any(s.sha256 == sha256 and s.file.label == label for s in self.ready)
-        return waits or self.ledger.knows(sha256, label)
+    def _is_ready(self, sha256: str, label: str) -> bool:
+        return any(s.sha256 == sha256 and s.file.label == label for s in self.ready)
 
     def _content(self, file: File) -> Content | None:
         try:
             return read_content(self.root, file)
         except ChangedError:
-            return None  # the next look finds it again, or not
+            return None
         except OSError as error:
             self.ledger.add(Entry(file, BROKEN))
             self.say(f"left out: {named(file.path)}: {error.strerror or error}")
@@ -246,8 +247,9 @@ class Session:
         size = self.recipe.batch_size
         if len(self.ready) >= 2 * size:
             return [self.ready.popleft() for _ in range(size)]
-        complete = self.options.once and not self._look.unsettled and not self.waiting
-        if not complete and time.monotonic() - self._read_at < self.options.wait:
+        complete = self.options.once and not self._look.unsettled
+        waited = time.monotonic() - self.ready[0].since
+        if self.waiting or (waited < self.options.wait and not complete):
             return []
         part = even_batches(len(self.ready), size)[0]
         return [self.ready.popleft() for _ in range(part.stop)]
