@@ -14,6 +14,7 @@ from dualcba.options import (
     KIND_DEFAULTS,
     PROTOCOLS,
     BenchCommand,
+    LearnCommand,
     Option,
     ReproduceCommand,
     RunCommand,
@@ -46,13 +47,14 @@ def choices(option: Option) -> str:
 def default(option: Option) -> str:
     """Return the default in Markdown."""
     value = option.default() if callable(option.default) else option.default
-    preset = "‡" * any(option.name in values for values in PROTOCOLS.values())
+    of_run = option == definitions(RunCommand).get(option.name)  # else a command's own default
+    preset = "‡" * any(of_run and option.name in values for values in PROTOCOLS.values())
     if value in (None, [], {}):
         return "–" + preset
     text = ",".join(value) if isinstance(value, list) else str(value)
     text = text.lower() if isinstance(value, bool) else text
-    depends = any(option.name in values for values in DATASET_DEFAULTS.values())
-    by_kind = any(option.name in values for values in KIND_DEFAULTS.values())
+    depends = of_run and any(option.name in values for values in DATASET_DEFAULTS.values())
+    by_kind = of_run and any(option.name in values for values in KIND_DEFAULTS.values())
     return f"`{text}`" + "*" * depends + "†" * by_kind + preset
 
 
@@ -96,7 +98,11 @@ def page() -> str:
     lines += ["## Protocols\n", *protocols(run), ""]
     own = {k: o for k, o in definitions(LearnerArguments).items() if k not in run}
     lines += ["## Further arguments of `Learner`\n", *table(own, mark=False, flags=False), ""]
-    for title, cls in (("dualcba reproduce", ReproduceCommand), ("dualcba bench", BenchCommand)):
+    for title, cls in (
+        ("dualcba reproduce", ReproduceCommand),
+        ("dualcba learn", LearnCommand),
+        ("dualcba bench", BenchCommand),
+    ):
         further = {k: o for k, o in definitions(cls).items() if run.get(k) != o}
         lines += [f"## Further options of `{title}`\n", *table(further, mark=False), ""]
     return "\n".join(lines)

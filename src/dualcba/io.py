@@ -136,3 +136,35 @@ def folder_lock(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)  # releases the lock
+
+
+@contextmanager
+def only_process(path: Path) -> Iterator[None]:
+    """Hold a lock file with the id of this process; raise a `BlockingIOError` if another one does.
+
+    The lock ends with the process, however it ends. Without effect on systems and file systems that
+    have no locks.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        _take_lock(handle, path)
+        os.ftruncate(handle, 0)
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        os.write(handle, f"process {os.getpid()} on {platform.node()} since {since}\n".encode())
+        yield
+        os.ftruncate(handle, 0)
+    finally:
+        os.close(handle)  # releases the lock
+
+
+def _take_lock(handle: int, path: Path) -> None:
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
+        raise BlockingIOError(f"{path.parent} is in use by {holder}") from None
+    except OSError:  # some network file systems have no locks
+        return

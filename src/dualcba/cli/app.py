@@ -1,5 +1,5 @@
-"""The commands: `dualcba run`, `resume`, `reproduce`, `report`, `bench`, `list`, `data`,
-`runs`, `doctor`.
+"""The commands: `dualcba run`, `resume`, `reproduce`, `report`, `learn`, `ask`, `bench`, `list`,
+`data`, `runs`, `doctor`.
 
 Only what `--help` needs is imported here; each command imports the rest when it is called.
 """
@@ -22,7 +22,13 @@ from dualcba import __version__
 from dualcba.cli.failures import FailedRunsError, InterruptedRunsError, one_line, out_of_memory
 from dualcba.cli.output import fail, note, replace_what_cannot_be_encoded
 from dualcba.cli.parameters import GroupedCommand, takes
-from dualcba.options import BenchCommand, ReproduceCommand, ResumeCommand, RunCommand
+from dualcba.options import (
+    BenchCommand,
+    LearnCommand,
+    ReproduceCommand,
+    ResumeCommand,
+    RunCommand,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -152,6 +158,40 @@ def report(
     asked = words("score", ",".join(score)) if score else []
     path = write_report(*folders, to=out, asked=asked)
     typer.echo(json.dumps({"report": str(path)}) if as_json else path)
+
+
+@app.command(cls=GroupedCommand)
+@takes(LearnCommand)
+def learn(
+    given: dict[str, Any],
+    folder: Annotated[Path, typer.Argument(help="contains a folder of images per class")],
+) -> None:
+    """Learn from a folder of images while it grows.
+
+    New folders are new classes. Ctrl-C stops; the same command goes on.
+    """
+    from dualcba.cli.learn import learn_command
+
+    learn_command(given, folder)
+
+
+@app.command()
+def ask(
+    images: Annotated[list[Path], typer.Argument(help="one or more images")],
+    model: Annotated[
+        Path, typer.Option(help="the --model of `dualcba learn`, which may be running")
+    ] = Path("runs/model"),
+    top: Annotated[int, typer.Option(help="classes to name per image", min=1)] = 3,
+    imports: Annotated[
+        list[str] | None,
+        typer.Option("--import", help="Python file that registers the model's method"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what images show, with the last model that `dualcba learn` has saved."""
+    from dualcba.cli.learn import ask_command
+
+    ask_command(images, model, top, imports or [], as_json=as_json)
 
 
 @app.command(cls=GroupedCommand)

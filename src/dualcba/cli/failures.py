@@ -74,6 +74,7 @@ def out_of_memory(error: Exception) -> bool:
     return on_gpu or isinstance(error, MemoryError) or CPU_MEMORY in str(error)
 
 
-def resume_hint(out: Path) -> str:
+def resume_hint(out: Path, specs: Sequence[Spec] = ()) -> str:
     """Return how to run what is missing in a folder with a plan."""
-    return f"`dualcba resume {out}` goes on"
+    files = dict.fromkeys(path for spec in specs for path in spec.imports)
+    return f"`dualcba resume {out}{''.join(f' --import {path}' for path in files)}` goes on"

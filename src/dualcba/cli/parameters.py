@@ -16,6 +16,7 @@ from dualcba.options import (
     OUTPUT,
     PROTOCOLS,
     Option,
+    RunCommand,
     definitions,
 )
 
@@ -124,7 +125,8 @@ def _metavar(option: Option) -> str | None:
         return "NAME=VALUE"
     if option.name == "sweep":
         return "NAME=VALUES"
-    return METAVARS.get(option.kind, "PATH" if "Path" in str(option.type) else "TEXT")
+    is_path = "Path" in str(option.type) or option.name == "imports"
+    return METAVARS.get(option.kind, "PATH" if is_path else "TEXT")
 
 
 def help_text(option: Option) -> str:
@@ -138,6 +140,8 @@ def help_text(option: Option) -> str:
     shown = ",".join(default) if isinstance(default, list) else default
     if isinstance(default, bool):
         shown = "yes" if default else "no"
+    if option != definitions(RunCommand).get(option.name):  # a default of another command alone
+        return f"{text} (default: {shown})"
     depends = any(option.name in values for values in DATASET_DEFAULTS.values())
     by_kind = any(option.name in values for values in KIND_DEFAULTS.values())
     preset = any(option.name in values for values in PROTOCOLS.values())

@@ -56,7 +56,7 @@ def run_with_progress(
     `FailedRunsError` with their results is raised at the end. `again` says how to go on after an
     interrupt, by default with `resume`.
     """
-    again = again or resume_hint(out)
+    again = again or resume_hint(out, specs)
     with _tracking(execution.track, out) as track, _bars(show) as progress:
         bars = Bars(progress, len(specs))
         failures = Failures(bars.say)

@@ -20,8 +20,10 @@ from dualcba.experiments.paper.selection import choose, choose_own
 from dualcba.experiments.pool import process_count
 from dualcba.experiments.purpose import AskedTable, add_tables
 from dualcba.experiments.result import Result
+from dualcba.experiments.spec import read_toml
 from dualcba.experiments.store import check_folder, known_data, make_folder, read_results
-from dualcba.options import ReproduceCommand
+from dualcba.methods.files import import_methods
+from dualcba.options import ReproduceCommand, definitions
 from dualcba.report import render
 from dualcba.report.data import experiment_data
 from dualcba.report.names import count
@@ -59,6 +61,9 @@ def _asked(
     name: str, given: Mapping[str, Any]
 ) -> tuple[list[Experiment], list[AskedTable], ReproduceCommand]:
     """Return the tables to run, how their folder notes them, and the options."""
+    own_files = read_toml(Path(name)).get("imports", []) if is_file(name) else []
+    imports = definitions(ReproduceCommand)["imports"]
+    import_methods([*imports.check(own_files), *imports.check(given.get("imports", []))])
     if not is_file(name):
         options = ReproduceCommand(**given)
         part = options.dataset, options.scale, options.column, options.row

@@ -37,6 +37,7 @@ from dualcba.experiments.fitting_network import fitting_network
 from dualcba.experiments.purpose import Purpose, add_sweep, read_purpose
 from dualcba.experiments.remote import check_place
 from dualcba.experiments.sweep import Sweep, read_sweep, sweep_specs
+from dualcba.methods.files import import_methods
 from dualcba.options import (
     ExecutionOptions,
     Hardware,
@@ -69,6 +70,7 @@ def run_command(given: Mapping[str, Any], file: Path | None) -> None:
     for name in options:
         if name not in definitions(RunCommand):
             raise ValueError(unknown("option", name, definitions(RunCommand)))
+    import_methods(definitions(RunCommand)["imports"].check(options.get("imports") or []))
     wanted = _only(options, RunOptions) | {k: v for k, v in options.items() if k == "seeds"}
     execution = ExecutionOptions(**_only(options, ExecutionOptions))
     output = OutputOptions(**_only(options, OutputOptions))
@@ -212,6 +214,7 @@ def _by_sweep(
 def resume_command(given: Mapping[str, Any], out: Path) -> None:
     """Run the specs of a folder's plan that have no result."""
     options = usable_here(ResumeCommand(**given))
+    import_methods(options.imports)
     scores = _asked(options.score)
     specs, results = read_plan(out), read_results(out)
     complete = list(results.values())

@@ -21,9 +21,14 @@ def fitting_network(data: Dataset, device: torch.device) -> tuple[str, str]:
     >>> fitting_network(digits(), torch.device("cpu"))[0]
     'resnet18-slim'
     """
-    if len(data.input_shape) != 3:
-        return "mlp", f"samples have the shape {data.input_shape}"
-    pixels = len(data.train_x) * data.input_shape[1] * data.input_shape[2]
+    return network_for(data.input_shape, len(data.train_x), device)
+
+
+def network_for(shape: tuple[int, ...], samples: int, device: torch.device) -> tuple[str, str]:
+    """Return the name of a network for so many training samples of a shape, and why."""
+    if len(shape) != 3:
+        return "mlp", f"samples have the shape {shape}"
+    pixels = samples * shape[1] * shape[2]
     if device.type == "cpu" and pixels > CPU_PIXELS:
         return "mlp", f"{pixels} pixels of training images take long on a CPU"
     return "resnet18-slim", "images"

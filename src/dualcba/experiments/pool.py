@@ -32,6 +32,7 @@ from dualcba.experiments.scheduler import Failed, Load, few_threads, run_all
 from dualcba.experiments.spec import Spec
 from dualcba.experiments.stopping import stop
 from dualcba.experiments.store import PLAN, write_result
+from dualcba.methods.files import import_again
 from dualcba.options import Hardware
 from dualcba.options.values import Interval
 
@@ -347,6 +348,7 @@ def _run_and_send(
 ) -> None:
     """Run a spec and send its updates, or what it raised."""
     try:
+        import_again(spec.imports)
         for update in run_specs([spec], load, hardware, out, checkpoints=checkpoints):
             connection.send(update)
     except Exception as error:

@@ -23,6 +23,7 @@ from dualcba.experiments.scheduler import Load
 from dualcba.experiments.spec import Spec
 from dualcba.experiments.stopping import stop
 from dualcba.experiments.store import make_folder, read_result, result_path
+from dualcba.methods.files import import_again
 from dualcba.options import ExecutionOptions, Hardware
 
 EXTRAS = {"local": (), "ray": ("ray",), "slurm": ("submitit",)}
@@ -82,6 +83,8 @@ def run_job(job: Job, send: Send, signals: Sequence[int] | None = None) -> list[
         if not job.out.is_dir():
             where = f"{job.out} is missing on {socket.gethostname()}"
             raise FileNotFoundError(f"{where}, expected a folder that all machines share, as --out")
+        for spec in job.specs:
+            import_again(spec.imports)
         left = [spec for spec in job.specs if not _report_complete(job.out, spec, send)]
         with threads(job.options.cpus_per_task), _inside(job.folder):
             _run(job, left, send, add, signals)

@@ -14,7 +14,7 @@ from typing import Any
 from dualcba.data.dataset import DataOrigin
 from dualcba.errors import shown
 from dualcba.experiments.result_rules import check_result
-from dualcba.experiments.spec import Spec
+from dualcba.experiments.spec import Spec, content_of
 from dualcba.experiments.upgrade import upgrade_result
 
 SCHEMA = 2
@@ -260,7 +260,8 @@ def identity(spec: AnySpec) -> Hashable:
     >>> identity(Spec(method="er", seed=1)) == identity(Spec(method="er", eval_every=0))
     True
     """
-    return frozen({name: v for name, v in spec.to_dict().items() if name not in _FREE})
+    fields = content_of(spec.to_dict())
+    return frozen({name: v for name, v in fields.items() if name not in _FREE})
 
 
 def frozen(value: Any) -> Hashable:

@@ -15,7 +15,7 @@ from dualcba.data.dataset import DataOrigin
 from dualcba.errors import expected, shown
 from dualcba.evaluation import Evaluator, Recorder
 from dualcba.experiments.run import Run
-from dualcba.experiments.spec import Spec
+from dualcba.experiments.spec import Spec, content_of
 from dualcba.training.learner_state import save_state
 
 SCHEMA = 1
@@ -62,7 +62,7 @@ def _identity(spec: Spec, origin: DataOrigin) -> dict[str, Any]:
     """Return what a checkpoint and the run that loads it must have in common, as JSON gives it."""
     import dualcba
 
-    fields = {"spec": spec.to_dict(), "data": asdict(origin)}
+    fields = {"spec": content_of(spec.to_dict()), "data": asdict(origin)}
     known: dict[str, Any] = json.loads(json.dumps(fields))
     return {"checkpoint": SCHEMA, "dualcba": dualcba.__version__, **known}
 

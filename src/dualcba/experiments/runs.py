@@ -20,6 +20,7 @@ from dualcba.experiments.store import (
     read_plan,
     read_result,
 )
+from dualcba.methods.files import NotImportedError
 
 PLANNED, DAMAGED = "not run", "damaged"
 
@@ -84,6 +85,8 @@ def _stored(path: Path) -> StoredRun:
 def _planned(out: Path) -> Iterator[StoredRun]:
     try:
         specs = read_plan(out)
+    except NotImportedError:  # their folders are unknown without the method
+        return
     except ValueError as error:
         yield StoredRun(out / PLAN, DAMAGED, problem=reason(error))
         return

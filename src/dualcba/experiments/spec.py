@@ -15,6 +15,7 @@ from dualcba.errors import at_least, expected, unknown
 from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_settings
 from dualcba.io import user_path
 from dualcba.methods import METHODS, check_options, parse_method
+from dualcba.methods.files import check_imported, imported_for
 from dualcba.options import (
     DATASET_DEFAULTS,
     RunOptions,
@@ -52,7 +53,12 @@ class Spec(RunOptions):
     ValueError: buffer is 0, expected a whole number of at least 1
     """
 
+    imports: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The file that registered the method, with its SHA-256; empty if no file of the user did. It
+    follows from the method. One that is given must have been imported (`import_methods`)."""
+
     def __post_init__(self) -> None:
+        check_imported(self.imports)
         epochs_given = self.epochs is not None
         for name in ("method", "dataset", "setting"):  # others depend on them
             own = definitions(Spec)[name]
@@ -70,6 +76,7 @@ class Spec(RunOptions):
         check_tracking(self.tracking, self.forward)
         check_while_empty(self.while_empty, parse_method(self.method)[0].stores_in_steps)
         check_options(self.method, self.method_options)
+        object.__setattr__(self, "imports", imported_for(parse_method(self.method)[0]))
 
     def _defaults(self) -> dict[str, Any]:
         """Return the defaults of the dataset, the setting, the protocol and the adaptor."""
@@ -104,14 +111,26 @@ class Spec(RunOptions):
         shown = {f: getattr(self, f) for f in ("dataset", "setting", "method", "buffer", "seed")}
         stem = Path(self.dataset).stem
         name = f"{stem}-" + "{setting}-{method}-b{buffer}-s{seed}".format(**shown)
-        if self == Spec(**shown) and self.dataset in DATASETS:  # two files may have one stem
+        named = self.dataset in DATASETS and not self.imports  # two files may have one stem
+        if named and self == Spec(**shown):
             return name
-        content = json.dumps(self.to_dict() | {"seed": None}, sort_keys=True)
+        content = json.dumps(content_of(self.to_dict()) | {"seed": None}, sort_keys=True)
         return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields, as JSON takes them."""
-        return dataclasses.asdict(self)
+        """Return all fields, as JSON takes them; `imports` only if there are any."""
+        fields = dataclasses.asdict(self)
+        return fields if self.imports else {k: v for k, v in fields.items() if k != "imports"}
+
+
+def content_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a spec without the places of imported files: their content counts.
+
+    >>> content_of({"buffer": 50, "imports": {"/home/me/mine.py": "c0ffee"}})
+    {'buffer': 50, 'imports': ['c0ffee']}
+    """
+    files = {"imports": sorted(fields["imports"].values())} if fields.get("imports") else {}
+    return {**fields, **files}
 
 
 # ---------------------------------------------------------------------- fields that must fit

@@ -15,6 +15,7 @@ from dualcba.errors import expected, unknown
 from dualcba.experiments.result import SCHEMA, SCHEMAS, Result, frozen, read_origin
 from dualcba.experiments.spec import Spec, fields, upgrade_fields
 from dualcba.io import atomic_write, folder_lock
+from dualcba.methods.files import NotImportedError
 from dualcba.parsing import parse_json
 
 RESULT = "result.json"
@@ -207,6 +208,8 @@ def _read_entries(out: Path) -> list[tuple[Spec, DataOrigin | None]]:
         if not isinstance(entries, list):
             raise ValueError("it has no list 'specs', expected one")
         return [_read_entry(entry) for entry in entries]
+    except NotImportedError as error:
+        raise NotImportedError(f"{path}: {error}") from None
     except ValueError as error:
         raise ValueError(f"{path} cannot be read as a plan: {error}") from None
 
@@ -216,6 +219,6 @@ def _read_entry(entry: Any) -> tuple[Spec, DataOrigin | None]:
         raise ValueError(expected("an entry of 'specs'", entry, "the fields of a run"))
     given = upgrade_fields({name: value for name, value in entry.items() if name != "data"})
     for name in given:
-        if name not in fields():
+        if name not in (*fields(), "imports"):
             raise ValueError(unknown("field", name, fields()))
     return Spec(**given), read_origin(entry)

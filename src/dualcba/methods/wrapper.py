@@ -157,7 +157,7 @@ def _make(base: type[Method], wrapper: type[Wrapper]) -> type[Method]:
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [p.replace(kind=keyword) for p in (*own, *inner)]
     init.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    members = {name: getattr(base, name) for name in KEPT}
+    members = {name: getattr(base, name) for name in KEPT} | {"wrapped": base}
     members |= {"__init__": init, "__doc__": wrapper.__doc__, "__module__": wrapper.__module__}
     return type(f"{base.__name__}{wrapper.__name__}", (wrapper,), members)
 

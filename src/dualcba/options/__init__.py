@@ -79,6 +79,7 @@ EngineName = Literal["auto", "eager", "captured"]
 PlaceName = Literal["local", "ray", "slurm"]
 PrecisionName = Literal["auto", "fp32", "bf16"]
 Scale = Literal["paper", "small"]
+Colour = Literal["auto", "grey", "rgb"]
 
 CBA: tuple[AdaptorKind, ...] = get_args(AdaptorKind)
 DUAL: tuple[AdaptorKind, ...] = CBA[1:]
@@ -509,6 +510,10 @@ class OutputOptions:
 class RunCommand(RunOptions, ExecutionOptions, OutputOptions):
     """Everything that `dualcba run` takes, on the command line and in a TOML file."""
 
+    imports: list[str] = option(
+        list, "file of Python that registers methods of your own; it is executed", METHOD,
+        flag="import", repeatable=True, accept=words,
+    )  # fmt: skip
     seeds: int = option(1, "number of seeds, counted from --seed", DATA, low=1)
     sweep: dict[str, Any] = option(
         dict,
@@ -530,6 +535,46 @@ class ResumeCommand(ExecutionOptions, OutputOptions):
     """Everything that `dualcba resume` takes."""
 
     score: list[str] = same_as(RunCommand, "score")
+    imports: list[str] = same_as(RunCommand, "imports")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnCommand(OutputOptions):
+    """Everything that `dualcba learn` takes."""
+
+    size: int | None = option(
+        None, "height and width of the model's images; by default that of the first ones, up to 32",
+        DATA, low=1,
+    )  # fmt: skip
+    colour: Colour = option(
+        "auto", "grey or rgb images in the model; auto: grey if the first ones are", DATA
+    )
+    flip: bool = option(False, "whether to learn mirror images too", DATA)
+    every: float = option(1.0, "seconds between two looks at the folder", DATA)
+    settle: float = option(
+        1.0, "seconds that a file must be unchanged before it is read", DATA, accept=not_negative
+    )
+    wait: float = option(
+        5.0, "seconds that images wait for others to fill a batch", DATA, accept=not_negative
+    )
+    once: bool = option(False, "learn what is there, and end", OUTPUT)
+    model: Path = option(lambda: Path("runs/model"), "folder of the model", OUTPUT, accept=path)
+    save_every: float = option(
+        10.0, "seconds between two saves while there is something to learn", OUTPUT,
+        accept=not_negative,
+    )  # fmt: skip
+    method: str = option("er-balanced-cba", "rehearsal method, see `dualcba list methods`", METHOD)
+    method_options: dict[str, Any] = same_as(TrainingOptions, "method_options")
+    imports: list[str] = same_as(RunCommand, "imports")
+    buffer: int = option(500, "number of images in the memory", METHOD, low=1)
+    batch_size: int = option(10, "images per step", NETWORK, low=1)
+    memory_batch: int = option(32, "images from the memory per step", NETWORK, low=1)
+    lr: float = option(0.03, "learning rate of the network", NETWORK)
+    network: NetworkName | None = option(
+        None, "network to train; by default mlp on a CPU, resnet18-slim on a GPU", NETWORK
+    )
+    seed: int = same_as(TrainingOptions, "seed")
+    device: str = same_as(Hardware, "device")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -548,6 +593,7 @@ class ReproduceCommand(ExecutionOptions, OutputOptions):
         DATA, parse=titles, accept=words,
     )  # fmt: skip
     scale: Scale = option("paper", "paper, or small: digits, for a CPU", DATA)
+    imports: list[str] = same_as(RunCommand, "imports")
     out: Path | None = option(
         None, "folder for the results; by default runs/reproduce or runs/reproduce-small", OUTPUT,
         accept=path,

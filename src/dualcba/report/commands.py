@@ -35,7 +35,8 @@ def command(fields: Fields, seeds: Sequence[int]) -> str:
     'dualcba run --method er --dataset digits --setting blurry-10 --protocol p10'
     """
     first = ("method", "dataset", "setting", "protocol")  # others depend on them
-    plain = {**usual(fields, first), "setting": "online", "protocol": "paper"}
+    always = {"setting": "online", "protocol": "paper", "imports": None}
+    plain = {**usual(fields, first), **always}
     words = ["dualcba", "run"]
     for name in (*first, *(k for k in fields if k not in (*first, "seed"))):
         value = fields.get(name)
@@ -53,6 +54,8 @@ def _option(name: str, value: Any) -> list[str]:
     flag = name.replace("_", "-")
     if name == "method_options":
         return [w for k, v in value.items() for w in ("--option", f"{k}={json.dumps(v)}")]
+    if name == "imports":
+        return [w for path in value for w in ("--import", path)]
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
     if isinstance(value, list | tuple):

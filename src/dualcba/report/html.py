@@ -63,9 +63,14 @@ def make_page(
 ) -> str:
     """Return the page on results as text; `made` says what they were made for."""
     facts, sections = report_sections(results, made, asked)
+    return page_of(title, _head(title, results), facts, sections)
+
+
+def page_of(title: str, head: str, facts: Iterable[Fact], sections: list[Section]) -> str:
+    """Return a page as text; `head` is HTML, all else is escaped."""
     anchors = Anchors()
     names = [(anchors.name(s.title), [anchors.name(p.title) for p in s.parts]) for s in sections]
-    body = [_head(title, results), _facts(facts), _contents(sections, names)]
+    body = [head, _facts(facts), _contents(sections, names)]
     for section, (name, parts) in zip(sections, names, strict=True):
         body.append(f'<section aria-labelledby="{name}">')
         body.append(_section(section, name, 2))

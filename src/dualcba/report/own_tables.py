@@ -1,7 +1,8 @@
 """Tables of one's own: columns × rows of any specs, read from a TOML file like those of the paper.
 
 The keys are those of the files in `dualcba/experiments/paper`, see `catalogue`; all but `rows` can
-be left out. `seeds` is the number of seeds, and `figure` may be a list.
+be left out. `seeds` is the number of seeds, and `figure` may be a list. `imports` names files of
+methods, which the command line executes, and a report does not.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dualcba.report.names import SCORES, slug
 
 KEYS = (
     "title", "note", "scores", "figure", "seeds", "spec", "columns", "rows", "beside", "adaptors",
+    "imports",
 )  # fmt: skip
 OWN = (*BESIDE, "statistics", "donor")
 """Keys of a row, a column or `spec` that are not fields of a spec."""

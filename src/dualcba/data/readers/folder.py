@@ -123,16 +123,17 @@ def _split(
 
 
 def _class_folders(root: Path) -> list[Path]:
-    return sorted(p for p in root.iterdir() if p.is_dir() and not _is_ignored(p.name))
+    return sorted(p for p in root.iterdir() if p.is_dir() and not is_ignored(p.name))
 
 
 def _holds_files(folder: Path) -> bool:
     """Return whether a folder directly contains images: then `train` is the name of a class."""
-    files = (p for p in folder.iterdir() if p.is_file() and not _is_ignored(p.name))
+    files = (p for p in folder.iterdir() if p.is_file() and not is_ignored(p.name))
     return any(not is_other_file(p) for p in files)
 
 
-def _is_ignored(name: str) -> bool:
+def is_ignored(name: str) -> bool:
+    """Return whether a file or folder is hidden, or one that a system has left there."""
     return name.startswith(".") or name.lower() in IGNORED_NAMES
 
 
@@ -158,7 +159,7 @@ def _find_images(root: Path, classes: list[str] | None = None) -> tuple[list[str
 
 def _files_of_class(folder: Path) -> list[Path]:
     relative = (p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
-    kept = [folder / p for p in sorted(relative) if not any(map(_is_ignored, p.parts))]
+    kept = [folder / p for p in sorted(relative) if not any(map(is_ignored, p.parts))]
     paths = [path for path in kept if not is_other_file(path)]
     if not paths:
         raise ValueError(f"{folder} is empty, expected the images of that class")

@@ -107,10 +107,11 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
 
 def read_headers(paths: Sequence[Path]) -> list[tuple[int, int, bool]]:
     """Return (height, width, is_grey) of each image without decoding it."""
-    return [_read(path, _header) for path in paths]
+    return [_read(path, header) for path in paths]
 
 
-def _header(image: Image.Image) -> tuple[int, int, bool]:
+def header(image: Image.Image) -> tuple[int, int, bool]:
+    """Return (height, width, is_grey) of an image, which need not be decoded."""
     width, height = image.size
     if image.format in PHOTO_FORMATS and _orientation(image) > 4:  # rotated by 90°
         width, height = height, width

@@ -1,0 +1,136 @@
+"""The folder of a model: the learner's state, what it was made from, and which files it has seen.
+
+`model.safetensors` is replaced as a whole, with a checksum. It names the part of `seen.jsonl` that
+belongs to it, so the two always agree, whenever a process ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dualcba.checkpoint import read_state_file, write_state_file
+from dualcba.data import Transform
+from dualcba.errors import expected
+from dualcba.estimator import FIRST_OUTPUTS
+from dualcba.folders.ledger import Ledger, Saved
+from dualcba.learner import Learner
+from dualcba.methods.files import check_imported
+from dualcba.nets import make_network
+from dualcba.randomness import first_weights
+
+SCHEMA = 1
+MODEL, SEEN, LOCK, REPORT = "model.safetensors", "seen.jsonl", "lock", "report.html"
+
+LearnerState = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a learner is made from; it stays the same as long as the model exists."""
+
+    folder: str
+    """The folder of the images, as an absolute path."""
+
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    pad: int
+    flip: bool
+    network: str
+    method: str
+    method_options: dict[str, Any]
+    buffer: int
+    batch_size: int
+    memory_batch: int
+    lr: float
+    seed: int
+    imports: dict[str, str]
+    """Files that register the method, with their SHA-256; see `dualcba.methods.files`."""
+
+    @property
+    def text(self) -> str:
+        """The recipe in a few words."""
+        channels, height, width = self.shape
+        shape = f"{height}×{width} {'grey' if channels == 1 else 'RGB'}"
+        return f"{self.method}, {self.network}, {shape}, memory of {self.buffer}"
+
+    def make_learner(self, device: str) -> Learner:
+        """Return a learner for classes that nobody announces.
+
+        New samples are normalised together with those of the memory, so that a batch of one image
+        is learnt as well as others are.
+        """
+        check_imported(self.imports)
+        with first_weights(self.seed):
+            network = make_network(self.network, self.shape, FIRST_OUTPUTS)
+        transform = Transform(self.mean, self.std, pad=self.pad, flip=self.flip)
+        return Learner(
+            network, self.shape, None, method=self.method, method_options=self.method_options,
+            buffer=self.buffer, batch_size=self.batch_size, memory_batch=self.memory_batch,
+            lr=self.lr, seed=self.seed, transform=transform, forward="concat",
+            boundaries="inferred", ibn=True, on_outlier="skip", device=device,
+        )  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, given: Any) -> Recipe:
+        """Read what `dataclasses.asdict` returned."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(given, dict) or sorted(given) != sorted(names):
+            raise ValueError(expected("recipe", given, f"the fields {', '.join(names)}"))
+        lists = {name: tuple(given[name]) for name in ("shape", "mean", "std")}
+        return cls(**{**given, **lists})
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A model as it is on the disk."""
+
+    recipe: Recipe
+    state: LearnerState
+    seen: Saved
+    saved_at: float
+
+    def load(self, device: str) -> Learner:
+        """Return the learner."""
+        learner = self.recipe.make_learner(device)
+        learner.load_state_dict(self.state)
+        return learner
+
+
+def save_model(folder: Path, recipe: Recipe, learner: Learner, ledger: Ledger) -> None:
+    """Write a model; if this process ends before it is complete, the one before is still there."""
+    seen = ledger.write(folder / SEEN)
+    state = learner.state_dict()
+    meta = {
+        "schema": SCHEMA,
+        "recipe": dataclasses.asdict(recipe),
+        "seen": dataclasses.asdict(seen),
+        "saved_at": time.time(),
+        "learner": state["meta"],
+    }
+    write_state_file(folder / MODEL, {"tensors": state["tensors"], "meta": meta})
+
+
+def read_model(folder: Path) -> Stored:
+    """Read a model; nothing in it is executed."""
+    path = folder / MODEL
+    if not path.is_file():
+        wanted = "one that `dualcba learn` has saved"
+        raise FileNotFoundError(f"{folder} holds no model, expected {wanted}")
+    state = read_state_file(path, "saved model")
+    meta = state["meta"]
+    if not isinstance(meta, dict) or "recipe" not in meta:
+        raise ValueError(f"{path} is a saved learner, expected a model of `dualcba learn`")
+    if meta.get("schema") != SCHEMA:
+        raise ValueError(f"{path} has the schema {meta.get('schema')!r}, expected {SCHEMA}")
+    try:
+        recipe, seen = Recipe.from_dict(meta["recipe"]), Saved(**meta["seen"])
+        learner = {"tensors": state["tensors"], "meta": meta["learner"]}
+        return Stored(recipe, learner, seen, float(meta["saved_at"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as a saved model: {error}") from error

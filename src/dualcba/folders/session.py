@@ -1,0 +1,343 @@
+"""Learn from a folder while it grows: look, ask the model, learn, save, and so on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dualcba.data.readers.folder import channel_mean_and_std, is_ignored
+from dualcba.data.readers.images import ByteArray, ImageShape, is_other_file
+from dualcba.engine import resolve_device
+from dualcba.engine.threads import threads_for
+from dualcba.errors import expected
+from dualcba.estimator import even_batches
+from dualcba.experiments.fitting_network import network_for
+from dualcba.folders.ledger import BROKEN, KNOWN, LEARNT, OTHER, Entry, Ledger
+from dualcba.folders.model import MODEL, SEEN, Recipe, read_model, save_model
+from dualcba.folders.reading import (
+    ChangedError,
+    Content,
+    Sample,
+    decode,
+    fitting_shape,
+    read_content,
+    read_header,
+)
+from dualcba.folders.watching import File, Look, Watcher
+from dualcba.learner import Learner
+from dualcba.methods import check_options, parse_method
+from dualcba.methods.files import imported_for
+from dualcba.options import LearnCommand
+
+FIRST = 100
+"""Images that decide on size and colours of a new model, and on how pixels are normalised."""
+
+GROWING = 50_000
+"""Images that a folder may come to hold, for the choice of a network that a CPU can train."""
+
+AT_ONCE = 50
+"""Files that are read before the next step: there may be many without a new image."""
+
+SCAN_SHARE = 10
+"""A look at a large folder takes at most one part in so many of the time."""
+
+FIXED = ("method", "method_options", "network", "buffer", "batch_size", "memory_batch", "lr",
+         "flip", "seed")  # fmt: skip
+"""Options that a model keeps."""
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Session:
+    """A folder, the model that learns from it, and what waits to be learnt."""
+
+    root: Path
+    model: Path
+    options: LearnCommand
+    given: Mapping[str, Any]
+    """The options that the user has given."""
+
+    say: Say
+    """Prints one line."""
+
+    recipe: Recipe | None = None
+    learner: Learner | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    waiting: deque[File] = field(default_factory=deque)
+    """Files that were found and not read."""
+
+    ready: deque[Sample] = field(default_factory=deque)
+    """Images in the order in which they are learnt, at most two batches."""
+
+    learnt: int = 0
+    """Images since the start of the process."""
+
+    _look: Look = field(default_factory=lambda: Look([], 0, 0))
+    _looked_at: float = -1e9
+    _look_seconds: float = 0.0
+    _saved_at: float = field(default_factory=time.monotonic)
+    _in_step: bool = False
+    _said_colour: bool = False
+    _said: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._watcher = Watcher(self.root, self.options.settle)
+
+    # ------------------------------------------------------------------ the loop
+
+    def resume(self) -> bool:
+        """Go on with the model in its folder; return whether there is one."""
+        if not (self.model / MODEL).exists():
+            return False
+        stored = read_model(self.model)
+        check_same(stored.recipe, self.given, self.model)
+        self.recipe = _moved(stored.recipe, self.root, self.model)
+        self.learner = stored.load(self.options.device)
+        self.ledger = Ledger.read(self.model / SEEN, stored.seen)
+        return True
+
+    def steps(self) -> Iterator[int]:
+        """Learn, and yield the number of images of each step, 0 while there is nothing to learn.
+
+        With the option `once` it ends when all files have been learnt. It saves from time to time,
+        and whenever there is nothing to learn; the caller saves at the end.
+        """
+        while True:
+            self._find()
+            batch = self._batch()
+            if batch:
+                self._learn(batch)
+            idle = not batch and not self.waiting
+            if idle or time.monotonic() - self._saved_at >= self.options.save_every:
+                self.save()
+            if idle and self.options.once and self._is_done():
+                return
+            yield len(batch)
+
+    def save(self) -> None:
+        """Write the model if there is something new, unless a step was interrupted."""
+        if self.recipe and self.learner and self.ledger.unsaved and not self._in_step:
+            save_model(self.model, self.recipe, self.learner, self.ledger)
+        self._saved_at = time.monotonic()
+
+    @property
+    def memory(self) -> Counter[str]:
+        """The number of images in the memory by class."""
+        if self.learner is None:
+            return Counter()
+        memory = self.learner.memory
+        with self.learner.parts.engine.scope():
+            labels = memory.y[: memory.filled].tolist()
+        return Counter(self.learner.classes_[k] for k in labels)
+
+    def _is_done(self) -> bool:
+        """Whether a look after the last step has found nothing."""
+        if self.waiting or self.ready:
+            return False
+        self._find(at_once=True)
+        return not (self.waiting or self._look.unsettled)
+
+    # ------------------------------------------------------------------ finding and reading
+
+    def _find(self, *, at_once: bool = False) -> None:
+        """Look at the folder, if it is time, and read the next images."""
+        now = time.monotonic()
+        pause = max(self.options.every, SCAN_SHARE * self._look_seconds)
+        if at_once or now - self._looked_at >= pause:
+            read = {sample.file.path: sample.file.mark for sample in self.ready}
+            self._look = self._watcher.look({**self.ledger.marks, **read})
+            self.waiting = deque(self._look.settled)
+            self._looked_at = time.monotonic()
+            self._look_seconds = self._looked_at - now
+            self._remark_on_look()
+        if self.waiting and self.recipe is None:
+            self._begin()
+        for _ in range(AT_ONCE):
+            if self.recipe and self.waiting and len(self.ready) < 2 * self.recipe.batch_size:
+                self._read(self.waiting.popleft())
+
+    def _remark_on_look(self) -> None:
+        if not self.root.is_dir():
+            self._once(f"{self.root} is gone; waiting for it")
+        elif self._look.loose:
+            self._once(f"files directly in {self.root} are left out: they have no class")
+
+    def _read(self, file: File) -> None:
+        """Read a file into `ready`, or note why it is not learnt."""
+        content = self._content(file)
+        if content is None or self._is_ready(content.sha256, file.label):
+            return  # a later look finds it again, if it is there
+        if self.ledger.knows(content.sha256, file.label):
+            self.ledger.add(Entry(file, KNOWN, content.sha256))
+            return
+        assert self.recipe is not None
+        image = self._decoded(content, self.recipe.shape)
+        if image is None:
+            return
+        if self.recipe.shape[0] == 1 and not self._said_colour:
+            self._remark_on_colour(content)
+        self.ready.append(Sample(file, content.sha256, image, time.monotonic()))
+
+    def _remark_on_colour(self, content: Content) -> None:
+        header = read_header(content.data)
+        if header is not None and not header[2]:
+            self._said_colour = True
+            path = named(content.file.path)
+            self.say(f"{path} has colours and is learnt as grey: the first images were grey")
+
+    def _is_ready(self, sha256: str, label: str) -> bool:
+        return any(s.sha256 == sha256 and s.file.label == label for s in self.ready)
+
+    def _content(self, file: File) -> Content | None:
+        try:
+            return read_content(self.root, file)
+        except ChangedError:
+            return None
+        except OSError as error:
+            self.ledger.add(Entry(file, BROKEN))
+            self.say(f"left out: {named(file.path)}: {error.strerror or error}")
+            return None
+
+    def _decoded(self, content: Content, shape: ImageShape | None) -> ByteArray | None:
+        """Return the image of a file; None if it has none, which is noted."""
+        try:
+            return decode(content.data, shape)
+        except ValueError as error:
+            other = False
+            with suppress(OSError):
+                other = is_other_file(self.root / content.file.path)
+            self.ledger.add(Entry(content.file, OTHER if other else BROKEN, content.sha256))
+            if not other:
+                self.say(f"left out: {named(content.file.path)} is not a whole image: {error}")
+            return None
+
+    # ------------------------------------------------------------------ learning
+
+    def _begin(self) -> None:
+        """Make the learner for images like the first ones."""
+        read = [self._content(file) for file in list(self.waiting)[:FIRST]]
+        contents = [content for content in read if content is not None]
+        headers = [header for c in contents if (header := read_header(c.data)) is not None]
+        shape = fitting_shape(headers, self.options.size, self.options.colour) if headers else None
+        images = [self._decoded(content, shape) for content in contents]
+        whole = [image for image in images if image is not None]
+        if shape is not None and whole:
+            self.recipe = make_recipe(self.options, self.root, shape, np.stack(whole))
+            self.learner = self.recipe.make_learner(self.options.device)
+            self.say(f"learning {self.root} into {self.model}: {self.recipe.text}")
+        self.waiting = deque(f for f in self.waiting if self.ledger.marks.get(f.path) != f.mark)
+
+    def _batch(self) -> list[Sample]:
+        """Take the next batch from `ready`; empty if it is worth to wait for more.
+
+        While there are two batches, it is one of them. Else, after a while, it is what is there in
+        parts of even size, so that no batch is needlessly small.
+        """
+        if self.recipe is None or not self.ready:
+            return []
+        size = self.recipe.batch_size
+        if len(self.ready) >= 2 * size:
+            return [self.ready.popleft() for _ in range(size)]
+        complete = self.options.once and not self._look.unsettled
+        waited = time.monotonic() - self.ready[0].since
+        if self.waiting or (waited < self.options.wait and not complete):
+            return []
+        part = even_batches(len(self.ready), size)[0]
+        return [self.ready.popleft() for _ in range(part.stop)]
+
+    def _learn(self, batch: list[Sample]) -> None:
+        """Ask the model about images, then learn from them."""
+        learner = self.learner
+        assert learner is not None
+        x, labels = np.stack([s.image for s in batch]), [s.file.label for s in batch]
+        new = [label for label in dict.fromkeys(labels) if label not in learner.classes_]
+        self._in_step = True
+        with threads_for(small=self.recipe is not None and self.recipe.network == "mlp"):
+            said = learner.predict(x).tolist() if learner.classes_ else [None] * len(batch)
+            learner.observe(x, labels)
+        for sample, answer in zip(batch, said, strict=True):
+            self.ledger.add(Entry(sample.file, LEARNT, sample.sha256, answer))
+        self._in_step = False
+        self.learnt += len(batch)
+        for label in new:
+            self.say(f"new class: {named(label)}")
+
+    def _once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self.say(line)
+
+
+def named(path: str) -> str:
+    """Return a path for a terminal: control characters are escaped."""
+    return path if path.isprintable() else repr(path)[1:-1]
+
+
+# ---------------------------------------------------------------------- options of a model
+
+
+def make_recipe(options: LearnCommand, root: Path, shape: ImageShape, images: ByteArray) -> Recipe:
+    """Return the recipe of a new model for images like these, which have its shape."""
+    mean, std = channel_mean_and_std(images)
+    device = resolve_device(options.device)
+    network = options.network or network_for(shape, GROWING, device)[0]
+    return Recipe(
+        folder=str(root.absolute()), shape=shape, mean=tuple(mean), std=tuple(std),
+        pad=0 if network == "mlp" else min(4, min(shape[1:]) // 8), network=network,
+        imports=imported_for(parse_method(options.method)[0]),
+        **{name: getattr(options, name) for name in FIXED if name != "network"},
+    )  # fmt: skip
+
+
+def check_same(recipe: Recipe, given: Mapping[str, Any], model: Path) -> None:
+    """Raise if an option was given that differs from that of the model."""
+    height, width = recipe.shape[1:]
+    own: dict[str, Any] = {name: getattr(recipe, name) for name in FIXED}
+    own |= {"size": height if height == width else [height, width]}
+    own |= {"colour": "grey" if recipe.shape[0] == 1 else "rgb"}
+    for name, value in given.items():
+        if name in own and value not in (own[name], "auto"):
+            wanted = f"{own[name]!r}, that of the model in {model}, or another --model"
+            raise ValueError(expected(name, value, wanted))
+
+
+def check_options_of(options: LearnCommand) -> None:
+    """Raise if the method or the device cannot be used; there may be no image yet."""
+    resolve_device(options.device)
+    method = parse_method(options.method)[0]
+    check_options(options.method, options.method_options)
+    if method.needs_boundaries:
+        wanted = "a method that needs no task boundaries: a folder has none"
+        raise ValueError(expected("method", options.method, wanted))
+
+
+def check_folder(root: Path, model: Path) -> None:
+    """Raise unless there is a folder of images, and the model is not one of its classes."""
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root} is missing, expected a folder with a folder per class")
+    inside = Path(os.path.realpath(model)), Path(os.path.realpath(root))
+    if inside[0].is_relative_to(inside[1]):
+        first = inside[0].relative_to(inside[1]).parts[:1]
+        if not first or not is_ignored(first[0]):
+            wanted = "another folder than that of the images"
+            raise ValueError(expected("model", str(model), wanted))
+
+
+def _moved(recipe: Recipe, root: Path, model: Path) -> Recipe:
+    """Return the recipe with the folder as it is called now; raise if it is another one."""
+    now = str(root.absolute())
+    if os.path.realpath(recipe.folder) == os.path.realpath(now):
+        return recipe
+    if Path(recipe.folder).is_dir():
+        wanted = f"{recipe.folder}, that of the model in {model}, or another --model"
+        raise ValueError(expected("folder", str(root), wanted))
+    return replace(recipe, folder=now)  # it was moved: what was learnt is known by its content
