@@ -34,7 +34,8 @@ def _settings() -> dict[str, str]:
 
 
 def _networks() -> dict[str, str]:
-    return dict.fromkeys(get_args(NetworkName), "")
+    more = {"timm:NAME": "a model of timm", "hf:NAME": "a model or folder of Hugging Face"}
+    return dict.fromkeys(get_args(NetworkName), "") | more
 
 
 def _experiments() -> dict[str, str]:
