@@ -9,7 +9,7 @@ import pytest
 from image_helpers import picture
 from PIL import Image
 
-from dualcba.data.readers.images import _header, read_image
+from dualcba.data.readers.images import header, read_image
 
 
 def test_fitting_keeps_the_proportions(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_photographs_are_turned_upright(tmp_path: Path, orientation: int, suffix
     exif[0x0112] = orientation
     image.save(path, exif=exif)
     with Image.open(path) as saved:
-        height, width, _ = _header(saved)
+        height, width, _ = header(saved)
         upright = ImageOps.exif_transpose(saved)
         assert (width, height) == upright.size
         np.testing.assert_array_equal(read_image(path).transpose(1, 2, 0), np.asarray(upright))
