@@ -93,7 +93,9 @@ def split_network(network: Network, transform: Transform, inputs: Inputs) -> tup
     """
     module, name, head = network.module, network.head_name, network.head
     check_frozen(module, name)
-    trunk = Trunk(without_head(module, name), transform, inputs)
+    device = next(network.parameters()).device
+    own = copy.deepcopy(transform).to(device)  # other learners may have it, on other devices
+    trunk = Trunk(without_head(module, name), own, inputs)
     _check_split(trunk, network, inputs)
     weight = head.weight
     assert isinstance(weight, Tensor)
