@@ -18,6 +18,7 @@ from benchmarks import (
     growth,
     parts,
     profiling,
+    standardise,
     step,
 )
 from benchmarks.learners import Ready, synthetic
@@ -43,6 +44,12 @@ def test_the_cost_of_a_checkpoint() -> None:
     found = checkpoints.measure(spec, CPU, burst=2, rounds=1)
     assert found["megabytes"] > 1
     assert found["ms_of_copy_and_write"] > found["ms_of_the_copy"] > 0
+
+
+def test_the_gain_by_standardisation() -> None:
+    found = standardise.measure("iris", by_class=False, seeds=2, method="er")
+    assert found["gain"] == pytest.approx(found["with"] - found["without"], abs=0.11)
+    assert found["half_width"] >= 0
 
 
 def test_a_profile_and_its_roofline(data: Any) -> None:

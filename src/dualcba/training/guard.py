@@ -64,8 +64,9 @@ class StepGuard:
         self.largest = torch.zeros((), device=device)  # absolute value of all inputs so far
         self.outliers = torch.zeros((), dtype=torch.long, device=device)
         self.good = context.good  # () bool: the verdict
-        self.infinite_buffers = not all(
-            bool(t.isfinite().all()) for t in _floats(backup.current_buffers())
+        self.other_buffers = not all(  # infinite on purpose, or squares in float64
+            t.dtype == torch.float32 and bool(t.isfinite().all())
+            for t in _floats(backup.current_buffers())
         )
         self._found = torch.zeros((), device=device)  # 1 if something was not finite
         self._one = torch.ones((), device=device)
@@ -132,8 +133,8 @@ class StepGuard:
 
     def _judge_on_device(self, grads: list[Tensor]) -> None:
         buffers = self.backup.current_buffers()
-        # the values of all buffers together are fewer tensors, unless one is infinite on purpose
-        statistics = self.statistics if self.infinite_buffers else _floats(buffers)
+        # the values of all buffers together are fewer tensors, unless one may be large
+        statistics = self.statistics if self.other_buffers else _floats(buffers)
         norms = torch.stack(foreach_norm([*grads, *statistics]))
         size = largest_update(self.optimizer, self.context.lr, torch.linalg.vector_norm(norms))
         torch.lt(size, LARGEST_UPDATE, out=self.good)

@@ -95,6 +95,11 @@ class LearnerArguments(TrainingOptions):
     dtype: torch.dtype = option(
         torch.uint8, "type of the raw samples: torch.uint8 or torch.float32", DATA, accept=_dtype
     )
+    standardise: bool = option(
+        False,
+        "whether each feature of float vectors is standardised, by its mean and variance so far",
+        DATA,
+    )
     last_layer: str | None = option(
         None, "name of the network's last linear layer; found automatically", NETWORK
     )
@@ -140,6 +145,8 @@ class LearnerArguments(TrainingOptions):
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
         _check_transform(self.transform, shape)
+        if self.standardise:
+            _check_standardised(self.transform, shape, self.dtype)
         transform = choose_augmentation(self.transform, self.augmentation, shape, self.dtype)
         object.__setattr__(self, "transform", transform)
         check_network(self.network)
@@ -259,6 +266,16 @@ def _check_transform(transform: Transform, shape: tuple[int, ...]) -> None:
     if transform.random and len(shape) != 3:
         wanted = "(channels, height, width) for a transform that crops or flips"
         raise ValueError(expected("input_shape", shape, wanted))
+
+
+def _check_standardised(transform: Transform, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Raise unless the samples are float vectors that nothing else normalises."""
+    if len(shape) != 1 or dtype != torch.float32:
+        wanted = f"False for {dtype} samples of shape {shape}: only float vectors are standardised"
+        raise ValueError(expected("standardise", True, wanted))
+    if bool((transform.scale != 1).any() | (transform.shift != 0).any()):
+        wanted = "False if the transform has a mean and std of its own"
+        raise ValueError(expected("standardise", True, wanted))
 
 
 def _check_number(num_classes: int | None, max_classes: int | None) -> None:
