@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -36,6 +37,20 @@ from dualcba.training.ownership import Lock, claim, claim_again
 from dualcba.training.parts import Parts, make_parts
 from dualcba.training.precision import default_modes
 from dualcba.training.undo import undone_as_a_whole, undone_in_a_task
+
+
+def no_listener() -> None:
+    """Return None, in the place of a listener."""
+
+
+class Listener(Protocol):
+    """What a learner tells of its steps, see `Learner.attach`."""
+
+    def before_step(self, x: Tensor, y: Tensor, *, again: bool) -> None:
+        """Called with a batch on the device before it is learnt; it must change nothing."""
+
+    def after_step(self) -> None:
+        """Called after a step, unless it was refused or has failed."""
 
 
 @documented(LearnerArguments)
@@ -112,6 +127,7 @@ class Learner:
         self._statistics = "ibn" if given.ibn else "bn"
         self._dtype, self._step = given.dtype, 0
         self._lock = Lock()
+        self._listener: Callable[[], Listener | None] = no_listener
         with default_modes(device), engine.scope():  # may fail: before the network is changed
             sets = ClassSets(given.outputs)
             rng = torch_generator(given.seed, "adaptor")
@@ -239,6 +255,9 @@ class Learner:
     ) -> None:
         """Train on a batch after its new labels, if any, have got their classes."""
         with self._lock, interrupts, default_modes(self.device):
+            listener = self._listener()
+            if listener is not None:
+                listener.before_step(x, y, again=again)
             self._predictor.forget()
             try:
                 with self._undone_growth() if fresh else nullcontext():
@@ -256,6 +275,8 @@ class Learner:
                 parts.guard.leave_out()
                 return
             self._step += 1
+            if listener is not None:
+                listener.after_step()
             if self._parts.loss_monitor.due(self._step):
                 self.check_finite()
 
@@ -276,6 +297,11 @@ class Learner:
                 parts.tasks.keep(x, y, storable if parts.method.merge else None)
             update_adaptor = parts.outer_loop.due(step - parts.tasks.starts[-1])
             parts.training_step.take(x, y, storable, step, update_adaptor=update_adaptor)
+
+    def attach(self, listener: Listener | None) -> None:
+        """Call a listener, such as a monitor, at each step while it exists; None ends that."""
+        with self._lock:
+            self._listener = no_listener if listener is None else weakref.ref(listener)
 
     # ------------------------------------------------------------------ growing
 

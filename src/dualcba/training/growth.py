@@ -61,6 +61,7 @@ class PartsMaker:
         tensors = {k: fitted(v, examples.get(k, v).shape) for k, v in before["tensors"].items()}
         _vary(tensors, network, parts.context.sets.num_classes, self.given.seed)
         restore_state(made, before | {"tensors": tensors}, receive)
+        made.context.memory.births = parts.context.memory.births
         return made
 
 
