@@ -52,6 +52,16 @@ def test_the_gain_by_standardisation() -> None:
     assert found["half_width"] >= 0
 
 
+def test_the_batches_of_river() -> None:
+    pytest.importorskip("river")
+    from benchmarks import river_batches
+
+    found = river_batches.measure("phishing", 5, seeds=1, most=30)
+    assert 0 <= found["accuracy"] <= 100
+    assert found["learn_us"] > 0
+    assert 0 <= river_batches.held_out(50, seeds=1, test_size=0.95)["held_out"] <= 100
+
+
 def test_a_profile_and_its_roofline(data: Any) -> None:
     ready = Ready(SPEC, CPU, data)
     found = profiling.profiled(ready)

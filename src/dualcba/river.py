@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Features = Mapping[Hashable, Any]
 
+LARGEST = float(np.finfo(np.float32).max)
+
 FIRST_OUTPUTS = 16
 """Outputs of the network at first; they are doubled when classes arrive."""
 
@@ -56,8 +58,8 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
 
     >>> from river import datasets, evaluate, metrics
     >>> model = RiverClassifier(seed=0)
-    >>> evaluate.progressive_val_score(datasets.Phishing(), model, metrics.Accuracy())
-    Accuracy: 88.00%
+    >>> evaluate.progressive_val_score(datasets.Phishing().take(100), model, metrics.Accuracy())
+    Accuracy: 82...%
     """
 
     def __init__(
@@ -110,8 +112,8 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
             for name in sorted(x.keys() - self._inputs.keys(), key=repr):  # not by order in x
                 self._inputs[name] = len(self._inputs)
         with threads_for(small=True):
-            learner = self._ready()
-            learner.observe(self._vectors(x for x, _ in waiting), [y for _, y in waiting])
+            learner, labels = self._ready(), [y for _, y in waiting]
+            learner.observe(self._vectors(x for x, _ in waiting), labels)  # type: ignore[arg-type]
 
     def _ready(self) -> Learner:
         """Return the learner, after it has got enough inputs."""
@@ -175,8 +177,8 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
 
     def _vectors(self, samples: Iterable[Mapping[Hashable, float]]) -> NDArray[np.float32]:
         """Return samples as vectors, with 0 for what they lack."""
-        assert self._inputs is not None
-        width = max(1, len(self._inputs)) if self._learner is None else self._learner.input_shape[0]
+        assert self._learner is not None
+        width = self._learner.input_shape[0]
         rows = list(samples)
         found = np.zeros((len(rows), width), np.float32)
         for row, x in zip(found, rows, strict=True):
@@ -218,7 +220,7 @@ def _numbers(x: Features) -> dict[Hashable, float]:
         except (TypeError, ValueError):
             wanted = "a number; river's OneHotEncoder makes numbers of words"
             raise ValueError(expected(f"feature {name!r}", given, wanted)) from None
-        if math.isinf(value) or abs(value) > np.finfo(np.float32).max:
+        if math.isinf(value) or abs(value) > LARGEST:
             raise ValueError(expected(f"feature {name!r}", given, "a finite number in float32"))
         if not math.isnan(value):
             found[name] = value

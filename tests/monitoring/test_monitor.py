@@ -81,7 +81,7 @@ def test_the_window_holds_predictions_of_batches_before_they_are_learnt(
 
 
 class BalancedER(ER):
-    def make_memory(self, size: int, shape: Any, dtype: Any, C: int) -> Balanced:  # noqa: N803
+    def make_memory(self, size: int, shape: Any, dtype: Any, C: int) -> Balanced:
         return Balanced(size, shape, dtype)
 
 

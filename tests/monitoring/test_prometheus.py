@@ -43,7 +43,9 @@ def test_the_parser_of_prometheus_reads_it(numbers: dict[str, Any]) -> None:
     assert [(s.name, s.labels, s.value) for s in samples] == [
         ("dualcba_steps_total", {"run": run}, 16.0) for run in "ab"
     ]
-    by_class = {s.labels["class"]: s.value for s in families["dualcba_class_accuracy_ratio"].samples}
+    by_class = {
+        s.labels["class"]: s.value for s in families["dualcba_class_accuracy_ratio"].samples
+    }
     assert list(by_class) == NAMES
     for one in numbers["classes"]:
         assert by_class[one["class"]] == pytest.approx(one["accuracy"] / 100)

@@ -98,10 +98,41 @@ def test_a_refused_step_leaves_the_statistics(on_device: bool, vectors: Make) ->
     learn(learner, stream[:1])
     before, scale = inputs(learner), learner.parts.context.transform.scale.clone()
     x, y = stream[0][0]
-    learner.observe(torch.where(x == x.max(), x * 1e9, x), y)
+    learner.observe(torch.where(x == x.max(), x * 1e9, x), y)  # its feature has the largest values
     assert learner.outliers == 1
     assert all(torch.equal(before[k], v) for k, v in inputs(learner).items())
     assert torch.equal(scale, learner.parts.context.transform.scale)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_feature_that_was_zero_may_have_any_scale(on_device: bool, vectors: Make) -> None:
+    learner, stream = vectors(standardise=True, on_outlier="skip"), batches()
+    if on_device:
+        learner.parts.training_step.stay_on_device()
+    learn(learner, stream[:1])
+    x, y = stream[0][0]
+    largest = float(x.abs().max())
+    for k in (1, 4):  # the last feature has been 0, the second has not
+        changed = x.clone()
+        changed[0, k] = 1e5 * largest
+        learner.observe(changed, y)
+        assert learner.outliers == 1
+    largest_of_each = learner.state_dict()["tensors"]["guard.largest"]
+    assert largest_of_each[4] == 1e5 * largest
+    assert largest_of_each[1] < 10
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_outliers_are_clipped_to_the_scale_of_their_feature(on_device: bool, vectors: Make) -> None:
+    learner, stream = vectors(standardise=True, on_outlier="clip"), batches()
+    if on_device:
+        learner.parts.training_step.stay_on_device()
+    learn(learner, stream[:1])
+    x, y = stream[0][0]
+    mean = inputs(learner)["inputs.mean"]
+    learner.observe(torch.where(torch.arange(5) == 0, x * 1e12, x), y)
+    assert learner.outliers == 1
+    assert abs(inputs(learner)["inputs.mean"][0] - mean[0]) < 0.01
 
 
 def test_the_path_of_a_gpu_takes_the_same_steps(vectors: Make, differ: Any) -> None:

@@ -195,7 +195,8 @@ def watch(
         bool, typer.Option("--prometheus", help="print as text for Prometheus")
     ] = False,
     port: Annotated[
-        int | None, typer.Option(help="serve the text for Prometheus at this port", min=0, max=65535)
+        int | None,
+        typer.Option(help="serve the text for Prometheus at this port", min=0, max=65535),
     ] = None,
 ) -> None:
     """Follow runs and learners in progress: accuracy, classes, memory, correction.

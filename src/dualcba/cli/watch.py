@@ -61,9 +61,7 @@ def _some(path: Path) -> Found:
     return found
 
 
-def _print(
-    found: Found, path: Path, console: Console, *, as_json: bool, prometheus: bool
-) -> None:
+def _print(found: Found, path: Path, console: Console, *, as_json: bool, prometheus: bool) -> None:
     if as_json:
         typer.echo(json.dumps({_name(file, path): one for file, one in found.items()}))
     elif prometheus:

@@ -355,8 +355,7 @@ def _run_and_send(
 ) -> None:
     """Run a spec and send its updates, or what it raised."""
     try:
-        kept = {"checkpoints": checkpoints, "watch": watch}
-        for update in run_specs([spec], load, hardware, out, **kept):
+        for update in run_specs([spec], load, hardware, out, checkpoints=checkpoints, watch=watch):
             connection.send(update)
     except Exception as error:
         connection.send(sendable(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from rich import box
@@ -146,7 +147,7 @@ def _spark(values: Sequence[float], width: int, top: float) -> str:
     """
     count = min(width, len(values))
     edges = [len(values) * k // count for k in range(count + 1)] if count else []
-    parts = [values[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [values[a:b] for a, b in pairwise(edges)]
     means = [sum(part) / len(part) / top for part in parts]
     return "".join(LEVELS[min(7, int(mean * 8))] for mean in means)
 

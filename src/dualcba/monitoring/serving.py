@@ -17,7 +17,7 @@ def make_server(text: Callable[[], str], port: int, host: str = "127.0.0.1") -> 
     """
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             """Answer with the text, or 404."""
             found = self.path.partition("?")[0] in PATHS
             body = text().encode() if found else b"expected /metrics\n"

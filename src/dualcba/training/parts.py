@@ -125,7 +125,9 @@ def make_parts(
     monitor = LossMonitor(engine)
     backup = Backup(context, method, outer_loop, optimizer, standardise)
     statistics = running_averages(forward_pass.trained_norm_layers)
-    guard = StepGuard(context, backup, optimizer, statistics, given.on_outlier)
+    guard = StepGuard(
+        context, backup, optimizer, statistics, given.on_outlier, by_feature=given.standardise
+    )
     backup.others = [monitor.values, guard.largest, guard.outliers, *sets.buffers()]
     step = TrainingStep(
         context, method, sampler, forward_pass, outer_loop, optimizer, monitor, backup, guard,
