@@ -55,7 +55,8 @@ def test_the_window_holds_predictions_of_batches_before_they_are_learnt(
         for learner in (watched, asked):
             learner.new_task([2 * k, 2 * k + 1])
         for x, y in part:
-            answers += asked.predict(x).tolist()
+            with asked.evaluating(asked.statistics):
+                answers += asked.scores(x).argmax(1).tolist()
             labels += y.tolist()
             for learner in (watched, asked):
                 learner.observe(x, y)
@@ -213,6 +214,7 @@ def test_the_file_and_the_panel(make_learner: Make, make_batches: Any, tmp_path:
     lines = text.splitlines()
     assert "mine" in lines[0]
     assert {len(line) for line in lines} == {80}
+    assert ", at most 15" in text
     assert any(line.split()[1:3] == ["z", "new"] for line in lines)
     assert "…" not in text
 

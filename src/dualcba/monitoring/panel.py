@@ -17,7 +17,7 @@ Row = tuple[str | Text, ...]
 LINES = 12
 """Classes that are shown at most; the others are counted."""
 
-BAR, FIGURE, NAME = 10, 20, 14
+BAR, FIGURE, NAME = 10, 16, 14
 """Widths of the bar of an accuracy, of the figures above, and of the name of a class."""
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
@@ -51,7 +51,7 @@ def _summary(content: Mapping[str, Any]) -> list[Text]:
     total, figure = content.get("total"), partial(Text, style="green")
     done = f"{content['step']:,}" + (f" / {total:,}" if total else "")
     share = _bar(content["step"] / total, FIGURE) if total else ""
-    overall = f"of the last {window['samples']:,}; of all {_percent(content.get('accuracy'))}"
+    overall = f"last {window['samples']:,}; all {_percent(content.get('accuracy'))}"
     curve = _spark(window.get("curve", []), FIGURE, 100.0)
     rows: list[Row] = [
         ("step", done, figure(share), f"task {content['task'] + 1}"),
@@ -70,7 +70,7 @@ def _ages(age: Mapping[str, Any]) -> tuple[Text, str]:
     if not age["known"]:
         return Text(), "ages are not known"
     figure = _spark(age["histogram"], FIGURE, max(age["histogram"]) or 1)
-    text = f"age: median {age['median']:,.0f}, most {age['max']:,} steps"
+    text = f"median age {age['median']:,.0f}, at most {age['max']:,}"
     return Text(figure, style="magenta"), text
 
 
@@ -90,7 +90,8 @@ def _classes(content: Mapping[str, Any]) -> list[Text]:
     lines = _aligned(rows, right={2, 3, 5, 6})
     left = len(content["classes"]) - len(shown)
     more = f"and {left} more, with higher accuracies or without samples"
-    return [*lines, Text(more, style="dim")] if left else lines
+    rest = Text(more, style="dim", no_wrap=True, overflow="ellipsis")
+    return [*lines, rest] if left else lines
 
 
 def _aligned(rows: Sequence[Row], *, right: Set[int], dim: Set[int] = frozenset()) -> list[Text]:
