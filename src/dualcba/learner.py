@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,24 +32,10 @@ from dualcba.training.guard import RefusedError
 from dualcba.training.interrupts import interrupts
 from dualcba.training.learner_arguments import LearnerArguments, check_head, documented, keywords_of
 from dualcba.training.learner_state import check_state, load_state, save_state, split_classes
-from dualcba.training.ownership import Lock, claim, claim_again
+from dualcba.training.ownership import Listener, ListenerRef, Lock, claim, claim_again
 from dualcba.training.parts import Parts, make_parts
 from dualcba.training.precision import default_modes
 from dualcba.training.undo import undone_as_a_whole, undone_in_a_task
-
-
-def no_listener() -> None:
-    """Return None, in the place of a listener."""
-
-
-class Listener(Protocol):
-    """What a learner tells of its steps, see `Learner.attach`."""
-
-    def before_step(self, x: Tensor, y: Tensor, *, again: bool) -> None:
-        """Called with a batch on the device before it is learnt; it must change nothing."""
-
-    def after_step(self) -> None:
-        """Called after a step, unless it was refused or has failed."""
 
 
 @documented(LearnerArguments)
@@ -127,7 +112,7 @@ class Learner:
         self._statistics = "ibn" if given.ibn else "bn"
         self._dtype, self._step = given.dtype, 0
         self._lock = Lock()
-        self._listener: Callable[[], Listener | None] = no_listener
+        self._listener = ListenerRef()
         with default_modes(device), engine.scope():  # may fail: before the network is changed
             sets = ClassSets(given.outputs)
             rng = torch_generator(given.seed, "adaptor")
@@ -301,7 +286,7 @@ class Learner:
     def attach(self, listener: Listener | None) -> None:
         """Call a listener, such as a monitor, at each step while it exists; None ends that."""
         with self._lock:
-            self._listener = no_listener if listener is None else weakref.ref(listener)
+            self._listener = ListenerRef(listener)
 
     # ------------------------------------------------------------------ growing
 

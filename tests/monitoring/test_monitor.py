@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 from collections.abc import Callable
@@ -196,6 +197,19 @@ def test_a_monitor_that_nobody_keeps_is_gone(make_learner: Make, make_batches: A
     monitor.close()
     assert learner._listener() is None
     assert learner.memory.births is None
+
+
+def test_a_copy_of_the_learner_is_not_watched(make_learner: Make, make_batches: Any) -> None:
+    learner = make_learner("er")
+    monitor = Monitor(learner)
+    learn(learner, make_batches, tasks=1)
+    before = monitor.numbers()
+    other = copy.deepcopy(learner)
+    other.observe(*make_batches(3)[0][0])
+    assert other._listener() is None
+    assert monitor.numbers() == before
+    learner.observe(*make_batches(3)[0][0])
+    assert monitor.numbers()["samples"] == before["samples"] + 8
 
 
 def test_the_file_and_the_panel(make_learner: Make, make_batches: Any, tmp_path: Path) -> None:

@@ -32,10 +32,10 @@ _serial = itertools.count()
 class Monitor:
     """Watches a learner for as long as the monitor exists, or until `close`.
 
-    Before a batch is learnt, it is predicted, so the accuracy is prequential. Nothing that is learnt
-    or kept for predictions changes. On a GPU the answers stay on the device until the numbers are
-    asked for. If the learner predicts under IBN statistics, each prediction estimates them from the
-    whole memory; `every` looks at fewer batches.
+    Before a batch is learnt, it is predicted, so the accuracy is prequential. Nothing that is
+    learnt or kept for predictions changes. On a GPU the answers stay on the device until the
+    numbers are asked for. If the learner predicts under IBN statistics, each prediction estimates
+    them from the whole memory; `every` looks at fewer batches.
 
     Parameters
     ----------
