@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -49,6 +52,17 @@ def test_once(dualcba: Run, runs: Path) -> None:
         assert word in got.out
     assert "bee (3)" in got.out
     assert dualcba("watch", runs / "x" / "first" / WATCH, "--once").code == 0
+
+
+def test_any_terminal_can_show_it(runs: Path) -> None:
+    code = "from dualcba.cli.app import main; main()"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
+    command = [sys.executable, "-c", code, "watch", str(runs), "--once"]
+    got = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    lines = got.stdout.splitlines()
+    assert {len(line) for line in lines} == {80}
+    assert "?" not in got.stdout
+    assert "#########" in got.stdout  # 90 % of ten
 
 
 def test_many_runs_are_counted(dualcba: Run, runs: Path) -> None:
