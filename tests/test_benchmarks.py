@@ -19,6 +19,7 @@ from benchmarks import (
     growth,
     parts,
     profiling,
+    standardise,
     step,
 )
 from benchmarks.learners import Ready, synthetic
@@ -44,6 +45,22 @@ def test_the_cost_of_a_checkpoint() -> None:
     found = checkpoints.measure(spec, CPU, burst=2, rounds=1)
     assert found["megabytes"] > 1
     assert found["ms_of_copy_and_write"] > found["ms_of_the_copy"] > 0
+
+
+def test_the_gain_by_standardisation() -> None:
+    found = standardise.measure("iris", by_class=False, seeds=2, method="er")
+    assert found["gain"] == pytest.approx(found["with"] - found["without"], abs=0.11)
+    assert found["half_width"] >= 0
+
+
+def test_the_batches_of_river() -> None:
+    pytest.importorskip("river")
+    from benchmarks import river_batches
+
+    found = river_batches.measure("phishing", 5, seeds=1, most=30)
+    assert 0 <= found["accuracy"] <= 100
+    assert found["learn_us"] > 0
+    assert 0 <= river_batches.held_out(50, seeds=1, test_size=0.95)["held_out"] <= 100
 
 
 def test_a_profile_and_its_roofline(data: Any) -> None:

@@ -196,7 +196,7 @@ def test_commands_and_their_options_exist(path: Path) -> None:
 @pytest.mark.parametrize("path", CURRENT, ids=name)
 def test_options_that_a_page_names_alone_exist(path: Path) -> None:
     names = ("run", "resume", "reproduce", "report", "learn", "ask", "bench", "list", "data fetch",
-             "data check", "runs ls", "runs rm", "doctor")  # fmt: skip
+             "data check", "runs ls", "runs rm", "watch", "doctor")  # fmt: skip
     known = {flag for command in names for flag in flags(help_of(f"dualcba {command}"))}
     for span in INLINE.findall(prose(path)):
         if span.startswith("--"):

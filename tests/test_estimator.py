@@ -16,7 +16,7 @@ from sklearn.model_selection import cross_val_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
-from dualcba import Learner, load_dataset
+from dualcba import Learner, Transform, load_dataset
 from dualcba.estimator import DualCBAClassifier
 from dualcba.methods.er import ER
 from dualcba.nets import MLP
@@ -56,6 +56,7 @@ def test_a_part_of_the_stream_is_observed_in_batches() -> None:
     learner = Learner(
         copy.deepcopy(module), (4,), 4, method="er-balanced-cba", buffer=20, batch_size=10,
         seed=classifier.seed_, dtype=torch.float32, boundaries="inferred", seen_only=True,
+        standardise=True,
     )  # fmt: skip
     for x, y in stream():
         labels = np.array([CLASSES.index(c) for c in y])
@@ -141,6 +142,58 @@ def test_a_method_object_is_copied() -> None:
     for one in (pickle.loads(pickle.dumps(classifier)), clone(classifier).fit(x, y)):
         assert np.array_equal(one.predict_proba(x), classifier.predict_proba(x))
     classifier.fit(x, y)
+
+
+def test_after_fit_further_labels_are_new_classes() -> None:
+    (x, y), (later_x, later_y) = stream()
+    classifier = DualCBAClassifier(**SMALL).fit(x, y)
+    before = classifier.predict_proba(x)
+    weights = {k: v.clone() for k, v in state(classifier).items()}
+    with pytest.raises(FloatingPointError, match="times the largest"):
+        classifier.partial_fit(later_x * 1e9, later_y)
+    assert classifier.classes_.tolist() == ["a", "b"]
+    assert all(torch.equal(weights[k], v) for k, v in state(classifier).items())
+    assert np.array_equal(classifier.predict_proba(x), before)
+    classifier.partial_fit(later_x, later_y)
+    assert classifier.classes_.tolist() == ["a", "b", *dict.fromkeys(later_y.tolist())]
+    again = pickle.loads(pickle.dumps(classifier))
+    for one in (classifier, again):
+        one.partial_fit(later_x[:5], np.repeat("e", 5))
+        assert one.classes_.tolist()[-1] == "e"
+        assert one.predict_proba(x).shape == (len(x), 5)
+    assert all(torch.equal(state(again)[k], v) for k, v in state(classifier).items())
+
+
+@pytest.mark.parametrize("method", ["derpp-dual-cba", "lucir", "icarl", "clser-cba", "er+mkd"])
+def test_any_method_goes_on_after_fit(method: str) -> None:
+    (x, y), (later_x, later_y) = stream()
+    classifier = DualCBAClassifier(method=method, epochs=2, **SMALL).fit(x, y)
+    classifier.partial_fit(later_x, later_y)
+    assert set(classifier.predict(np.concatenate([x, later_x]))) <= set(CLASSES)
+    assert classifier.score(later_x, later_y) > 0.5
+
+
+def test_labels_that_were_announced_stay_the_only_ones() -> None:
+    (x, y), later = stream()
+    classifier = DualCBAClassifier(**SMALL).partial_fit(x, y, classes=["a", "b"])
+    with pytest.raises(ValueError, match="only labels in classes"):
+        classifier.partial_fit(*later)
+
+
+def test_float_vectors_are_standardised_unless_told_otherwise() -> None:
+    x, y = stream()[0]
+    mixed = x * [1, 1e6, 1e-6, 1]
+    plain = DualCBAClassifier(**SMALL).fit(x, y)
+    scaled = DualCBAClassifier(**SMALL).fit(mixed, y)
+    assert np.allclose(plain.predict_proba(x), scaled.predict_proba(mixed), atol=1e-2)
+    for given, samples in (
+        ({"standardise": False}, x),
+        ({"transform": Transform([0.0], [2.0])}, x),
+        ({}, (x * 20).clip(0, 255).astype(np.uint8)),
+        ({}, x.reshape(-1, 2, 2)),
+    ):
+        classifier = DualCBAClassifier(learner_options=given, **SMALL).fit(samples, y)
+        assert "inputs.mean" not in state(classifier)
 
 
 @pytest.mark.gpu

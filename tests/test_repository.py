@@ -123,7 +123,8 @@ def test_the_package_needs_neither_tools_nor_benchmarks_and_they_not_each_other(
 def test_benchmarks_time_and_tools_do_not() -> None:
     """What is measured in turns is measured by `dualcba.bench.timing`, and nowhere else."""
     clocks = {path.name for path in BENCHMARKS if "perf_counter" in path.read_text("utf-8")}
-    assert clocks == {"abreast.py", "learners.py", "parts.py"}  # whole runs, start-up, parts
+    # whole runs, start-up, parts, and single calls in a prequential loop
+    assert clocks == {"abreast.py", "learners.py", "parts.py", "river_batches.py"}
     assert not any("dualcba.bench" in imports(path) for path in TOOLS)
     assert not any("perf_counter" in path.read_text("utf-8") for path in TOOLS)
 

@@ -30,6 +30,7 @@ from dualcba.nets import make_network
 from dualcba.randomness import first_weights
 from dualcba.serving import Snapshot, export_model
 from dualcba.tasks.labels import as_array
+from dualcba.training.growth import widened
 
 Array = NDArray[Any]
 
@@ -41,11 +42,12 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier for streams in which new classes arrive over time.
 
     Samples have the shape (n, features) or (n, *shape). uint8 samples are stored as uint8 and by
-    default scaled to [0, 1]; other samples are converted to float32. Task boundaries are inferred
-    from the labels. Classes need not be announced: without `classes`, `partial_fit` takes each
-    label that was not there before as a new class, and the network grows. After `fit` the classes
-    are those of its data. Only classes that have been observed are predicted; if they were
-    announced, the learner option `seen_only` can change that.
+    default scaled to [0, 1]; other samples are converted to float32. Each feature of float vectors
+    is standardised by its mean and variance so far, unless the learner option `standardise` is
+    False or there is a `transform`; the memory keeps raw vectors. Task boundaries are inferred from
+    the labels. Classes need not be announced: each label that was not there before is a new class,
+    and the network grows, unless `classes` was given to `partial_fit`. Only classes that have been
+    observed are predicted; if they were announced, the learner option `seen_only` can change that.
 
     Predictions use IBN statistics with every method, unless the learner option `ibn` is False: a
     call with two samples can change weights so much that running statistics no longer fit them. A
@@ -116,6 +118,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         with self._restore_on_error(), self._threads():
             samples, labels = self._validate(X, y, first=True)
             self._start(samples, labels, unique_labels(labels))
+            self._announced = False  # a later `partial_fit` may bring further classes
             if self.epochs > 1 and self.learner_.method.single_pass:
                 name = type(self.learner_.method).__name__
                 wanted = f"1: {name} only makes sense in a single pass"
@@ -149,6 +152,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 self._start(samples, labels, given)
             elif classes is not None:
                 self._check_same_classes(classes)
+            self._grow_if_needed(labels)
             several = len(samples) > self.learner_.batch_size  # a single step undoes itself
             with self._undone() if several and not first else nullcontext():
                 self._observe(samples, labels)
@@ -229,15 +233,31 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError(f"there is {len(classes)} class, expected at least 2")
             _check_labels(labels, classes)
         self.classes_ = labels[:0] if classes is None else classes
-        self._grows = classes is None
+        self._grows, self._announced = classes is None, classes is not None
+        self._outputs = FIRST_OUTPUTS if classes is None else len(classes)
         self.seed_ = int(check_random_state(self.random_state).randint(2**31))
         dtype = torch.uint8 if samples.dtype == np.uint8 else torch.float32
-        self._recipe = (self.network, samples.shape[1:], self._learner_arguments(dtype))
+        arguments = self._learner_arguments(dtype, samples.shape[1:])
+        self._recipe = (self.network, samples.shape[1:], arguments)
         self.learner_ = self._make_learner()
 
-    _grows = False  # whether classes were not announced
+    _grows = False  # whether the learner has no `num_classes`
+    _announced = True  # whether labels that are not in `classes_` are refused
+    _outputs: int | None = None  # of the network at first; None in pickles of earlier versions
 
-    def _learner_arguments(self, dtype: torch.dtype) -> dict[str, Any]:
+    def _grow_if_needed(self, labels: Array) -> None:
+        """After `fit`, go on with a learner that grows, if there is a label that is new."""
+        known = self.classes_.tolist()
+        if self._grows or self._announced or set(labels.tolist()) <= set(known):
+            return
+        state = self.learner_.state_dict()
+        self._grows = True
+        self.learner_ = self._make_learner()
+        self.learner_.add_classes(known)
+        state["meta"]["classes"] = known
+        self.learner_.load_state_dict(widened(state, self.learner_.parts))
+
+    def _learner_arguments(self, dtype: torch.dtype, shape: tuple[int, ...]) -> dict[str, Any]:
         """Return the keyword arguments of the learner."""
         fixed: dict[str, Any] = {
             "method": self.method, "buffer": self.buffer, "batch_size": self.batch_size,
@@ -254,13 +274,14 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError(expected("a name in learner_options", name, wanted))
             if name not in free:
                 raise ValueError(unknown("learner option", name, free))
-        return {"ibn": True, "seen_only": True, **fixed, **options}
+        vectors = len(shape) == 1 and dtype == torch.float32 and "transform" not in options
+        own = {"ibn": True, "seen_only": True, "standardise": vectors}
+        return {**own, **fixed, **options}
 
     def _make_learner(self) -> Learner:
         """Make a learner from `_recipe`, which later changes of parameters do not affect."""
-        network, shape, arguments = self._recipe
-        grows = self._grows
-        outputs = FIRST_OUTPUTS if grows else len(self.classes_)
+        (network, shape, arguments), grows = self._recipe, self._grows
+        outputs = self._outputs or (FIRST_OUTPUTS if grows else len(self.classes_))
         if isinstance(network, str):
             with first_weights(self.seed_):
                 network = make_network(network, shape, outputs)

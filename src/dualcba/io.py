@@ -29,13 +29,14 @@ UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EACCES, errno.EB
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary path beside `path`, and move it to `path` if the block succeeds.
 
     If the block raises, the temporary file is removed and `path` is unchanged. The content is on
     the disk before `path` changes, so after a crash `path` is the old file or the new one. A file
     that exists keeps its mode. If `path` is a symbolic link, the file that it points to is
-    replaced. Drafts that killed processes left in the folder are removed.
+    replaced. Drafts that killed processes left in the folder are removed. Without `durable` nothing
+    waits for the disk: readers still see one of the two files, but a crash can lose both.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -54,9 +55,11 @@ def atomic_write(path: Path) -> Iterator[Path]:
     try:
         yield draft
         draft.chmod(mode)
-        _sync(draft, os.O_RDWR)
+        if durable:
+            _sync(draft, os.O_RDWR)
         draft.replace(target)
-        _sync(target.parent, os.O_RDONLY)
+        if durable:
+            _sync(target.parent, os.O_RDONLY)
     except BaseException as error:
         draft.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno and error.filename is None:

@@ -43,7 +43,7 @@ from dualcba.training.learner_state import (
     split_estimate,
     with_estimate,
 )
-from dualcba.training.ownership import Lock, claim, claim_again
+from dualcba.training.ownership import Listener, ListenerRef, Lock, claim, claim_again
 from dualcba.training.parts import Parts, make_parts
 from dualcba.training.precision import default_modes
 from dualcba.training.sharing import (
@@ -137,6 +137,7 @@ class Learner:
         self._statistics = "ibn" if given.ibn else "bn"
         self._inputs, self._step = given.inputs, 0
         self._lock = Lock()
+        self._listener = ListenerRef()
         with default_modes(device), engine.scope():  # may fail: before the network is changed
             sets = ClassSets(given.outputs)
             rng = torch_generator(given.seed, "adaptor")
@@ -295,6 +296,9 @@ class Learner:
     ) -> None:
         """Train on a batch after its new labels, if any, have got their classes."""
         with self._lock, interrupts, default_modes(self.device):
+            listener = self._listener()
+            if listener is not None:
+                listener.before_step(x, y, again=again)
             if (trunk := self._parts.trunk) is not None:
                 x = trunk.of_new(x, self._parts.engine, self._parts.precision.autocast)
             self._predictor.forget()
@@ -314,6 +318,8 @@ class Learner:
                 parts.guard.leave_out()
                 return
             self._step += 1
+            if listener is not None:
+                listener.after_step()
             if self._parts.loss_monitor.due(self._step):
                 self.check_finite()
 
@@ -334,6 +340,11 @@ class Learner:
                 parts.tasks.keep(x, y, storable if parts.method.merge else None)
             update_adaptor = parts.outer_loop.due(step - parts.tasks.starts[-1])
             parts.training_step.take(x, y, storable, step, update_adaptor=update_adaptor)
+
+    def attach(self, listener: Listener | None) -> None:
+        """Call a listener, such as a monitor, at each step while it exists; None ends that."""
+        with self._lock:
+            self._listener = ListenerRef(listener)
 
     # ------------------------------------------------------------------ growing
 

@@ -1,5 +1,5 @@
 """The commands: `dualcba run`, `resume`, `reproduce`, `report`, `learn`, `ask`, `bench`, `list`,
-`data`, `runs`, `doctor`.
+`data`, `runs`, `watch`, `doctor`.
 
 Only what `--help` needs is imported here; each command imports the rest when it is called.
 """
@@ -222,6 +222,30 @@ def doctor(data_dir: DataDir = None, as_json: Json = False) -> None:
     from dualcba.cli.doctor import doctor_command
 
     doctor_command(data_dir, as_json=as_json)
+
+
+@app.command()
+def watch(
+    path: Annotated[
+        Path, typer.Argument(help="a folder of runs or of a monitor, or the file of a monitor")
+    ] = Path("runs"),
+    once: Annotated[bool, typer.Option("--once", help="show the numbers once")] = False,
+    as_json: Json = False,
+    prometheus: Annotated[
+        bool, typer.Option("--prometheus", help="print as text for Prometheus")
+    ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(help="serve the text for Prometheus at this port", min=0, max=65535),
+    ] = None,
+) -> None:
+    """Follow runs and learners in progress: accuracy, classes, memory, correction.
+
+    Shows what `dualcba run --watch` and monitors with a file write, until all have ended.
+    """
+    from dualcba.cli.watch import watch_command
+
+    watch_command(path, once=once, as_json=as_json, prometheus=prometheus, port=port)
 
 
 @app.command("list")

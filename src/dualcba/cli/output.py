@@ -11,7 +11,8 @@ import typer
 SUBSTITUTES = {
     "↑": "^", "↓": "v", "Δ": "d", "−": "-", "–": "-", "…": "...", "×": "x", "±": "+-", "µ": "u",
     "’": "'", "→": "->", "ν": "nu", "ω": "omega", "θ": "theta", "φ": "phi", "²": "2", "·": "*",
-    "\u2007": " ",
+    "\u2007": " ", **dict(zip("▁▂▃▄▅▆▇█", "_.-=+*%#", strict=True)),
+    **dict.fromkeys("▏▎▍▌▋▊▉", "|"),
 }  # fmt: skip
 """For terminals whose encoding lacks a sign."""
 

@@ -113,11 +113,12 @@ def _local_updates(
     kept = execution.checkpoints
     if jobs > 1:
         return run_specs_in_processes(
-            specs, load, execution, out, jobs, failed=failed, checkpoints=kept
-        )
+            specs, load, execution, out, jobs, failed=failed, checkpoints=kept,
+            watch=execution.watch,
+        )  # fmt: skip
     return run_specs(
         specs, load, execution, out, abreast=execution.abreast, every=every, failed=failed,
-        checkpoints=kept,
+        checkpoints=kept, watch=execution.watch,
     )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from dualcba.experiments.scheduler import Failed, Load, few_threads, run_all
 from dualcba.experiments.spec import Spec
 from dualcba.experiments.stopping import stop
 from dualcba.experiments.store import PLAN, write_result
+from dualcba.experiments.watched import Watched
 from dualcba.methods.files import import_again
 from dualcba.options import Hardware
 from dualcba.options.values import Interval
@@ -79,27 +80,31 @@ def run_specs(
     every: int = EVERY,
     failed: Failed | None = None,
     checkpoints: Interval | None = None,
+    watch: bool = False,
 ) -> Generator[RunUpdate, None, None]:
     """Run specs in this process, `abreast` of them in turn, and yield their updates.
 
     There is an update after the first step, after every `every` steps or ten seconds, and with the
     result; with `every=0` only with the result and with notes. `failed` is that of `run_all`. A run
     goes on from its newest checkpoint below `out`; `checkpoints` is the interval at which new ones
-    are written.
+    are written. `watch` gives the runs monitors, see `Watched`.
     """
     kept, due = Checkpoints(out, checkpoints), Due(every)
+    watched = Watched(out, kept.make) if watch else None
 
     def report(spec: Spec, error: Exception) -> None:
         kept.forget(spec)
+        if watched is not None:
+            watched.forget(spec)
         assert failed is not None
         failed(spec, error)
 
-    told = None if failed is None else report
-    with few_threads(specs), closing(kept):
-        for run, done in run_all(
-            specs, load, hardware, abreast=abreast, failed=told, make=kept.make
-        ):
+    told, make = None if failed is None else report, kept.make if watched is None else watched.make
+    with few_threads(specs), closing(kept), closing(watched) if watched else nullcontext():
+        for run, done in run_all(specs, load, hardware, abreast=abreast, failed=told, make=make):
             if done:
+                if watched is not None:
+                    watched.finish(run)
                 result = run.result()
                 write_result(out, run.spec, result, run.files() | curve_files(result))
                 kept.finish(run)
@@ -171,6 +176,7 @@ def run_specs_in_processes(
     *,
     failed: Failed | None = None,
     checkpoints: Interval | None = None,
+    watch: bool = False,
 ) -> Generator[RunUpdate, None, None]:
     """Run specs in several processes, one run at a time in each; `load` must be picklable.
 
@@ -179,10 +185,10 @@ def run_specs_in_processes(
 
     If a process is ended from outside, its run is repeated once, after the other runs. If that
     fails too, the other runs go on, and a ChildProcessError that names the run is raised last.
-    `failed` is that of `run_all`, `checkpoints` that of `run_specs`.
+    `failed` is that of `run_all`, `checkpoints` and `watch` are those of `run_specs`.
     """
     threads = max(1, min(torch.get_num_threads(), cores() // jobs))
-    with _pool(list(specs), (load, hardware, out, threads, checkpoints)) as pool:
+    with _pool(list(specs), (load, hardware, out, threads, checkpoints, watch)) as pool:
         pool.start(jobs)
         while pool.busy:
             for worker in pool.ready():
@@ -322,6 +328,7 @@ def _worker(
     out: Path,
     threads: int,
     checkpoints: Interval | None,
+    watch: bool,
     by_kernel: bool,
 ) -> None:
     """Run the specs that arrive, one by one, and send the updates back."""
@@ -332,7 +339,7 @@ def _worker(
             connection.send(_Life.STARTED)
             while (spec := connection.recv()) is not None:
                 with stop.listening() if checkpoints else nullcontext():
-                    _run_and_send(connection, spec, load, hardware, out, checkpoints)
+                    _run_and_send(connection, spec, load, hardware, out, checkpoints, watch)
     except SystemExit:  # SIGTERM; drafts are removed, and what else Python does can take seconds
         os._exit(1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no file is being written any more
@@ -345,11 +352,12 @@ def _run_and_send(
     hardware: Hardware,
     out: Path,
     checkpoints: Interval | None,
+    watch: bool,
 ) -> None:
     """Run a spec and send its updates, or what it raised."""
     try:
         import_again(spec.imports)
-        for update in run_specs([spec], load, hardware, out, checkpoints=checkpoints):
+        for update in run_specs([spec], load, hardware, out, checkpoints=checkpoints, watch=watch):
             connection.send(update)
     except Exception as error:
         connection.send(sendable(error))

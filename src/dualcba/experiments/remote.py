@@ -107,7 +107,7 @@ def _run(
     with stop.listening(signals) if kept else nullcontext():
         for update in run_specs(
             specs, job.load, hardware(options), job.out, abreast=options.abreast, every=job.every,
-            failed=add, checkpoints=kept,
+            failed=add, checkpoints=kept, watch=options.watch,
         ):  # fmt: skip
             send(update)
 

@@ -38,6 +38,9 @@ class Memory(nn.Module):
     y: Tensor
     ranks: Ranks | None = None  # the processes that share the rows, see `split`
 
+    births: tuple[Tensor, Tensor] | None = None
+    """(size + 1,) when the sample of each row was stored, and () the present; of a monitor."""
+
     def __init__(
         self,
         size: int,
@@ -87,6 +90,9 @@ class Memory(nn.Module):
         self.x.index_copy_(0, slots, x)
         for name in self.columns:
             self.column(name).index_copy_(0, slots, columns[name].float())
+        if self.births is not None:
+            born, now = self.births
+            born.index_copy_(0, slots, now.expand(len(slots)))
 
     def column(self, name: str) -> Tensor:
         """Return a stored column, including the spare row."""

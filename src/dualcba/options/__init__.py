@@ -479,6 +479,9 @@ class ExecutionOptions(Hardware):
     data_dir: Path | None = option(
         None, "folder of the datasets; by default $DUALCBA_DATA, else ./data", DATA, accept=path
     )
+    watch: bool = option(
+        False, "write numbers of the runs in progress to their folders, for `dualcba watch`", OUTPUT
+    )
     track: list[str] = option(
         list, f"also log to: {', '.join(get_args(TrackerName))}; each needs its extra", OUTPUT,
         repeatable=True, accept=trackers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualcba.adaptors.outer_step import OuterLoop
 from dualcba.engine.torch_private import foreach_copy_
@@ -28,10 +28,11 @@ class Backup:
         method: Method,
         outer_loop: OuterLoop,
         optimizer: torch.optim.Optimizer,
+        standardise: nn.Module | None = None,
     ) -> None:
         self.outer_loop = outer_loop
         self.optimizer = optimizer
-        modules = (context.network, method, outer_loop.adaptor)
+        modules = (context.network, method, outer_loop.adaptor, standardise)
         buffers = [b for module in modules if module is not None for b in module.buffers()]
         cumulative = any(layer.momentum is None for layer in batch_norms(context.network))
         if context.lr.is_cuda and not cumulative:  # then nothing depends on the counts of batches

@@ -10,7 +10,7 @@ optimisers need no code for it. The network stays the same module; its last laye
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -64,6 +64,7 @@ class PartsMaker:
         tensors = {k: fitted(v, examples.get(k, v).shape) for k, v in before["tensors"].items()}
         self._begin_rows(tensors, network, parts.context.sets.num_classes, trained)
         restore_state(made, before | {"tensors": tensors}, receive)
+        made.context.memory.births = parts.context.memory.births
         return made
 
     def _begin_rows(self, tensors: Tensors, network: Network, old: int, trained: bool) -> None:
@@ -116,6 +117,34 @@ def _first_moments(parts: Parts) -> Tensors:
     phi = [p for group in optimizer.param_groups for p in group["params"]]
     states = {f"adaptor_optimizer.{i}": first_state(optimizer, p) for i, p in enumerate(phi)}
     return {f"{name}.{k}": v for name, state in states.items() for k, v in state.items()}
+
+
+def widened(state: Mapping[str, Any], parts: Parts) -> dict[str, Any]:
+    """Return a state in the shapes of new parts with more inputs or outputs.
+
+    What the state has no values for is as in the new parts; stored samples continue with zeros.
+    """
+    examples = {**save_state(parts, seed=0, step=0)["tensors"], **_first_moments(parts)}
+    shape = parts.context.network.input_shape
+    tensors = {}
+    for name, value in state["tensors"].items():
+        kept = name.startswith("task_data.") and name.endswith(".x")
+        example = value.new_zeros(len(value), *shape) if kept else examples.get(name, value)
+        tensors[name] = _placed(value, example)
+    return {**state, "tensors": tensors}
+
+
+def _placed(value: Tensor, example: Tensor) -> Tensor:
+    """Return a copy of the example with the values in its first rows, columns and so on.
+
+    >>> _placed(torch.tensor([[1, 2]]), torch.zeros(2, 3)).tolist()
+    [[1.0, 2.0, 0.0], [0.0, 0.0, 0.0]]
+    """
+    if value.shape == example.shape:
+        return value
+    placed = example.detach().clone()
+    placed[tuple(slice(n) for n in value.shape)] = value
+    return placed
 
 
 class LastLayer:

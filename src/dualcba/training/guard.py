@@ -3,7 +3,8 @@
 A step is refused if its loss, a gradient, the update of the weights or a running statistic is not
 finite. It is also refused if a raw sample is an *outlier*: a float with an absolute value of more
 than `FACTOR` times the largest one of all batches before. One such sample would ruin the running
-statistics, the weights and the memory.
+statistics, the weights and the memory. If inputs are standardised, features have scales of their
+own: then a value is no outlier if its feature has been 0 so far.
 
 On a CPU the verdict is read at once, before the weights change, and `RefusedError` is raised. On a
 GPU nothing waits for the verdict: it stays on the device, where the optimiser skips its update and
@@ -43,7 +44,8 @@ class RefusedError(FloatingPointError):
 class StepGuard:
     """Judges each step, and counts the batches that were left out or clipped.
 
-    `statistics` are the running statistics that a step changes.
+    `statistics` are the running statistics that a step changes; `by_feature` says that each feature
+    of a vector has a scale of its own.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class StepGuard:
         statistics: Sequence[Tensor],
         on_outlier: OnOutlier,
         inputs: Inputs,
+        *,
+        by_feature: bool = False,
     ) -> None:
         self.context = context
         self.backup = backup
@@ -64,11 +68,14 @@ class StepGuard:
         device = context.lr.device
         self.judges_inputs = inputs.floats
         self.samples = inputs  # what raw samples consist of
-        self.largest = torch.zeros((), device=device)  # absolute value of all inputs so far
+        self.by_feature = by_feature
+        shape = context.memory.x.shape[1:] if by_feature else ()
+        self.largest = torch.zeros(shape, device=device)  # absolute value of all inputs so far
         self.outliers = torch.zeros((), dtype=torch.long, device=device)
         self.good = context.good  # () bool: the verdict
-        self.infinite_buffers = not all(
-            bool(t.isfinite().all()) for t in _floats(backup.current_buffers())
+        self.other_buffers = not all(  # infinite on purpose, or squares in float64
+            t.dtype == torch.float32 and bool(t.isfinite().all())
+            for t in _floats(backup.current_buffers())
         )
         self._found = torch.zeros((), device=device)  # 1 if something was not finite
         self._one = torch.ones((), device=device)
@@ -93,7 +100,11 @@ class StepGuard:
 
         On a GPU outliers are always clipped, because the samples enter the memory.
         """
-        return self.samples.map_floats(self._judge_inputs, x) if self.judges_inputs else x
+        if not self.judges_inputs:
+            return x
+        if self.by_feature:
+            return self._features(x)
+        return self.samples.map_floats(self._judge_inputs, x)
 
     def _judge_inputs(self, x: Tensor) -> Tensor:
         low, high = torch.aminmax(x)
@@ -111,6 +122,23 @@ class StepGuard:
             )
         self._clipped, self._growth = True, False
         return x.clamp(-largest, largest)
+
+    def _features(self, x: Tensor) -> Tensor:
+        """Judge vectors whose features have scales of their own, and clip them."""
+        peak, largest = x.abs().amax(0), self.largest
+        outlier = (peak > FACTOR * largest.max()) & (largest > 0)
+        self._growth, self._outlier = True, outlier.any()
+        if self.waits:
+            self._clipped = bool(self._outlier)
+            if self._clipped and self.on_outlier != "clip":
+                k = int(torch.where(outlier, peak, 0.0).argmax())
+                raise RefusedError(
+                    f"x has a value of {peak[k]:.3g} in feature {k}, over {FACTOR:.0f} times the "
+                    f"largest so far, {largest.max():.3g},"
+                )
+        self._peak = torch.where(outlier, largest, peak)
+        bound = torch.where(outlier, largest, torch.inf)
+        return torch.clamp(x, -bound, bound)
 
     def _clip_on_device(self, x: Tensor, peak: Tensor) -> Tensor:
         outlier = (peak > FACTOR * self.largest) & (self.largest > 0)
@@ -136,8 +164,8 @@ class StepGuard:
 
     def _judge_on_device(self, grads: list[Tensor]) -> None:
         buffers = self.backup.current_buffers()
-        # the values of all buffers together are fewer tensors, unless one is infinite on purpose
-        statistics = self.statistics if self.infinite_buffers else _floats(buffers)
+        # the values of all buffers together are fewer tensors, unless one may be large
+        statistics = self.statistics if self.other_buffers else _floats(buffers)
         norms = torch.stack(foreach_norm([*grads, *statistics]))
         size = largest_update(self.optimizer, self.context.lr, torch.linalg.vector_norm(norms))
         torch.lt(size, LARGEST_UPDATE, out=self.good)

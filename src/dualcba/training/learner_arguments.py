@@ -114,6 +114,11 @@ class LearnerArguments(TrainingOptions):
         "the last layer is trained",
         NETWORK,
     )
+    standardise: bool = option(
+        False,
+        "whether each feature of float vectors is standardised, by its mean and variance so far",
+        DATA,
+    )
     last_layer: str | None = option(
         None, "name of the network's last linear layer; found automatically", NETWORK
     )
@@ -169,6 +174,8 @@ class LearnerArguments(TrainingOptions):
         resolved["ibn"] = kind in DUAL if self.ibn is None else self.ibn
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
+        if self.standardise:
+            _check_standardised(self.transform, inputs, cached=self.cache_features)
         object.__setattr__(self, "transform", self._choose_transform())
         check_network(self.network)
         outputs = self.num_classes or head_outputs(self.network, self.last_layer)
@@ -325,6 +332,20 @@ def _check_transform(transform: Transform, shape: tuple[int, ...]) -> None:
     if transform.random and len(shape) != 3:
         wanted = "(channels, height, width) for a transform that crops or flips"
         raise ValueError(expected("input_shape", shape, wanted))
+
+
+def _check_standardised(transform: Transform, inputs: Inputs, *, cached: bool) -> None:
+    """Raise unless the samples are float vectors that nothing else normalises."""
+    shape, dtype = inputs.shape, inputs.dtype
+    if len(shape) != 1 or dtype != torch.float32:
+        wanted = f"False for {dtype} samples of shape {shape}: only float vectors are standardised"
+        raise ValueError(expected("standardise", True, wanted))
+    if cached:
+        wanted = "False with cache_features: a frozen network gets its inputs as they are"
+        raise ValueError(expected("standardise", True, wanted))
+    if bool((transform.scale != 1).any() | (transform.shift != 0).any()):
+        wanted = "False if the transform has a mean and std of its own"
+        raise ValueError(expected("standardise", True, wanted))
 
 
 def _check_number(num_classes: int | None, max_classes: int | None) -> None:

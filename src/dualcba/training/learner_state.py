@@ -163,6 +163,9 @@ def _other_option(own: Tensors, given: Given) -> str:
         return f"the state was saved with cache_features {has}, expected {wanted}: "
     if sizes := _other_size(own, state):
         return sizes
+    has, wanted = (bool(entries_of(t, "inputs")) for t in (state, own))
+    if has != wanted:
+        return f"the state was saved with standardise {has}, expected {wanted}: "
     has, wanted = (bool(entries_of(t, "adaptor")) for t in (state, own))
     if has != wanted:
         kinds = "a method with a bias adaptor", "one without"
@@ -260,6 +263,8 @@ def restore_state(
             group["lr"] = lr
         parts.tasks.load(tensors, meta)
         parts.guard.load(tensors)
+        if (inputs := parts.training_step.standardise) is not None:
+            inputs.refresh()
     parts.outer_loop.rng = restore_torch_generator(state["tensors"]["weights_rng"])
     parts.sampler.rng.update({k: restore_generator(v) for k, v in meta["rng"].items()})
     engine.reset()

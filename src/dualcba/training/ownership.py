@@ -6,8 +6,9 @@ import threading
 import warnings
 import weakref
 from types import TracebackType
+from typing import Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 _weights: weakref.WeakKeyDictionary[object, set[int]] = weakref.WeakKeyDictionary()
 """The identities of the weights that each living learner trains."""
@@ -30,6 +31,30 @@ class Lock:
 
     def __reduce__(self) -> tuple[type[Lock], tuple[()]]:
         return Lock, ()
+
+
+class Listener(Protocol):
+    """What a learner tells of its steps, see `Learner.attach`."""
+
+    def before_step(self, x: Tensor, y: Tensor, *, again: bool) -> None:
+        """Called with a batch on the device before it is learnt; it must change nothing."""
+
+    def after_step(self) -> None:
+        """Called after a step, unless it was refused or has failed."""
+
+
+class ListenerRef:
+    """A listener that others keep alive, or None; a copy of it has none."""
+
+    def __init__(self, listener: Listener | None = None) -> None:
+        self._get = None if listener is None else weakref.ref(listener)
+
+    def __call__(self) -> Listener | None:
+        """Return the listener, if there is one and it still exists."""
+        return None if self._get is None else self._get()
+
+    def __reduce__(self) -> tuple[type[ListenerRef], tuple[()]]:
+        return ListenerRef, ()
 
 
 def claim(learner: object, network: nn.Module) -> None:

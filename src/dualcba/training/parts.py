@@ -11,6 +11,7 @@ from dualcba.adaptors.adaptor import Adaptor
 from dualcba.adaptors.hypergradient import trainable
 from dualcba.adaptors.outer_step import OuterLoop
 from dualcba.adaptors.virtual_step import make_virtual_step
+from dualcba.data.standardise import Standardise
 from dualcba.engine import Engine
 from dualcba.engine.optimizers import make_optimizer
 from dualcba.memory import Memory
@@ -67,7 +68,9 @@ class Parts:
         }
         if self.trunk is not None:
             modules["trunk"] = self.trunk
-        adaptor = self.outer_loop.adaptor
+        adaptor, inputs = self.outer_loop.adaptor, self.training_step.standardise
+        if inputs is not None:
+            modules["inputs"] = inputs
         return modules if adaptor is None else {**modules, "adaptor": adaptor}
 
     def assign(self, count: int) -> None:
@@ -100,8 +103,10 @@ def make_parts(
     memory = method.make_memory(given.buffer, shape, given.inputs.dtype, given.outputs)
     if engine.ranks is not None:
         memory.split(engine.ranks)
-    transform = method.make_transform(given.transform).to(engine.device)
-    views = {k: v.to(engine.device) for k, v in method.make_views(given.transform).items()}
+    standardise = Standardise(shape).to(engine.device) if given.standardise else None
+    base = given.transform if standardise is None else standardise
+    transform = method.make_transform(base).to(engine.device)
+    views = {k: v.to(engine.device) for k, v in method.make_views(base).items()}
     _place(engine, network, sets, memory, method, adaptor)
     if given.trunk is not None:
         _place_trunk(engine, given.trunk)
@@ -131,13 +136,16 @@ def make_parts(
         pooled=uses_pool(given) or bool(method.chosen),
     )  # fmt: skip
     monitor = LossMonitor(engine)
-    backup = Backup(context, method, outer_loop, optimizer)
+    backup = Backup(context, method, outer_loop, optimizer, standardise)
     statistics = running_averages(forward_pass.trained_norm_layers)
-    guard = StepGuard(context, backup, optimizer, statistics, given.on_outlier, given.inputs)
+    guard = StepGuard(
+        context, backup, optimizer, statistics, given.on_outlier, given.inputs,
+        by_feature=given.standardise,
+    )  # fmt: skip
     backup.others = [monitor.values, guard.largest, guard.outliers, *sets.buffers()]
     step = TrainingStep(
         context, method, sampler, forward_pass, outer_loop, optimizer, monitor, backup, guard,
-        precision, engine, stores_first=given.while_empty == "store",
+        precision, engine, standardise, stores_first=given.while_empty == "store",
     )  # fmt: skip
     inferred = given.boundaries == "inferred"
     tasks = TaskLifecycle(context, method, outer_loop, engine, inferred=inferred)

@@ -282,6 +282,8 @@ TENSORS: tuple[tuple[str, str, Callable[[Tensor, Given], bool]], ...] = (
     ("*optimizer.*.step", "a whole number of at least 0", _moment_step),
     ("lr", "a number of at least 0", _from(0)),
     ("guard.*", "a number of at least 0", _from(0)),
+    ("inputs.count", "a whole number of at least 0", _moment_step),
+    ("inputs.squares", "no negative value", _from(0)),
     ("sets._extra_state", "the number of tasks in task_starts less 1", _task),
     ("sets.later", "0 in the first task and 1 later", lambda t, g: bool(t == (g.task > 0))),
     ("sets.before", "a task before the current one, or -1", _before),

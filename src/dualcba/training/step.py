@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualcba.adaptors.outer_step import OuterLoop
+from dualcba.data.standardise import Standardise
 from dualcba.engine import Engine
 from dualcba.engine.packet import Layout, as_tensors, pack, unpack
 from dualcba.losses import Adapt, Batch
@@ -52,6 +53,9 @@ class TrainingStep:
     guard: StepGuard
     precision: Precision
     engine: Engine
+    standardise: Standardise | None = None
+    """What the inputs are standardised by, if they are."""
+
     stores_first: bool = False
     """Whether batches are only stored while the memory is empty."""
 
@@ -149,7 +153,9 @@ class TrainingStep:
     def store(self, x: Tensor, y: Tensor, packet: Tensor, *, layout: Layout) -> None:
         """Store raw samples and labels, with the logits that the memory keeps of them."""
         drawn: StepDraws[Tensor] = unpack(packet, layout)
-        x, columns = self.guard.inputs(x), {}
+        if self.standardise is not None:
+            self.backup.save(with_adaptor=False)
+        x, columns = self._inputs(x), {}
         if self.context.memory.columns:
             layers = self.forward_pass.norm_layers
             with self.precision.cast_weights(), without_tracking(layers):
@@ -159,6 +165,13 @@ class TrainingStep:
         interrupts.defer()
         self.context.good.fill_(True)
         self._remember(drawn, x, y, columns)
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        """Return raw samples that the guard has judged, and add them to the statistics."""
+        x = self.guard.inputs(x)
+        if self.standardise is not None:
+            self.standardise.update(x)
+        return x
 
     def _remember(
         self, drawn: StepDraws[Tensor], x: Tensor, y: Tensor, columns: dict[str, Tensor]
@@ -170,7 +183,7 @@ class TrainingStep:
 
     def _run(self, x: Tensor, y: Tensor, drawn: StepDraws[Tensor], update_adaptor: bool) -> None:
         collect_penalties(self.forward_pass.task_aware)  # discard what a failed step may have left
-        x = self.guard.inputs(x)
+        x = self._inputs(x)
         new, mem, outer_batch = self._batches(x, y, drawn.batches)
         self.method.observe(new, mem)
         self.outer_loop.observe(new, mem, drawn.batches.filled)

@@ -1,0 +1,54 @@
+"""Runs with a monitor whose numbers are in a file in their folder, for `dualcba watch`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from dualcba.data import Dataset
+from dualcba.experiments.run import Run
+from dualcba.experiments.scheduler import Make
+from dualcba.experiments.spec import Spec
+from dualcba.monitoring.files import WATCH
+from dualcba.monitoring.monitor import Monitor
+from dualcba.options import Hardware
+
+EVERY = 5
+"""Batches of which one is predicted."""
+
+
+class Watched:
+    """The monitors of the runs in progress below a folder."""
+
+    def __init__(self, out: Path, make: Make) -> None:
+        self.out, self._make = out, make
+        self._monitors: dict[int, tuple[Run, Monitor]] = {}
+
+    def make(self, spec: Spec, data: Dataset, hardware: Hardware, *, alone: bool) -> Run:
+        """Make a run with a monitor."""
+        run = self._make(spec, data, hardware, alone=alone)
+        title = f"{spec.method} · {spec.dataset} · seed {spec.seed}"
+        self._monitors[id(run)] = run, Monitor(
+            run.learner, every=EVERY, path=self.out / spec.name / WATCH, names=data.class_names,
+            about={"title": title, "total": run.total},
+        )  # fmt: skip
+        return run
+
+    def finish(self, run: Run) -> None:
+        """Write the last numbers of a run."""
+        self._monitors.pop(id(run))[1].close()
+
+    def forget(self, spec: Spec) -> None:
+        """Write the last numbers of a run that has failed."""
+        for key, (run, _) in list(self._monitors.items()):
+            if run.spec is spec:
+                self._end(key, "failed")
+
+    def close(self) -> None:
+        """Write the last numbers of runs that were interrupted."""
+        for key in list(self._monitors):
+            self._end(key, "stopped")
+
+    def _end(self, key: int, status: str) -> None:
+        with suppress(Exception):  # the run has raised, and its error matters more
+            self._monitors.pop(key)[1].close(status)

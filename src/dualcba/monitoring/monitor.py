@@ -1,0 +1,249 @@
+"""A monitor: predicts each batch before it is learnt, and measures the memory and the adaptor."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualcba.errors import at_least
+from dualcba.learner import Learner
+from dualcba.monitoring.files import watch_content, write_watch
+from dualcba.monitoring.numbers import age_numbers, class_numbers, loss_numbers, window_numbers
+from dualcba.monitoring.prometheus import prometheus_text
+
+if TYPE_CHECKING:
+    from rich.panel import Panel
+
+SAMPLED = 256
+"""Samples of the memory that the correction is measured on, at most."""
+
+_serial = itertools.count()
+
+
+class Monitor:
+    """Watches a learner for as long as the monitor exists, or until `close`.
+
+    Before a batch is learnt, it is predicted, so the accuracy is prequential. Nothing that is
+    learnt or kept for predictions changes. On a GPU the answers stay on the device until the
+    numbers are asked for. If the learner predicts under IBN statistics, each prediction estimates
+    them from the whole memory; `every` looks at fewer batches.
+
+    Parameters
+    ----------
+    learner
+        The learner; it has one monitor at a time, the last one.
+    window
+        The number of samples that windowed numbers are about.
+    every
+        Predict every so many batches only.
+    path
+        Also write the numbers to this file, for `dualcba watch`.
+    seconds
+        The least time between two writes.
+    about
+        What to write beside the numbers: `title`, and `total`, the number of steps to come in all.
+    names
+        Names of classes, in the place of `learner.classes_`.
+
+    >>> from dualcba.nets import MLP
+    >>> _ = torch.manual_seed(0)
+    >>> learner = Learner(MLP((4,), 4), (4,), 4, dtype=torch.float32, buffer=20, batch_size=8)
+    >>> monitor = Monitor(learner, window=100)
+    >>> learner.new_task([0, 1])
+    >>> for _ in range(30):
+    ...     learner.observe(torch.eye(4)[:2].repeat(4, 1), [0, 1] * 4)
+    >>> numbers = monitor.numbers()
+    >>> numbers["step"], numbers["samples"], numbers["window"]["accuracy"]
+    (30, 240, 100.0)
+    >>> [(c["class"], c["side"], c["answers"], c["memory"]) for c in numbers["classes"]]
+    [(0, 'new', 50.0, 10), (1, 'new', 50.0, 10)]
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        *,
+        window: int = 1000,
+        every: int = 1,
+        path: str | Path | None = None,
+        seconds: float = 1.0,
+        about: Mapping[str, Any] | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        at_least(1, window=window, every=every)
+        self.learner, self.window, self.every = learner, window, every
+        self.path, self.seconds = None if path is None else Path(path), seconds
+        self.about, self.names = dict(about or {}), names
+        self._key = next(_serial)  # captured graphs write into the tensors of one monitor
+        self._write_at = 0.0
+        self._warned = False
+        with learner.parts.engine.scope():
+            device = learner.device
+            self._answers, self._labels = (
+                torch.full((window,), -1, device=device) for _ in range(2)
+            )
+            self._right, self._found = (
+                torch.zeros(2, dtype=torch.long, device=device) for _ in range(2)
+            )
+            born = torch.full((learner.memory.size + 1,), -1, device=device)
+            self._births = born, torch.zeros((), dtype=torch.long, device=device)
+        self._restart()
+        learner.attach(self)
+        learner.memory.births = self._births
+        learner.parts.engine.reset()  # captured steps do not note the births
+
+    def _restart(self) -> None:
+        """Forget what was measured, at first and after another state was loaded."""
+        self._count = self._taken = 0
+        self._step = self.learner.step
+        with self.learner.parts.engine.scope():
+            self._births[0].fill_(-1)
+            self._right.zero_()
+
+    # ------------------------------------------------------------------ steps
+
+    def before_step(self, x: Tensor, y: Tensor, *, again: bool) -> None:
+        """Predict a batch that is going to be learnt; the learner calls it."""
+        learner, engine = self.learner, self.learner.parts.engine
+        if learner.step != self._step:
+            self._restart()
+        with engine.scope():
+            self._births[1].fill_(learner.step)
+        self._taken = 0 if again or learner.step % self.every else min(len(x), self.window)
+        if self._taken:
+            slots = (self._count + np.arange(self._taken)) % self.window
+            key = ("monitor", self._key, self._taken)
+            with learner.evaluating(learner.statistics):
+                engine.run(key, self._predict, x[-self._taken :], y[-self._taken :], slots)
+
+    def _predict(self, x: Tensor, y: Tensor, slots: Tensor) -> None:
+        learner = self.learner
+        answers = learner.scores(x).argmax(1)
+        answers = torch.where(learner.class_sets.seen.any(), answers, -1)  # there is no class yet
+        self._answers.index_copy_(0, slots, answers)
+        self._labels.index_copy_(0, slots, y)
+        labelled = y >= 0
+        self._found.copy_(torch.stack([((answers == y) & labelled).sum(), labelled.sum()]))
+
+    def after_step(self) -> None:
+        """Count a batch that was learnt, and write the file if it is due; the learner calls it."""
+        self._step = self.learner.step
+        self._count += self._taken
+        if self._taken:
+            with self.learner.parts.engine.scope():
+                self._right.add_(self._found)
+        if self.path is not None and time.monotonic() >= self._write_at:
+            self.write()
+
+    # ------------------------------------------------------------------ numbers
+
+    def numbers(self) -> dict[str, Any]:
+        """Return all numbers as plain types; accuracies and shares are in percent.
+
+        A number that is not known is None. On a GPU it waits for the device.
+        """
+        learner = self.learner
+        with learner.evaluating(learner.statistics):
+            labels, answers = self._window()
+            right, seen = self._right.tolist()
+            filled = learner.memory.filled
+            stored = learner.memory.y[:filled].cpu().numpy()
+            born = self._births[0][:filled].cpu().numpy()
+            new, old = (m.cpu().numpy() for m in (learner.class_sets.new, learner.class_sets.old))
+            found, names = window_numbers(labels, answers), self._names()
+            classes, confusion = class_numbers(labels, answers, stored, new, old, names)
+            return {
+                "step": learner.step,
+                "task": learner.task,
+                "samples": seen,
+                "accuracy": 100 * right / seen if seen else None,
+                "window": {"size": self.window, **found},
+                "classes": classes,
+                "confusion": confusion,
+                "loss": loss_numbers(self._losses()),
+                "memory": {
+                    "size": learner.memory.size,
+                    "samples": filled,
+                    "age": age_numbers(learner.step - born[born >= 0], learner.step),
+                },
+                "correction": self._correction(),
+                "outliers": learner.outliers,
+            }
+
+    def _names(self) -> list[Any]:
+        plain = (str, int, float, bool, type(None))
+        given = self.learner.classes_ if self.names is None else self.names
+        return [name if isinstance(name, plain) else str(name) for name in given]
+
+    def _window(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the labels and answers of the window in the order of arrival, but unlabelled."""
+        filled = min(self._count, self.window)
+        order = (self._count - filled + np.arange(filled)) % self.window
+        labels, answers = (t.cpu().numpy()[order] for t in (self._labels, self._answers))
+        return labels[labels >= 0], answers[labels >= 0]
+
+    def _losses(self) -> NDArray[np.float32]:
+        """Return the losses of the last steps, the newest last; those refused are not finite."""
+        values = self.learner.parts.loss_monitor.values.cpu().numpy()
+        step = self.learner.step
+        return values[np.arange(max(0, step - 100), step) % len(values)]
+
+    def _correction(self) -> dict[str, float | None] | None:
+        """Return the mean of r over the old and over the new classes, on samples of the memory."""
+        learner, parts = self.learner, self.learner.parts
+        filled = learner.memory.filled
+        if learner.adaptor is None or not filled:
+            return None
+        rows = torch.linspace(0, filled - 1, min(filled, SAMPLED), device=learner.device).long()
+        z, _ = parts.method.outputs(parts.context.transform(learner.memory.x[rows]))
+        r = learner.adaptor(z.float())
+        sides = {"old": learner.class_sets.old, "new": learner.class_sets.new}
+        means = {side: r[:, mask].mean().item() for side, mask in sides.items() if mask.any()}
+        return {side: means.get(side) for side in sides}
+
+    # ------------------------------------------------------------------ outputs
+
+    def panel(self) -> Panel:
+        """Return the numbers as a panel, which `rich.print` prints."""
+        from dualcba.monitoring.panel import panel
+
+        return panel(watch_content(self.numbers(), self.about, "running"), now=time.time())
+
+    def prometheus(self) -> str:
+        """Return the numbers in Prometheus' text format."""
+        return prometheus_text([({}, self.numbers())])
+
+    def write(self, path: str | Path | None = None, *, status: str = "running") -> None:
+        """Write the numbers to a file for `dualcba watch`, by default to that of the monitor.
+
+        To its own file it writes while the learner learns; a failure is a warning then.
+        """
+        if path is not None:
+            write_watch(Path(path), watch_content(self.numbers(), self.about, status))
+            return
+        assert self.path is not None
+        self._write_at = time.monotonic() + self.seconds
+        try:
+            write_watch(self.path, watch_content(self.numbers(), self.about, status))
+        except OSError as error:
+            if not self._warned:
+                warnings.warn(f"{self.path} cannot be written: {error.strerror}", stacklevel=3)
+            self._warned = True
+
+    def close(self, status: str = "complete") -> None:
+        """Write the file for the last time, if there is one, and leave the learner."""
+        if self.path is not None:
+            self.write(status=status)
+        if self.learner.memory.births is self._births:
+            self.learner.attach(None)
+            self.learner.memory.births = None
+            self.learner.parts.engine.reset()

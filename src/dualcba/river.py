@@ -1,0 +1,227 @@
+"""A river classifier around `Learner`: `learn_one`, `predict_one`, `learn_many` and so on.
+
+It needs the extra `river`; the methods that end in `many` need pandas too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from river import base
+
+from dualcba.engine.threads import threads_for
+from dualcba.errors import expected
+from dualcba.learner import Learner
+from dualcba.nets import make_network
+from dualcba.randomness import first_weights
+from dualcba.training.growth import widened
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Features = Mapping[Hashable, Any]
+
+LARGEST = float(np.finfo(np.float32).max)
+
+FIRST_OUTPUTS = 16
+"""Outputs of the network at first; they are doubled when classes arrive."""
+
+
+class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
+    """A classifier for streams in which new classes and new features arrive over time.
+
+    Samples are dicts of numbers. A feature that was not there before is a new input of the network,
+    whose number of inputs is doubled as needed, with all that was learnt kept. A feature that a
+    sample lacks, or that is None or NaN, counts as 0; in a prediction, features that were never
+    learnt are ignored. Inputs are standardised on line. Classes need not be announced.
+
+    By default `learn_one` trains on each sample at once, beside ten of the memory. With a larger
+    `batch_size` it collects samples, and trains when it has that many, or at once if the label is
+    new: faster, but fewer steps. `learn_many` gives what a loop over `learn_one` gives. If a step
+    is refused, for an outlier for example, `learn_one` raises, and its samples are left out.
+
+    Parameters
+    ----------
+    method, buffer, lr
+        As for `Learner`.
+    batch_size
+        Samples per step. A step also has as many samples of the memory, at least 10.
+    learner_options
+        Other keyword arguments of `Learner`.
+    seed
+        The seed; None draws one.
+
+    >>> from river import datasets, evaluate, metrics
+    >>> model = RiverClassifier(seed=0)
+    >>> evaluate.progressive_val_score(datasets.Phishing().take(100), model, metrics.Accuracy())
+    Accuracy: 78...%
+    """
+
+    def __init__(
+        self,
+        method: str = "er-balanced-cba",
+        buffer: int = 200,
+        batch_size: int = 1,
+        lr: float = 0.03,
+        learner_options: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.method = method
+        self.buffer = buffer
+        self.batch_size = batch_size
+        self.lr = lr
+        self.learner_options = learner_options
+        self.seed = seed
+        self._learner: Learner | None = None
+        self._inputs: dict[Hashable, int] = {}  # the position of each feature
+        self._waiting: list[tuple[dict[Hashable, float], Hashable]] = []
+        self._seed = seed
+
+    @property
+    def _multiclass(self) -> bool:
+        return True
+
+    @property
+    def learner(self) -> Learner | None:
+        """The `Learner`; None before the first sample. Another one takes over with more inputs."""
+        return self._learner
+
+    # ------------------------------------------------------------------ learning
+
+    def learn_one(self, x: Features, y: Hashable) -> None:
+        """Learn a sample, or keep it until there are `batch_size` of them."""
+        self._waiting.append((_numbers(x), y.item() if isinstance(y, np.generic) else y))
+        known = [] if self._learner is None else self._learner.classes_
+        if len(self._waiting) >= self.batch_size or self._waiting[-1][1] not in known:
+            self._learn()
+
+    def learn_many(self, X: pd.DataFrame, y: pd.Series) -> None:
+        """Learn the rows of a table, as `learn_one` does one after the other."""
+        for x, label in zip(X.to_dict("records"), y.tolist(), strict=True):
+            self.learn_one(x, label)
+
+    def _learn(self) -> None:
+        """Train on the samples that wait."""
+        waiting, self._waiting = self._waiting, []
+        for x, _ in waiting:
+            for name in sorted(x.keys() - self._inputs.keys(), key=repr):  # not by order in x
+                self._inputs[name] = len(self._inputs)
+        with threads_for(small=True):
+            learner, labels = self._ready(), [y for _, y in waiting]
+            learner.observe(self._vectors(x for x, _ in waiting), labels)  # type: ignore[arg-type]
+
+    def _ready(self) -> Learner:
+        """Return the learner, after it has got enough inputs."""
+        before, needed = self._learner, max(1, len(self._inputs))
+        if before is None:
+            self._learner = self._make(needed)
+        elif before.input_shape[0] < needed:
+            learner = self._make(max(needed, 2 * before.input_shape[0]))
+            learner.add_classes(before.classes_)
+            learner.load_state_dict(widened(before.state_dict(), learner.parts))
+            self._learner = learner
+        assert self._learner is not None
+        return self._learner
+
+    def _make(self, inputs: int) -> Learner:
+        if self._seed is None:
+            self._seed = int(np.random.default_rng().integers(2**31))
+        with first_weights(self._seed):
+            network = make_network("mlp", (inputs,), FIRST_OUTPUTS)
+        fixed = {"ibn": True, "standardise": True, "memory_batch": max(10, self.batch_size)}
+        options: dict[str, Any] = {**fixed, **(self.learner_options or {})}
+        return Learner(
+            network, (inputs,), method=self.method, buffer=self.buffer, lr=self.lr,
+            batch_size=self.batch_size, seed=self._seed, dtype=torch.float32,
+            boundaries="inferred", **options,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ prediction
+
+    def predict_proba_one(self, x: Features, **kwargs: Any) -> dict[Hashable, float]:
+        """Return the probability of each class so far; nothing before the first sample."""
+        if self._learner is None:
+            return {}
+        found = self._probabilities(self._vectors([_numbers(x)]))[0]
+        return dict(zip(self._learner.classes_, found.tolist(), strict=True))
+
+    def predict_proba_many(self, X: pd.DataFrame) -> pd.DataFrame:
+        """Return the probability of each class so far (column) for each row."""
+        import pandas as pd
+
+        if self._learner is None:
+            return pd.DataFrame(index=X.index)
+        rows = self._vectors(map(_numbers, X.to_dict("records")))
+        found = self._probabilities(rows) if len(X) else np.empty((0, self._learner.num_classes))
+        return pd.DataFrame(found, index=X.index, columns=self._learner.classes_)
+
+    def predict_many(self, X: pd.DataFrame) -> pd.Series:
+        """Return the most probable class of each row; None before the first sample."""
+        import pandas as pd
+
+        found = self.predict_proba_many(X)
+        if found.empty:
+            return pd.Series([None] * len(X), index=X.index, dtype=object)
+        return found.idxmax(axis="columns")
+
+    def _probabilities(self, vectors: NDArray[np.float32]) -> NDArray[np.float64]:
+        assert self._learner is not None
+        with threads_for(small=True):
+            found = self._learner.predict_proba(vectors).double().numpy()
+        return np.asarray(found / found.sum(1, keepdims=True))
+
+    def _vectors(self, samples: Iterable[Mapping[Hashable, float]]) -> NDArray[np.float32]:
+        """Return samples as vectors, with 0 for what they lack."""
+        assert self._learner is not None
+        width = self._learner.input_shape[0]
+        rows = list(samples)
+        found = np.zeros((len(rows), width), np.float32)
+        for row, x in zip(found, rows, strict=True):
+            for name, value in x.items():
+                if (k := self._inputs.get(name)) is not None:
+                    row[k] = value
+        return found
+
+    # ------------------------------------------------------------------ pickle
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if self._learner is not None:
+            saved = self._learner.state_dict()
+            tensors = {name: t.cpu().numpy() for name, t in saved["tensors"].items()}
+            inputs = self._learner.input_shape[0]
+            state["_learner"] = inputs, {"tensors": tensors, "meta": saved["meta"]}
+        return state
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        if state["_learner"] is not None:
+            inputs, saved = state["_learner"]
+            tensors = {name: torch.from_numpy(t.copy()) for name, t in saved["tensors"].items()}
+            self._learner = self._make(inputs)
+            self._learner.load_state_dict({"tensors": tensors, "meta": saved["meta"]})
+
+
+def _numbers(x: Features) -> dict[Hashable, float]:
+    """Return the features of a sample as numbers, without those that are missing.
+
+    >>> _numbers({"a": True, "b": None, "c": float("nan")})
+    {'a': 1.0}
+    """
+    found = {}
+    for name, given in x.items():
+        try:
+            value = math.nan if given is None else float(given)
+        except (TypeError, ValueError):
+            wanted = "a number; river's OneHotEncoder makes numbers of words"
+            raise ValueError(expected(f"feature {name!r}", given, wanted)) from None
+        if math.isinf(value) or abs(value) > LARGEST:
+            raise ValueError(expected(f"feature {name!r}", given, "a finite number in float32"))
+        if not math.isnan(value):
+            found[name] = value
+    return found

@@ -1,0 +1,162 @@
+"""The river classifier: river's own checks, features and classes that come and go."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("river")
+from river import checks, compose, datasets, metrics, preprocessing
+
+from dualcba.river import RiverClassifier
+
+FULL = os.environ.get("DUALCBA_FUZZ") == "full"
+SMALL: dict[str, Any] = {"buffer": 20, "seed": 0}
+
+
+def each_once() -> list[Any]:
+    """River's checks, each on its first dataset, whose first samples are enough here."""
+    found = list(checks.yield_checks(RiverClassifier(**SMALL)))
+    return found if FULL else list({check.__name__: check for check in reversed(found)}.values())
+
+
+@pytest.mark.parametrize("check", each_once(), ids=lambda check: str(check.__name__))
+def test_rivers_own_checks(check: Any) -> None:
+    model = RiverClassifier(**SMALL, batch_size=1 if FULL else 5)
+    dataset = getattr(check, "keywords", {}).get("dataset")
+    if dataset is None or FULL:
+        check(model)
+    else:
+        check.func(model, dataset=list(itertools.islice(dataset, 65)))
+
+
+def samples(n: int, seed: int = 0) -> list[tuple[dict[str, float], str]]:
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 3, n)
+    X = rng.normal(0, 0.3, (n, 3)) + np.eye(3)[y] * 2
+    return [({"a": x[0], "b": 1e5 * x[1], "c": x[2]}, "uvw"[k]) for x, k in zip(X, y, strict=True)]
+
+
+def state(model: RiverClassifier) -> dict[str, torch.Tensor]:
+    assert model.learner is not None
+    return model.learner.state_dict()["tensors"]  # type: ignore[no-any-return]
+
+
+def test_it_learns() -> None:
+    model, accuracy = RiverClassifier(**SMALL), metrics.Accuracy()
+    for x, y in samples(150):
+        accuracy.update(y, model.predict_one(x))
+        model.learn_one(x, y)
+    assert accuracy.get() > 0.8
+    assert sum(model.predict_proba_one(samples(1)[0][0]).values()) == pytest.approx(1, abs=1e-12)
+
+
+def test_before_the_first_sample_there_is_no_answer() -> None:
+    pd = pytest.importorskip("pandas")
+    model = RiverClassifier(**SMALL)
+    assert model.predict_one({"a": 1}) is None
+    assert model.predict_proba_one({"a": 1}) == {}
+    X = pd.DataFrame({"a": [1.0, 2.0]}, index=[7, 9])
+    assert model.predict_many(X).tolist() == [None, None]
+    assert model.predict_proba_many(X).shape == (2, 0)
+
+
+def test_features_that_arrive_become_inputs_and_all_else_is_kept() -> None:
+    model = RiverClassifier(**SMALL)
+    for x, y in samples(20):
+        model.learn_one({"a": x["a"]}, y)
+    assert model.learner is not None
+    before, answers = state(model), model.predict_proba_one({"a": 1.0})
+    model._inputs |= {"c": 1, "b": 2}
+    grown = model._ready()  # without a step
+    assert grown.input_shape == (3,)
+    assert model.predict_proba_one({"a": 1.0}) == pytest.approx(answers, abs=1e-5)
+    after = state(model)
+    for name, value in before.items():
+        part = after[name][tuple(slice(n) for n in value.shape)]
+        assert torch.equal(part, value), name
+    assert (after["memory.x"][:, 1:] == 0).all()  # what was missing counts as 0
+    assert after["inputs.count"] == 20
+    for x, y in samples(150, seed=1):
+        model.learn_one(x, y)
+    right = [model.predict_one(x) == y for x, y in samples(50, seed=2)]
+    assert np.mean(right) > 0.85
+
+
+def test_missing_unknown_and_wrong_features() -> None:
+    model = RiverClassifier(**SMALL)
+    for x, y in samples(20):
+        model.learn_one(x, y)
+    full = model.predict_proba_one({"a": 1.0, "b": 0.0, "c": 0.0})
+    for x in ({"a": 1.0}, {"a": 1, "b": None, "c": np.nan}, {"a": np.float64(1), "other": 9}):
+        assert model.predict_proba_one(x) == full
+    before = state(model)
+    for wrong in ({"a": "word"}, {"a": np.inf}, {"a": 1e300}):
+        for call in (model.predict_one, lambda x: model.learn_one(x, "u")):
+            with pytest.raises(ValueError, match=r"feature 'a' is .* expected a"):
+                call(wrong)
+    assert all(torch.equal(before[k], v) for k, v in state(model).items())
+    with pytest.raises(FloatingPointError, match="times the largest"):
+        model.learn_one({"a": 1e20}, "u")
+    model.learn_one({"a": 1}, "u")  # goes on without the sample
+
+
+def test_tables_give_what_single_samples_give() -> None:
+    pd = pytest.importorskip("pandas")
+    one, many = (RiverClassifier(**SMALL, batch_size=4) for _ in range(2))
+    pairs = samples(42)
+    for x, y in pairs:
+        one.learn_one(x, y)
+    for k in range(0, 42, 14):
+        part = pairs[k : k + 14]
+        table = pd.DataFrame([x for x, _ in part], index=range(100, 114))
+        many.learn_many(table, pd.Series([y for _, y in part]))
+    assert all(torch.equal(state(one)[k], v) for k, v in state(many).items())
+    assert many.predict_many(table).tolist() == [
+        one.predict_one(x) for x in table.to_dict("records")
+    ]
+    assert many.predict_many(table).index.tolist() == list(range(100, 114))
+    assert many.predict_proba_many(table[:0]).shape == (0, 3)
+
+
+@pytest.mark.parametrize("again", [lambda m: pickle.loads(pickle.dumps(m)), copy.deepcopy])
+def test_copies_go_on_alike(again: Any) -> None:
+    model = RiverClassifier(buffer=20, batch_size=3)  # a seed that was drawn
+    pairs = samples(40)
+    for x, y in pairs[:20]:
+        model.learn_one(x, y)
+    other = again(model)
+    for x, y in pairs[20:]:
+        for each in (model, other):
+            each.learn_one(x, y)
+    assert all(torch.equal(state(other)[k], v) for k, v in state(model).items())
+
+
+def test_a_pipeline_with_words() -> None:
+    model = (compose.SelectType(str) | preprocessing.OneHotEncoder()) | RiverClassifier(**SMALL)
+    for _ in range(20):
+        model.learn_one({"colour": "red"}, 1)
+        model.learn_one({"colour": "blue"}, 2)
+    assert (model.predict_one({"colour": "red"}), model.predict_one({"colour": "blue"})) == (1, 2)
+
+
+def test_other_options_and_mistakes() -> None:
+    model = RiverClassifier(**SMALL, learner_options={"standardise": False, "max_classes": 2})
+    for x, y in samples(10):
+        if y != "w":
+            model.learn_one(x, y)
+    assert "inputs.mean" not in state(model)
+    with pytest.raises(ValueError, match="at most max_classes 2"):
+        model.learn_one(samples(1)[0][0], "w")
+    assert model.learner is not None
+    assert model.learner.classes_ == ["u", "v"] or model.learner.classes_ == ["v", "u"]
+    with pytest.raises(ValueError, match="method"):
+        RiverClassifier(method="other").learn_one({"a": 1}, 0)
+    assert next(iter(datasets.Phishing()))[1] in (True, False)
