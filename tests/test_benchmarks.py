@@ -17,6 +17,7 @@ from benchmarks import (
     frontier,
     growth,
     parts,
+    prequential,
     profiling,
     step,
 )
@@ -43,6 +44,12 @@ def test_the_cost_of_a_checkpoint() -> None:
     found = checkpoints.measure(spec, CPU, burst=2, rounds=1)
     assert found["megabytes"] > 1
     assert found["ms_of_copy_and_write"] > found["ms_of_the_copy"] > 0
+
+
+def test_predictions_after_each_step(data: Any) -> None:
+    learnt = {way: prequential.learn(data, way, 0, 100, "er") for way in prequential.WAYS}
+    assert all(0 <= score <= 100 for scores in learnt.values() for score in scores)
+    prequential.loop("mlp", "parts", 10, 4)()
 
 
 def test_a_profile_and_its_roofline(data: Any) -> None:

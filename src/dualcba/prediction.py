@@ -41,6 +41,9 @@ from dualcba.training.precision import default_modes
 STATISTICS: tuple[Statistics, ...] = get_args(Statistics)
 """Whose statistics the normalisation layers use in evaluation: training's, or the memory's."""
 
+Way = tuple[str, IBNRefresh]
+"""The statistics, and whether IBN's are those of the whole memory."""
+
 PREDICT_BATCH = 512
 """Samples per batch of a prediction."""
 
@@ -85,9 +88,7 @@ class Predictor:
         self._depth = 0  # of nested `evaluating`
         weight = cast(Tensor, self.context.network.head.weight)
         self._nearest = NearestMean(len(weight), weight.detach()) if readout == "ncm" else None
-        self._means: dict[
-            tuple[str, IBNRefresh], tuple[Tensor, Tensor]
-        ] = {}  # cached, by statistics
+        self._means: dict[Way, tuple[Tensor, Tensor]] = {}  # cached
 
     def of(self, parts: Parts) -> Predictor:
         """Return a predictor with the same options for other parts."""
@@ -183,7 +184,7 @@ class Predictor:
             self._follow()
 
     @contextmanager
-    def _class_means(self, statistics: tuple[str, IBNRefresh]) -> Iterator[None]:
+    def _class_means(self, statistics: Way) -> Iterator[None]:
         """Set the class means of the read-out to those of the memory, computed once per step."""
         nearest = self._nearest
         if nearest is None:

@@ -82,7 +82,8 @@ class Corrected(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return corrected logits (n, C) of normalised inputs."""
-        return self.alpha * self.logits(x) + self.beta
+        z: Tensor = self.logits(x)
+        return self.alpha * z + self.beta
 
 
 class MeanScores(nn.Module):

@@ -115,7 +115,7 @@ class Snapshot:
                 kind = self.device.type
                 autocast = torch.autocast(kind, dtype=torch.bfloat16, cache_enabled=False)
             with autocast:
-                parts = samples.split(PREDICT_BATCH)
+                parts = torch.split(samples, PREDICT_BATCH)
                 return torch.cat([self.model(part.to(self.device)).cpu() for part in parts])
 
     def _check(self, x: ArrayLike | Tensor) -> Tensor:
