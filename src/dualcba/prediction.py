@@ -85,6 +85,7 @@ class Predictor:
         self._estimated_at = -1  # the step of the cached estimate
         self.moving = MovingEstimate(self.layers)  # of `refresh`
         self._followed_at = -1  # the step at which it has seen the weights
+        self._matrices: list[Tensor] | None = None  # those weights
         self._depth = 0  # of nested `evaluating`
         weight = cast(Tensor, self.context.network.head.weight)
         self._nearest = NearestMean(len(weight), weight.detach()) if readout == "ncm" else None
@@ -250,10 +251,14 @@ class Predictor:
 
         Biases and the like are left out: those of normalisation would hide how matrices move.
         """
-        heads = {id(p) for network in self._networks() for p in network.head.parameters()}
-        every = [p for network in self._networks() for p in network.parameters() if p.dim() > 1]
-        before = [p.detach().reshape(-1) for p in every if p.requires_grad and id(p) not in heads]
-        return torch.cat(before) if before else torch.zeros(0, device=self.engine.device)
+        if self._matrices is None:
+            heads = {id(p) for network in self._networks() for p in network.head.parameters()}
+            every = [p for network in self._networks() for p in network.parameters()]
+            trained = [p for p in every if p.dim() > 1 and p.requires_grad and id(p) not in heads]
+            self._matrices = [p.detach() for p in trained]
+        if not self._matrices:
+            return torch.zeros(0, device=self.engine.device)
+        return torch.cat([p.reshape(-1) for p in self._matrices])
 
     def _add_parts(self, due: Due, step: int) -> None:
         rng, filled = generator(self.seed, "ibn parts", step), self.context.memory.filled
