@@ -18,6 +18,7 @@ from benchmarks import (
     frontier,
     growth,
     parts,
+    prequential,
     profiling,
     standardise,
     step,
@@ -61,6 +62,12 @@ def test_the_batches_of_river() -> None:
     assert 0 <= found["accuracy"] <= 100
     assert found["learn_us"] > 0
     assert 0 <= river_batches.held_out(50, seeds=1, test_size=0.95)["held_out"] <= 100
+
+
+def test_predictions_after_each_step(data: Any) -> None:
+    learnt = {way: prequential.learn(data, way, 0, 100, "er") for way in prequential.WAYS}
+    assert all(0 <= score <= 100 for scores in learnt.values() for score in scores)
+    prequential.loop("mlp", "parts", 10, 4)()
 
 
 def test_a_profile_and_its_roofline(data: Any) -> None:

@@ -389,7 +389,7 @@ def test_a_mistake_is_one_line_at_once(mistake: str) -> None:
 METHODS = {
     "observe", "observe_on_device", "predict", "predict_proba", "new_task", "end_task",
     "state_dict", "load_state_dict", "save", "load", "save_agnostic", "check_finite",
-    "evaluating", "scores", "add_classes", "attach",
+    "evaluating", "scores", "add_classes", "attach", "snapshot", "export",
 }  # fmt: skip
 PROPERTIES = {
     "network", "method", "adaptor", "memory", "class_sets", "num_classes", "input_shape", "dtype",

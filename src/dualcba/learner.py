@@ -97,7 +97,8 @@ class Learner:
     command line and `DualCBAClassifier` do so for the network `mlp`.
 
     Threads may share a learner: a lock lets one call in at a time, so `predict` waits for a step in
-    progress. A network belongs to one learner; a second one on the same weights gives a warning.
+    progress; a `snapshot` waits for nothing. A network belongs to one learner; a second one on the
+    same weights gives a warning.
 
     >>> from torch import nn
     >>> _ = torch.manual_seed(0)
@@ -461,12 +462,11 @@ class Learner:
         """
         with self._lock:
             model = frozen_model(self._predictor, self.statistics, self._step, self.num_classes)
-            labels = None if self._maker is None else self._labels.array
-            bf16 = self._parts.precision.bf16
-        snapshot = Snapshot(
-            model, self.num_classes, self._inputs, labels=labels, bf16=bf16, step=self._step,
-            device=self.device,
-        )  # fmt: skip
+            snapshot = Snapshot(
+                model, self.num_classes, self._inputs, step=self._step,
+                labels=None if self._maker is None else self._labels.array,
+                bf16=self._parts.precision.bf16, device=self.device,
+            )  # fmt: skip
         return snapshot if device is None else snapshot.to(device)
 
     def export(self, path: str | Path, *, fold: bool = True) -> None:

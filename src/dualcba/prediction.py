@@ -40,6 +40,9 @@ from dualcba.training.precision import default_modes
 STATISTICS: tuple[Statistics, ...] = get_args(Statistics)
 """Whose statistics the normalisation layers use in evaluation: training's, or the memory's."""
 
+Way = tuple[str, IBNRefresh]
+"""The statistics, and whether IBN's are those of the whole memory."""
+
 PREDICT_BATCH = 512
 """Samples per batch of a prediction."""
 
@@ -83,12 +86,11 @@ class Predictor:
         self._estimated_at = -1  # the step of the cached estimate
         self.moving = MovingEstimate(self.layers)  # of `refresh`
         self._followed_at = -1  # the step at which it has seen the weights
+        self._matrices: list[Tensor] | None = None  # those weights
         self._depth = 0  # of nested `evaluating`
         weight = cast(Tensor, self.context.network.head.weight)
         self._nearest = NearestMean(len(weight), weight.detach()) if readout == "ncm" else None
-        self._means: dict[
-            tuple[str, IBNRefresh], tuple[Tensor, Tensor]
-        ] = {}  # cached, by statistics
+        self._means: dict[Way, tuple[Tensor, Tensor]] = {}  # cached
 
     def of(self, parts: Parts) -> Predictor:
         """Return a predictor with the same options for other parts."""
@@ -184,7 +186,7 @@ class Predictor:
             self._follow()
 
     @contextmanager
-    def _class_means(self, statistics: tuple[str, IBNRefresh]) -> Iterator[None]:
+    def _class_means(self, statistics: Way) -> Iterator[None]:
         """Set the class means of the read-out to those of the memory, computed once per step."""
         nearest = self._nearest
         if nearest is None:
@@ -254,10 +256,14 @@ class Predictor:
 
         Biases and the like are left out: those of normalisation would hide how matrices move.
         """
-        heads = {id(p) for network in self._networks() for p in network.head.parameters()}
-        every = [p for network in self._networks() for p in network.parameters() if p.dim() > 1]
-        before = [p.detach().reshape(-1) for p in every if p.requires_grad and id(p) not in heads]
-        return torch.cat(before) if before else torch.zeros(0, device=self.engine.device)
+        if self._matrices is None:
+            heads = {id(p) for network in self._networks() for p in network.head.parameters()}
+            every = [p for network in self._networks() for p in network.parameters()]
+            trained = [p for p in every if p.dim() > 1 and p.requires_grad and id(p) not in heads]
+            self._matrices = [p.detach() for p in trained]
+        if not self._matrices:
+            return torch.zeros(0, device=self.engine.device)
+        return torch.cat([p.reshape(-1) for p in self._matrices])
 
     def _add_parts(self, due: Due, step: int) -> None:
         rng, filled = generator(self.seed, "ibn parts", step), self.context.memory.filled

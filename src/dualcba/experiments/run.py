@@ -449,6 +449,7 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
         device=hardware.device,
         engine=hardware.engine,
         precision=hardware.precision,
+        ibn_refresh="full",  # predictions of a run are those that it is scored by
     )
 
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from dualcba.engine.torch_private import BatchNormBase
 from dualcba.normalization.statistics import RunningStatistics
@@ -96,8 +96,8 @@ class MovingEstimate:
     def follow(self, weights: Tensor) -> None:
         """Note how far the weights, as one vector, have moved since the last call."""
         if self._weights is not None and self._task is not None and len(weights):
-            norm = self._weights.norm().clamp(min=1e-12)
-            self._moved += float(torch.dist(weights, self._weights) / norm) ** 2
+            change, norm = vector_norm(weights - self._weights), vector_norm(weights)
+            self._moved += float(change / norm.clamp(min=1e-12)) ** 2
         self._weights = weights
 
     def keep(self, observed: int, task: Task) -> None:
