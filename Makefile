@@ -34,7 +34,7 @@ demo: $(STAMP)
 	$(BIN)/dualcba run --out runs/demo
 
 test: $(EXTRAS) lint
-	DUALCBA_EXTRAS=all $(BIN)/python -m pytest -n 2 --cov --cov-report=term --cov-fail-under=90
+	DUALCBA_EXTRAS=all $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term --cov-fail-under=90
 
 # `make test` runs a sample of each fuzzer; this runs all of them in full
 fuzz: $(STAMP)
