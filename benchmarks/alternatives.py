@@ -86,8 +86,8 @@ READERS: dict[str, Callable[[Path], Data]] = {
     "digits": lambda root: known_dataset("digits", root),
     "letter": letter,
     "mnist-1000": lambda root: known_dataset("mnist", root, SLOW, 1000),
-    "mnist": lambda root: known_dataset("mnist", root, RIVER, 5000),
-    "fashion-mnist": lambda root: known_dataset("fashion-mnist", root, RIVER, 5000),
+    "mnist": lambda root: known_dataset("mnist", root, RIVER, 2000),
+    "fashion-mnist": lambda root: known_dataset("fashion-mnist", root, RIVER, 2000),
 }
 """By name. The slow contenders take part in a stream of 1,000 images."""
 
