@@ -165,7 +165,7 @@ def markdown(found: dict[str, Any], data: str, order: str) -> str:
 
 
 def _cell(mean: float, half: float | None, best: float) -> str:
-    value = f"**{mean:.1f}**" if mean == best else f"{mean:.1f}"
+    value = f"{mean:.1f}" if f"{mean:.1f}" != f"{best:.1f}" else f"**{mean:.1f}**"
     return value if half is None else f"{value} ± {half:.1f}"
 
 
