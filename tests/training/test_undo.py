@@ -70,6 +70,7 @@ LATER = ("las", "pcr", "gsa", "obc", "er+")  # with one kind of adaptor, which i
 NAMES = [n for n in method_names() if not n.startswith(LATER) or n.endswith("-dual-cba")]
 
 
+@pytest.mark.no_cover  # the lines are those of the tests below
 @pytest.mark.parametrize("method", NAMES)
 def test_a_module_that_raises(
     method: str, make_learner: Make, make_net: Any, make_batches: Any, differ: Differ
