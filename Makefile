@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+EXTRAS := $(VENV)/.extras
 FUZZERS := tests/cli/test_fuzz.py tests/cli/test_fuzz_results.py tests/cli/test_kills.py \
 	tests/cli/test_checkpoint_kills.py tests/data/test_fuzz_files.py \
 	tests/test_fuzz_calls.py tests/test_io.py tests/test_checksum.py tests/training/test_learner_state.py \
@@ -22,12 +23,18 @@ $(STAMP): pyproject.toml
 	$(BIN)/pip install -q -e ".[dev]"
 	touch $@
 
+# what the tests of optional features need: `test-extras` in pyproject.toml has one line for each.
+# A package that cannot be installed, or that needs another torch, stops here.
+$(EXTRAS): $(STAMP)
+	$(BIN)/pip install -q -e ".[test-extras]" "$(TORCH)"
+	touch $@
+
 demo: $(STAMP)
 	rm -rf runs/demo
 	$(BIN)/dualcba run --out runs/demo
 
-test: $(STAMP) lint
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term --cov-fail-under=90
+test: $(EXTRAS) lint
+	DUALCBA_EXTRAS=all $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term --cov-fail-under=90
 
 # `make test` runs a sample of each fuzzer; this runs all of them in full
 fuzz: $(STAMP)

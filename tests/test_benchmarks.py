@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks import (
     abreast,
+    alternatives,
     cached,
     checkpoints,
     contenders,
@@ -23,6 +25,7 @@ from benchmarks import (
     standardise,
     step,
 )
+from benchmarks.alternative_models import CONTENDERS, NearestMean, NearestSample
 from benchmarks.learners import Ready, synthetic
 from dualcba.bench import Setup
 from dualcba.experiments import Hardware, Spec
@@ -169,3 +172,73 @@ def test_the_shares_of_a_step_add_up() -> None:
     assert {"forward", "backward", "adaptor", "outer step", "draws"} <= set(shares)
     assert sum(shares.values()) == pytest.approx(100, abs=1)
     assert torch.Tensor.backward is backward
+
+
+def clusters(n: int = 240) -> alternatives.Data:
+    """Four classes that any classifier can tell."""
+    rng = np.random.default_rng(0)
+    y = np.arange(n) % 4
+    x = (np.eye(4)[y].repeat(3, 1) + 0.1 * rng.normal(size=(n, 12))).astype(np.float32)
+    return alternatives.Data(x[:-80], y[:-80], x[-80:], y[-80:])
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_each_alternative_learns_a_stream(name: str) -> None:
+    if name in alternatives.RIVER:
+        pytest.importorskip("river")
+    found = alternatives.run(name, clusters(), "shuffled", seed=0)
+    assert set(found) == {*alternatives.SCORES, *alternatives.TIMES}
+    assert found["final"] > 60
+    assert min(found.values()) > 0
+
+
+def test_the_orders_of_a_stream() -> None:
+    data = clusters()
+    for order, tasks in (("classes", 2), ("shuffled", 1)):
+        batches = list(alternatives.arranged(data, order, seed=3))
+        assert sum(len(y) for _, y in batches) == 160
+        first = set(np.concatenate([y for _, y in batches[: len(batches) // 2]]).tolist())
+        assert len(first) == 4 // tasks
+        assert all(
+            (x @ np.eye(4).repeat(3, 1).T).argmax(1).tolist() == y.tolist() for x, y in batches
+        )
+
+
+def test_the_nearest_mean_and_the_nearest_sample_of_a_reservoir() -> None:
+    x, y = np.asarray([[0.0], [1.0], [4.0]], np.float32), np.asarray([5, 5, 7])
+    mean, sample = NearestMean(9), NearestSample(0, size=2)
+    for model in (mean, sample):
+        model.learn(x, y)
+    assert mean.predict(np.asarray([[2.0], [2.5]], np.float32)).tolist() == [5, 7]
+    assert len(sample.x) == 2
+    for k in range(400):
+        sample.learn(np.asarray([[k]], np.float32), np.asarray([k]))
+    assert max(sample.y) > 7  # later samples replace earlier ones
+    assert [sample.predict(one[None])[0] for one in sample.x] == sample.y
+
+
+def test_the_command_adds_to_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(alternatives.READERS, "digits", lambda _: clusters())
+    out = tmp_path / "numbers.json"
+    for who in ("nearest sample", "nearest class mean"):
+        words = ["--data", "digits,letter", "--orders", "classes", "--only", who, "--seeds", "2"]
+        alternatives.main([*words, "--data-dir", str(tmp_path), "--json", str(out)])
+    said = capsys.readouterr().out
+    assert "letter is left out" in said
+    rows = json.loads(out.read_text())["numbers"]["digits"]["classes"]
+    assert list(rows) == ["nearest sample", "nearest class mean"]
+    assert len(rows["nearest sample"]["seeds"]) == 2
+    with pytest.raises(SystemExit, match="unknown contender 'SGD'"):
+        alternatives.main(["--only", "SGD"])
+
+
+def test_the_page_has_the_tables_of_the_file() -> None:
+    root = Path(__file__).parents[1]
+    numbers = json.loads((root / "results" / "alternatives-cpu.json").read_text())["numbers"]
+    page = (root / "docs" / "comparison.md").read_text()
+    assert set(numbers) == set(alternatives.READERS)
+    for data, orders in numbers.items():
+        for order in orders:
+            assert alternatives.markdown(numbers, data, order) in page

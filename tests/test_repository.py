@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,29 @@ def test_make_has_the_targets_and_pins_torch() -> None:
     assert "torch==2.13.0" in makefile
     assert "make test" in (ROOT / ".ci" / "run").read_text()
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+OPTIONAL: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+    "optional-dependencies"
+]
+
+
+def test_make_test_installs_every_extra() -> None:
+    """So that no test of an extra is skipped there; Triton needs a GPU."""
+    named = {f"dualcba[{name}]" for name in OPTIONAL.keys() - {"cuda", "dev", "test-extras"}}
+    assert named <= set(OPTIONAL["test-extras"])
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(r"^test: \$\(EXTRAS\)", makefile, re.MULTILINE)
+    assert '-e ".[test-extras]" "$(TORCH)"' in makefile
+
+
+@pytest.mark.skipif(os.environ.get("DUALCBA_EXTRAS") != "all", reason="`make test` has all extras")
+def test_every_extra_is_installed() -> None:
+    own = [text.removeprefix("dualcba[").rstrip("]") for text in OPTIONAL["test-extras"]]
+    wanted = {_bare(d) for name in own for d in OPTIONAL.get(name, [name])}
+    assert {"ray", "pyarrow"} <= wanted
+    installed = {found.metadata["Name"].lower() for found in metadata.distributions()}
+    assert wanted <= installed
 
 
 def test_the_package_needs_neither_tools_nor_benchmarks_and_they_not_each_other() -> None:

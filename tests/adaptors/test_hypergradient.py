@@ -394,6 +394,7 @@ def test_equals_the_unrolled_virtual_step_in_probability_space(
     assert relative(problem.by_library(closed_form=None), exact) < TOLERANCE
 
 
+@pytest.mark.no_cover  # the lines are those of the tests above
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("kind", KINDS | LITERAL)
 @given(size=sizes)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -140,18 +141,37 @@ def test_abreast_on_a_cpu_says_that_it_does_nothing(dualcba: Run) -> None:
     ]
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "latin-1"])
-def test_output_that_cannot_be_encoded_degrades(encoding: str, tmp_path: Path) -> None:
-    args = ["run", "--method", "er", "--seeds", "2", "--out", "x", *map(str, QUICK)]
-    done = subprocess.run(
-        [sys.executable, "-m", "dualcba", *args], cwd=tmp_path, capture_output=True, check=False,
-        env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    text = done.stdout.decode(encoding)
+def check_degraded(output: bytes, encoding: str) -> None:
+    text = output.decode(encoding)
     assert "2 results in x" in text
     assert "ACC ^" in text  # ↑
     assert "?" not in text
+
+
+TWO_SEEDS = ("run", "--method", "er", "--seeds", 2, "--out", "x", *QUICK)
+
+
+def test_output_that_cannot_be_encoded_degrades(tmp_path: Path) -> None:
+    """In a process whose terminal has ASCII only."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dualcba", *map(str, TWO_SEEDS)], cwd=tmp_path, capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "OMP_NUM_THREADS": "1"},
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    check_degraded(done.stdout, "ascii")
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1"])
+def test_other_encodings_degrade_too(
+    encoding: str, dualcba: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = {name: TextIOWrapper(BytesIO(), encoding, "strict") for name in ("stdout", "stderr")}
+    for name, stream in streams.items():
+        monkeypatch.setattr(sys, name, stream)
+    assert dualcba(*TWO_SEEDS).code == 0
+    streams["stdout"].flush()
+    check_degraded(streams["stdout"].buffer.getvalue(), encoding)  # type: ignore[attr-defined]
 
 
 def test_a_script_for_shell_completion() -> None:

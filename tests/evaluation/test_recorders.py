@@ -154,6 +154,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.no_cover  # the lines are those of the tests above
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 def test_a_recorded_run_is_the_same_run(
     options: dict[str, Any], images: Dataset, differ: Any

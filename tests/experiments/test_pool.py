@@ -50,7 +50,9 @@ def timeless(out: Path) -> list[Result]:
     return [replace(r, seconds={}) for r in read_results(out).values()]
 
 
-def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
+def test_two_processes_give_what_one_gives_in_silence(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     wanted = specs("er", "er-dual-cba", record=["predictions"])
     alone = list(run_specs(wanted, Loader(), CPU, tmp_path / "1"))
     shared = list(run_specs_in_processes(wanted, Loader(), CPU, tmp_path / "2", 2))
@@ -63,10 +65,6 @@ def test_two_processes_give_what_one_gives(tmp_path: Path) -> None:
     a, b = (next((tmp_path / k).glob("*dual*/*.safetensors")).read_bytes() for k in "12")
     assert a == b
     assert not multiprocessing.active_children()
-
-
-def test_processes_end_in_silence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    list(run_specs_in_processes(specs("er"), Loader(), CPU, tmp_path, 2))
     assert capfd.readouterr() == ("", "")
 
 

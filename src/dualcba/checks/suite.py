@@ -1,17 +1,14 @@
 """The checks of the conformance suite.
 
-Each check takes a function that makes a new learner for a seed, trains learners on a synthetic
-stream, and raises an `AssertionError` if a requirement is violated.
+Each check takes the `Runs` of a function that makes a new learner for a seed, trains learners on a
+synthetic stream, and raises an `AssertionError` if a requirement is violated.
 """
 
 from __future__ import annotations
 
-import random
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +17,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dualcba.checks.states import as_bytes, difference, digest, held_bytes
-from dualcba.checks.stream import STEPS, Arrival, EndTask, Event, Material, NewTask, play
+from dualcba.checks.runs import (
+    FILE,
+    LONG,
+    POINTS,
+    MakeLearner,
+    Reference,
+    Runs,
+    end_of,
+    global_randomness,
+)
+from dualcba.checks.states import difference, digest
+from dualcba.checks.stream import STEPS, Arrival, EndTask, NewTask, play
 from dualcba.errors import unknown
 from dualcba.learner import Learner
 
-MakeLearner = Callable[[int], Learner]
-
-LONG = 20  # steps per task in the checks of memory and time
 SLACK = 2048  # bytes by which a learner may grow, such as by counters per task
 SLOWER = 3.0  # largest ratio of late to early step time
 ATTEMPTS = 3  # of the time check, since the machine may be busy
@@ -60,11 +64,12 @@ def check_learner(
     for name in [*(only or ()), *skip]:
         if name not in CHECKS:
             raise ValueError(unknown("check", name, CHECKS))
+    runs = Runs(make_learner)
     for name, check in CHECKS.items():
         if (only is None or name in only) and name not in skip:
             try:
                 with global_randomness(0):
-                    check(make_learner)
+                    check(runs)
             except AssertionError as error:
                 raise AssertionError(f"{name}: {error}") from error
 
@@ -75,33 +80,9 @@ def require(condition: bool, message: str) -> None:
         raise AssertionError(message)
 
 
-@contextmanager
-def global_randomness(seed: int) -> Iterator[None]:
-    """Seed the global generators inside the block, and restore them afterwards.
-
-    A learner must not depend on the global generators.
-    """
-    numbers, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(numbers)
-            np.random.set_state(legacy)  # noqa: NPY002
-
-
-def _start(make_learner: MakeLearner, **stream: int) -> tuple[Learner, Material, list[Event]]:
-    learner = make_learner(0)
-    material = Material(learner)
-    return learner, material, material.stream(**stream)
-
-
-def check_shapes(make_learner: MakeLearner) -> None:
+def check_shapes(runs: Runs) -> None:
     """`predict` returns int64 labels (n,), `predict_proba` float32 rows (n, C) that sum to 1."""
-    learner, material, events = _start(make_learner)
+    learner, material, events = runs.start()
     play(learner, events[: STEPS + 4])
     for n in (1, 5):
         x = material.questions(n)
@@ -132,14 +113,12 @@ def _check_answers(learner: Learner, x: NDArray[Any], when: str) -> None:
     require(agree, f"predict returned a class that is not the most probable one {when}")
 
 
-def check_purity(make_learner: MakeLearner) -> None:
+def check_purity(runs: Runs) -> None:
     """Prediction changes neither the state nor the training that follows."""
-    learner, material, events = _start(make_learner)
-    quiet = make_learner(0)
-    x = material.questions()
-    for i, event in enumerate(events):
+    known, learner = runs.reference, runs.make(0)
+    x = known.x.copy()
+    for i, event in enumerate(known.events):
         play(learner, [event])
-        play(quiet, [event])
         if i % 3 != 1:  # predict after the first step, the start of the second task, and others
             continue
         before, given = digest(learner.state_dict()), x.copy()
@@ -150,63 +129,52 @@ def check_purity(make_learner: MakeLearner) -> None:
         require(np.array_equal(x, given), f"predict changed the caller's x after event {i}")
         same = torch.equal(first, learner.predict_proba(x))
         require(same, f"predict_proba gave two results for the same samples after event {i}")
-    changed = difference(digest(quiet.state_dict()), digest(learner.state_dict()))
+    changed = difference(known.end, end_of(learner, known.x))
     require(not changed, f"predicting during training changes what is learnt: {changed}")
 
 
-def check_determinism(make_learner: MakeLearner) -> None:
+def check_determinism(runs: Runs) -> None:
     """The state depends on the seed, and not on the global generators."""
-    _, material, events = _start(make_learner)
-    ends, x = [], material.questions()
-    for seed, elsewhere in ((0, 1), (0, 2), (1, 1)):
-        learner = make_learner(seed)
+    known, ends = runs.reference, [runs.reference.end]
+    for seed, elsewhere in ((0, 2), (1, 1)):
+        learner = runs.make(seed)
         with global_randomness(elsewhere):
-            play(learner, events)
-            answers = learner.predict_proba(x)
-        ends.append({**digest(learner.state_dict()), "answers": as_bytes(answers)})
+            ends.append(end_of(play(learner, known.events), known.x))
     changed = difference(ends[0], ends[1])
     require(not changed, f"the same seed gave two states: {changed}")
     learnt = [{k: v for k, v in e.items() if k.startswith(("network", "memory"))} for e in ends]
     require(learnt[0] != learnt[2], "two seeds gave the same network and memory")
 
 
-def check_state(make_learner: MakeLearner) -> None:
+def check_state(runs: Runs) -> None:
     """A learner restored to any point of the stream reaches the same final state."""
-    learner, material, events = _start(make_learner)
-    second = STEPS + 1  # where the second task begins
-    points = [0, 1, 1 + STEPS // 2, second, second + 1, second + 3]
-    snapshots, kept = {}, {}
-    for i, event in enumerate(events):
-        if i in points:
-            snapshots[i] = learner.state_dict()
-            kept[i] = digest(snapshots[i])
-        play(learner, [event])
-    end, x = digest(learner.state_dict()), material.questions()
-    answers = learner.predict_proba(x)
-    for i, snapshot in snapshots.items():
-        changed = difference(kept[i], digest(snapshot))
+    known = runs.reference
+    for i, snapshot in known.snapshots.items():
+        kept = known.kept[i]
+        changed = difference(kept, digest(snapshot))
         require(not changed, f"training changed the snapshot taken before event {i}: {changed}")
-        where = f"restored to before event {i} of {len(events)}"
-        other = make_learner(0)
+        where = f"restored to before event {i} of {len(known.events)}"
+        other = runs.make(0)
         other.load_state_dict(snapshot)
-        _same(kept[i], other, f"the state of a learner {where} differs from the saved state")
-        play(other, events[i:])
-        _same(end, other, f"a learner {where} reaches another final state")
-        require(
-            torch.equal(answers, other.predict_proba(x)), f"a learner {where} predicts otherwise"
-        )
-        changed = difference(kept[i], digest(snapshot))
+        _same(kept, other, f"the state of a learner {where} differs from the saved state")
+        _goes_on(known, other, i, f"a learner {where}")
+        changed = difference(kept, digest(snapshot))
         require(not changed, f"a learner {where} changed the snapshot: {changed}")
-    late = points[-1]
-    learner.load_state_dict(snapshots[1])
-    message = "a used learner, restored to its start, reaches another final state"
-    _same(end, play(learner, events[1:]), message)
-    other = make_learner(0)
+    other.load_state_dict(known.snapshots[1])
+    _goes_on(known, other, 1, "a used learner, restored to its start,")
+    other = runs.make(0)
     with tempfile.TemporaryDirectory() as folder:
-        play(learner := make_learner(0), events[:late]).save(Path(folder) / "learner.safetensors")
-        other.load(Path(folder) / "learner.safetensors")
-    message = "a learner loaded from a file reaches another final state"
-    _same(end, play(other, events[late:]), message)
+        (Path(folder) / FILE).write_bytes(known.file)
+        other.load(Path(folder) / FILE)
+    _goes_on(known, other, POINTS[-1], "a learner loaded from a file")
+
+
+def _goes_on(known: Reference, learner: Learner, i: int, which: str) -> None:
+    """Play the events from the i-th on; require the final state and the answers."""
+    end = end_of(play(learner, known.events[i:]), known.x)
+    changed = difference(known.end, end)
+    require(changed != "answers", f"{which} predicts otherwise")
+    require(not changed, f"{which} reaches another final state: {changed}")
 
 
 def _same(expected: Mapping[str, bytes], learner: Learner, message: str) -> None:
@@ -214,11 +182,10 @@ def _same(expected: Mapping[str, bytes], learner: Learner, message: str) -> None
     require(not changed, f"{message}: {changed}")
 
 
-def check_aliasing(make_learner: MakeLearner) -> None:
+def check_aliasing(runs: Runs) -> None:
     """The learner and the caller share no memory through batches or snapshots."""
-    learner, material, events = _start(make_learner)
-    reference, x = play(make_learner(0), events), material.questions()
-    for i, event in enumerate(events):
+    known, learner = runs.reference, runs.make(0)
+    for i, event in enumerate(known.events):
         if not isinstance(event, Arrival):
             play(learner, [event])
             continue
@@ -229,54 +196,33 @@ def check_aliasing(make_learner: MakeLearner) -> None:
         require(kept, f"observe changed the caller's arrays at event {i}")
         for array in arrays:
             array[:] = 0
-    _same(digest(reference.state_dict()), learner, "changing x and y after observe has an effect")
-    same = torch.equal(reference.predict_proba(x), learner.predict_proba(x))
-    require(same, "changing x and y after observe has an effect on predictions")
+    changed = difference(known.end, end_of(learner, known.x))
+    require(not changed, f"changing x and y after observe has an effect: {changed}")
     for t in learner.state_dict()["tensors"].values():
         t.zero_()
-    _same(digest(reference.state_dict()), learner, "changing a snapshot changes the learner")
+    changed = difference(known.end, end_of(learner, known.x))
+    require(not changed, f"changing a snapshot changes the learner: {changed}")
 
 
-def check_memory(make_learner: MakeLearner) -> None:
+def check_memory(runs: Runs) -> None:
     """The memory of the learner does not grow with the stream.
 
     A method that reads the current task again may store that task.
     """
-    learner, _, events = _start(make_learner, steps=LONG, tasks=3)
-    rereads = learner.method.rereads_task
-    sizes, arrived = [], 0
-    for event in events:
-        play(learner, [event])
-        if not isinstance(event, Arrival):
-            arrived = 0
-            continue
-        arrived += event.x.nbytes + event.y.nbytes
-        if learner.task > 0 and learner.step - learner.task_starts[-1] in (LONG // 4, LONG):
-            state = sum(t.nbytes for t in learner.state_dict()["tensors"].values())
-            own = arrived if rereads else 0
-            held = held_bytes(learner, leaving_out=(learner.parts.engine,))  # it may hold graphs
-            sizes.append((learner.step, state - own, held - own))
-    step, state, held = sizes[0]
-    for later, more_state, more_held in sizes[1:]:
-        grown = max(more_state - state, more_held - held)
+    first, *others = runs.long.sizes
+    for size in others:
+        grown = max(size.state - first.state, size.held - first.held)
         require(
             grown <= SLACK,
-            f"from step {step} to step {later} the learner grew by {grown} bytes"
-            + (" in addition to the task that it reads again" if rereads else ""),
+            f"from step {first.step} to step {size.step} the learner grew by {grown} bytes"
+            + (" in addition to the task that it reads again" if runs.long.rereads else ""),
         )
 
 
-def check_time(make_learner: MakeLearner) -> None:
+def check_time(runs: Runs) -> None:
     """Steps late in the stream take about as long as those early in the second task."""
     for attempt in range(1, ATTEMPTS + 1):
-        learner, _, events = _start(make_learner, steps=LONG, tasks=3)
-        seconds: list[float] = []
-        for event in events:
-            begun = time.perf_counter()
-            play(learner, [event])
-            if isinstance(event, Arrival) and learner.task > 0:
-                _wait(learner)
-                seconds.append(time.perf_counter() - begun)
+        seconds = (runs.long if attempt == 1 else runs.play_long()).seconds
         early = statistics.median(seconds[1 : 1 + LONG // 3])
         late = statistics.median(seconds[-LONG // 3 :])
         if late <= SLOWER * early:
@@ -288,14 +234,9 @@ def check_time(make_learner: MakeLearner) -> None:
         )
 
 
-def _wait(learner: Learner) -> None:
-    if learner.device.type == "cuda":
-        torch.cuda.synchronize(learner.device)
-
-
-def check_anytime(make_learner: MakeLearner) -> None:
+def check_anytime(runs: Runs) -> None:
     """Prediction works at any time: before training, and before, during and after each task."""
-    learner, material, events = _start(make_learner, tasks=3)
+    learner, material, events = runs.start(tasks=3)
     _check_answers(learner, material.questions(), "before the first task")
     for event in events:
         play(learner, [event])
@@ -303,7 +244,7 @@ def check_anytime(make_learner: MakeLearner) -> None:
         _check_answers(learner, material.questions(3), f"{place} task {learner.task + 1}")
 
 
-def check_gradient(make_learner: MakeLearner) -> None:
+def check_gradient(runs: Runs) -> None:
     """Every trainable parameter changes or gets a nonzero gradient in the second or third task.
 
     Either is enough. The gradient of a bias before a normalisation layer may be too small to change
@@ -311,7 +252,7 @@ def check_gradient(make_learner: MakeLearner) -> None:
     task does not count, because the memory then holds only one task. Frozen parameters are
     ignored.
     """
-    learner, _, events = _start(make_learner, tasks=3)
+    learner, _, events = runs.start(tasks=3)
     reached: set[str] = set()
     before: dict[str, Tensor] = {}
     for event in events:
@@ -347,9 +288,9 @@ def trainable(learner: Learner) -> list[tuple[str, nn.Parameter]]:
     ]
 
 
-def check_finite(make_learner: MakeLearner) -> None:
+def check_finite(runs: Runs) -> None:
     """The state never contains NaN or infinite values."""
-    learner, _, events = _start(make_learner, tasks=3)
+    learner, _, events = runs.start(tasks=3)
     for i, event in enumerate(events):
         play(learner, [event])
         if i % 2:
@@ -360,7 +301,7 @@ def check_finite(make_learner: MakeLearner) -> None:
     learner.check_finite()
 
 
-CHECKS: dict[str, Callable[[MakeLearner], None]] = {
+CHECKS: dict[str, Callable[[Runs], None]] = {
     "determinism": check_determinism,
     "shapes": check_shapes,
     "purity": check_purity,

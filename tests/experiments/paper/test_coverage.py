@@ -394,7 +394,7 @@ def test_out_is_a_file(tiny: Experiment, dualcba: Run, tmp_path: Path) -> None:
     assert (got.code, len(got.lines), got.out) == (2, 1, "")
 
 
-def test_interrupted_and_continued(tmp_path: Path) -> None:
+def test_interrupted_and_continued(tmp_path: Path, dualcba: Run) -> None:
     """What was complete is kept, no process is left, and the next call goes on from there."""
     code = "from dualcba.cli.app import main; main()"
     args = ["reproduce", "architecture", "--scale", "small", "--seeds", "20", "--device", "cpu",
@@ -419,11 +419,8 @@ def test_interrupted_and_continued(tmp_path: Path) -> None:
     assert err.decode().strip() == f"dualcba: interrupted; {kept}"
     there = len(list(tmp_path.glob("x/*/result.json")))
     assert there >= 1
-    done = subprocess.run(
-        [sys.executable, "-c", code, *args, "--dry-run"], env=environment,
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert done.stdout.startswith(f"160 runs needed, {there} already there\n")
+    done = dualcba(*args, "--dry-run")
+    assert done.out.startswith(f"160 runs needed, {there} already there\n")
 
 
 def _alive(group: int) -> bool:

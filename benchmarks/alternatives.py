@@ -1,0 +1,238 @@
+"""Dual-CBA beside what users would pick for a stream: accuracy and latency on real data.
+
+usage: python -m benchmarks.alternatives [--data digits,letter] [--only DualCBAClassifier,ER]
+           [--orders classes,shuffled] [--seeds 5] [--data-dir DIR] [--json FILE --commit HASH]
+
+A stream arrives in batches of 10, in one pass: two new classes at a time (`classes`), or in random
+order (`shuffled`). Each batch is predicted, then learnt. `final` is the accuracy on test samples
+after the stream, `prequential` that on arriving batches, `anytime` the mean of the accuracies on
+the test samples of the classes met so far, at ten moments. Times are medians over batches of the
+CPU time of one thread, per sample. All features are scaled to [0, 1] by their known range.
+
+MNIST and Fashion-MNIST need their published files in the data folder, `letter` the file
+`letter-recognition.data` of the UCI repository. What is missing is left out with a note, and so is
+river if it is not installed. Set OMP_NUM_THREADS=1. `--json` adds to a file and replaces what it
+has of the same name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.alternative_models import CONTENDERS, MEMORY, Contender, Floats, Labels
+from dualcba.bench.command import command, machine, versions
+from dualcba.data import data_dir, load_dataset
+from dualcba.errors import unknown
+from dualcba.evaluation import interval
+from dualcba.io import atomic_write
+
+BATCH, PER_TASK, MOMENTS, TEST = 10, 2, 10, 500
+ORDERS = ("classes", "shuffled")
+SCORES = ("final", "prequential", "anytime")
+TIMES = ("learn_us", "predict_us")
+SLOW = ("river naive Bayes", "river Hoeffding tree")
+"""Take 10 ms and more for a sample of 784 features: left out there."""
+RIVER = [name for name in CONTENDERS if name.startswith("river")]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Training and test samples with features in [0, 1], and who is left out."""
+
+    x: Floats
+    y: Labels
+    test_x: Floats
+    test_y: Labels
+    without: Sequence[str] = ()
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return int(self.y.max()) + 1
+
+
+def known_dataset(name: str, root: Path, without: Sequence[str] = (), stream: int = 0) -> Data:
+    """Return a dataset of images as vectors; `stream` is the number of samples, 0 for all."""
+    data = load_dataset(name, root)
+    x, test_x = (t.flatten(1).numpy().astype(np.float32) for t in (data.train_x, data.test_x))
+    top = np.float32(x.max())
+    y, test_y = data.train_y.numpy(), data.test_y.numpy()
+    return Data(x[: stream or None] / top, y[: stream or None], test_x / top, test_y, without)
+
+
+def letter(root: Path) -> Data:
+    """Return the first 2,600 samples of 26 letters, 16 features of 0 to 15; the last 4,000 test."""
+    path = root / "letter-recognition.data"
+    rows = [line.split(",") for line in path.read_text().split()]
+    rows = [row for row in rows if row[0] != "Letter"]  # some copies have a line of names
+    x = np.asarray([row[1:] for row in rows], np.float32) / 15
+    y = np.asarray([ord(row[0]) - ord("A") for row in rows], np.int64)
+    return Data(x[:2600], y[:2600], x[16000:], y[16000:])
+
+
+READERS: dict[str, Callable[[Path], Data]] = {
+    "digits": lambda root: known_dataset("digits", root),
+    "letter": letter,
+    "mnist-1000": lambda root: known_dataset("mnist", root, SLOW, 1000),
+    "mnist": lambda root: known_dataset("mnist", root, RIVER, 2000),
+    "fashion-mnist": lambda root: known_dataset("fashion-mnist", root, RIVER, 2000),
+}
+"""By name. The slow contenders take part in a stream of 1,000 images."""
+
+
+def arranged(data: Data, order: str, seed: int) -> Iterator[tuple[Floats, Labels]]:
+    """Yield the batches of a stream; the order of classes and samples depends on the seed."""
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(len(data.y))
+    if order == "classes":
+        place = rng.permutation(data.classes) // PER_TASK  # the task of each class
+        rows = rows[np.argsort(place[data.y[rows]], kind="stable")]
+    for k in range(0, len(rows), BATCH):
+        part = rows[k : k + BATCH]
+        yield data.x[part], data.y[part]
+
+
+def accuracy(model: Contender, x: Floats, y: Labels) -> float:
+    return 100 * float((model.predict(x) == y).mean())
+
+
+def run(name: str, data: Data, order: str, seed: int) -> dict[str, float]:
+    """Return the scores and the times of a contender on one stream."""
+    model = CONTENDERS[name](seed, data.classes)
+    stream = list(arranged(data, order, seed))
+    chosen = np.random.default_rng(seed).permutation(len(data.test_y))[:TEST]
+    test_x, test_y = data.test_x[chosen], data.test_y[chosen]
+    right, asked, anytime = 0, 0, []
+    times: dict[str, list[float]] = {name: [] for name in TIMES}
+    moments = {round(len(stream) * (k + 1) / MOMENTS) - 1 for k in range(MOMENTS)}
+    met: set[int] = set()
+    for k, (x, y) in enumerate(stream):
+        if k:
+            answers, spent = timed(partial(model.predict, x))
+            times["predict_us"].append(1e6 * spent / len(y))
+            right, asked = right + int((answers == y).sum()), asked + len(y)
+        times["learn_us"].append(1e6 * timed(partial(model.learn, x, y))[1] / len(y))
+        met |= set(y.tolist())
+        if k in moments:
+            seen = np.isin(test_y, list(met))
+            anytime.append(accuracy(model, test_x[seen], test_y[seen]))
+    scores = (anytime[-1], 100 * right / asked, float(np.mean(anytime)))
+    return dict(zip(SCORES, scores, strict=True)) | {k: median(v) for k, v in times.items()}
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """Return what a function returns, and the CPU seconds of this process meanwhile.
+
+    With one thread that is the latency on a core of its own, whatever else the machine does.
+    """
+    begun = time.process_time()
+    result = work()
+    return result, time.process_time() - begun
+
+
+def summary(runs: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Return mean and half-width of the 95 % interval of scores, the median of times, and runs."""
+    out: dict[str, Any] = {}
+    for score in SCORES:
+        mean, half = interval([one[score] for one in runs])
+        out[score] = [round(mean, 2), None if half is None else round(half, 2)]
+    out |= {name: round(median(one[name] for one in runs), 1) for name in TIMES}
+    return out | {"seeds": [{k: round(v, 3) for k, v in one.items()} for one in runs]}
+
+
+def markdown(found: dict[str, Any], data: str, order: str) -> str:
+    """Return one table of a file of numbers; the best value of each score is bold."""
+    rows = {name: row for name, row in found[data][order].items() if name in CONTENDERS}
+    best = {s: max(row[s][0] for row in rows.values()) for s in SCORES}
+    lines = ["| | final | prequential | any-time | learn, µs | predict, µs |", "|---|" + "---|" * 5]
+    for name in filter(rows.__contains__, CONTENDERS):
+        cells = [_cell(*rows[name][s], best[s]) for s in SCORES]
+        cells += [f"{rows[name][t]:,.0f}" for t in TIMES]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(mean: float, half: float | None, best: float) -> str:
+    value = f"{mean:.1f}" if f"{mean:.1f}" != f"{best:.1f}" else f"**{mean:.1f}**"
+    return value if half is None else f"{value} ± {half:.1f}"
+
+
+def add(path: Path, numbers: dict[str, Any], about: dict[str, Any]) -> None:
+    """Add numbers by dataset, order and contender to a file."""
+    found = json.loads(path.read_text()) if path.exists() else {}
+    for data, orders in numbers.items():
+        for order, rows in orders.items():
+            found.setdefault("numbers", {}).setdefault(data, {}).setdefault(order, {}).update(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as draft:
+        draft.write_text(json.dumps(about | {"numbers": found["numbers"]}, indent=1) + "\n")
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.alternatives")
+    parser.add_argument("--data", default=",".join(READERS))
+    parser.add_argument("--orders", default=",".join(ORDERS))
+    parser.add_argument("--only", default=",".join(CONTENDERS), help="contenders")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--data-dir", type=Path, default=None)
+    parser.add_argument("--commit", default="", help="for the file")
+    parser.add_argument("--conditions", default="", help="other load on the machine, for the file")
+    parser.add_argument("--json", type=Path, help="add the numbers to this file")
+    return parser
+
+
+def chosen(asked: str, known: Sequence[str], what: str) -> list[str]:
+    names = asked.split(",")
+    for name in names:
+        if name not in known:
+            raise SystemExit(f"error: {unknown(what, name, known)}")
+    return names
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print tables, and write the file."""
+    args = options().parse_args(arguments)
+    names = chosen(args.only, list(CONTENDERS), "contender")
+    orders = chosen(args.orders, ORDERS, "order")
+    torch.set_num_threads(1)
+    if find_spec("river") is None:
+        print("river is not installed and left out")
+        names = [name for name in names if name not in RIVER]
+    about = {
+        "command": command("python -m benchmarks.alternatives"), "commit": args.commit,
+        "machine": machine("cpu"), "conditions": args.conditions,
+        "threads": torch.get_num_threads(),
+        "versions": versions("dualcba", "torch", "numpy", "scikit-learn", "river"),
+        "memory": MEMORY, "batch": BATCH, "test_samples": TEST,
+    }  # fmt: skip
+    for name in chosen(args.data, list(READERS), "data"):
+        try:
+            data = READERS[name](data_dir(args.data_dir))
+        except OSError as error:
+            print(f"{name} is left out: {error}")
+            continue
+        for order in orders:
+            rows: dict[str, Any] = {}
+            for who in (who for who in names if who not in data.without):
+                rows[who] = summary([run(who, data, order, k) for k in range(args.seeds)])
+                if args.json:
+                    add(args.json, {name: {order: {who: rows[who]}}}, about)
+            print(
+                f"\n{name}, {order}\n\n{markdown({name: {order: rows}}, name, order)}", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()
