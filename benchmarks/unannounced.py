@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -30,6 +29,7 @@ import torch
 from benchmarks.step import print_rows
 from dualcba import Learner
 from dualcba.bench.command import command, machine, versions
+from dualcba.bench.timing import seconds
 from dualcba.data import Dataset
 from dualcba.data.loading import load_dataset
 from dualcba.engine import resolve_device
@@ -62,11 +62,13 @@ def learn(args: argparse.Namespace, one: tuple[str, int, bool]) -> dict[str, Any
     )  # fmt: skip
     labels = np.asarray(data.train_y)
     names = np.array([f"class {k}" for k in range(data.num_classes)])
-    began = time.perf_counter()
-    for rows in batches(data, args.tasks, args.batch_size, seed):
-        y = labels[rows] if knows else names[labels[rows]]
-        learner.observe(data.train_x[rows], y)
-    took = time.perf_counter() - began
+
+    def feed() -> None:
+        for rows in batches(data, args.tasks, args.batch_size, seed):
+            y = labels[rows] if knows else names[labels[rows]]
+            learner.observe(data.train_x[rows], y)
+
+    took = seconds(feed, learner.device)
     answers = np.asarray(learner.predict(data.test_x))
     true = np.asarray(data.test_y) if knows else names[np.asarray(data.test_y)]
     return {"acc": 100 * float(np.mean(answers == true)), "seconds": round(took, 2)}

@@ -119,8 +119,9 @@ OPTIONAL: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_te
 
 
 def test_make_test_installs_every_extra() -> None:
-    """So that no test of an extra is skipped there; Triton needs a GPU."""
-    named = {f"dualcba[{name}]" for name in OPTIONAL.keys() - {"cuda", "dev", "test-extras"}}
+    """So that no test of an extra is skipped there; Triton needs a GPU, and timm torchvision."""
+    others = {"cuda", "timm", "dev", "test-extras"}
+    named = {f"dualcba[{name}]" for name in OPTIONAL.keys() - others}
     assert named <= set(OPTIONAL["test-extras"])
     makefile = (ROOT / "Makefile").read_text()
     assert re.search(r"^test: \$\(EXTRAS\)", makefile, re.MULTILINE)
