@@ -20,6 +20,7 @@ from dualcba.learner import Learner
 from dualcba.nets import make_network
 from dualcba.randomness import first_weights
 from dualcba.training.growth import widened
+from dualcba.training.learner_state import split_estimate, with_estimate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -192,7 +193,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         if self._learner is not None:
-            saved = self._learner.state_dict()
+            saved = with_estimate(self._learner.state_dict())
             tensors = {name: t.cpu().numpy() for name, t in saved["tensors"].items()}
             inputs = self._learner.input_shape[0]
             state["_learner"] = inputs, {"tensors": tensors, "meta": saved["meta"]}
@@ -204,7 +205,8 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
             inputs, saved = state["_learner"]
             tensors = {name: torch.from_numpy(t.copy()) for name, t in saved["tensors"].items()}
             self._learner = self._make(inputs)
-            self._learner.load_state_dict({"tensors": tensors, "meta": saved["meta"]})
+            state = split_estimate({"tensors": tensors, "meta": saved["meta"]})
+            self._learner.load_state_dict(state)
 
 
 def _numbers(x: Features) -> dict[Hashable, float]:

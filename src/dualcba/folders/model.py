@@ -22,6 +22,7 @@ from dualcba.learner import Learner
 from dualcba.methods.files import check_imported
 from dualcba.nets import make_network
 from dualcba.randomness import first_weights
+from dualcba.training.learner_state import split_estimate, with_estimate
 
 SCHEMA = 1
 MODEL, SEEN, LOCK, REPORT = "model.safetensors", "seen.jsonl", "lock", "report.html"
@@ -105,7 +106,7 @@ class Stored:
 def save_model(folder: Path, recipe: Recipe, learner: Learner, ledger: Ledger) -> None:
     """Write a model; if this process ends before it is complete, the one before is still there."""
     seen = ledger.write(folder / SEEN)
-    state = learner.state_dict()
+    state = with_estimate(learner.state_dict())
     meta = {
         "schema": SCHEMA,
         "recipe": dataclasses.asdict(recipe),
@@ -130,7 +131,7 @@ def read_model(folder: Path) -> Stored:
         raise ValueError(f"{path} has the schema {meta.get('schema')!r}, expected {SCHEMA}")
     try:
         recipe, seen = Recipe.from_dict(meta["recipe"]), Saved(**meta["seen"])
-        learner = {"tensors": state["tensors"], "meta": meta["learner"]}
+        learner = split_estimate({"tensors": state["tensors"], "meta": meta["learner"]})
         return Stored(recipe, learner, seen, float(meta["saved_at"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as a saved model: {error}") from error
