@@ -12,7 +12,7 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test fuzz lint bench clean
+.PHONY: demo test coverage fuzz lint bench clean
 
 # torch first and pinned, so that all machines test the same version. On Linux the default package
 # index has only the build with CUDA, several gigabytes. For the CPU build, give the index that
@@ -34,6 +34,10 @@ demo: $(STAMP)
 	$(BIN)/dualcba run --out runs/demo
 
 test: $(EXTRAS) lint
+	DUALCBA_EXTRAS=all $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# the same tests, slower, and how much of the package they run
+coverage: $(EXTRAS)
 	DUALCBA_EXTRAS=all $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term --cov-fail-under=90
 
 # `make test` runs a sample of each fuzzer; this runs all of them in full

@@ -175,8 +175,10 @@ def test_other_encodings_degrade_too(
 
 
 def test_a_script_for_shell_completion() -> None:
+    """Called from bash: with shellingham installed, the shell is that of the parent process."""
+    command = f"'{sys.executable}' -m dualcba --show-completion bash; exit"
     done = subprocess.run(
-        [sys.executable, "-m", "dualcba", "--show-completion", "bash"],
-        capture_output=True, text=True, check=False, env={**os.environ, "SHELL": "/bin/bash"},
+        ["bash", "-c", command], capture_output=True, text=True, check=False,
+        env={**os.environ, "SHELL": "/bin/bash"},
     )  # fmt: skip
     assert "complete" in done.stdout + done.stderr

@@ -141,7 +141,8 @@ def test_a_worker_process_imports_it(smooth: Path) -> None:
         smooth.write_text(code)
         forget()  # as a process that was just started
         ours, theirs = Pipe()
-        pool._run_and_send(theirs, spec, Loader(), Hardware(device="cpu"), Path("runs"), None)
+        here = Hardware(device="cpu")
+        pool._run_and_send(theirs, spec, Loader(), here, Path("runs"), None, watch=False)
         last = ours.recv()
         while ours.poll():
             last = ours.recv()

@@ -159,7 +159,8 @@ class Session:
             self._looked_at = time.monotonic()
             self._look_seconds = self._looked_at - now
             self._remark_on_look()
-        if self.waiting and self.recipe is None:
+        unsettled = self.options.once and self._look.unsettled  # all of them decide on the model
+        if self.waiting and self.recipe is None and not unsettled:
             self._begin()
         for _ in range(AT_ONCE):
             if self.recipe and self.waiting and len(self.ready) < 2 * self.recipe.batch_size:
