@@ -466,3 +466,14 @@ def test_from_the_command_line_and_a_file(dualcba: Callable[..., Any], tmp_path:
     got = dualcba("run", "--boundaries", "none", "--out", "c")
     assert (got.code, len(got.lines)) == (2, 1)
     assert "boundaries is 'none', expected 'given' or 'inferred'" in got.err
+
+
+@pytest.mark.parametrize("labels", [8, 79, 80, 84, 200])
+def test_a_state_is_the_same_after_loading(labels: int) -> None:
+    detector, loaded = TaskDetector(6), TaskDetector(6)
+    for start in range(0, labels, 4):
+        detector.update(np.arange(start, min(start + 4, labels)) % 4)
+    loaded.load_state_dict(detector.state_dict())
+    assert loaded.state_dict() == detector.state_dict()
+    assert loaded.update(np.array([4, 4])) == detector.update(np.array([4, 4]))
+    assert loaded.state_dict() == detector.state_dict()

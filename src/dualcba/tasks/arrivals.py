@@ -73,6 +73,10 @@ class Arrivals:
         self.evidence = np.zeros_like(self.evidence)
         self.since = np.zeros_like(self.since)
 
+    def start(self, counts: Counts) -> None:
+        """Go on in a task that has these labels, without strays, as an object that `is_plain`."""
+        self.settled = _settles(counts)
+
     def is_plain(self, counts: Counts) -> bool:
         """Return whether a new object would go on in the same way, given the task's labels."""
         strays = self.waiting.any() or self.strays.any()

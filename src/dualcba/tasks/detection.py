@@ -196,6 +196,8 @@ class TaskDetector:
         self._arrivals = Arrivals(self.num_classes)
         if arrivals := state.get("arrivals"):  # states of earlier versions have none
             self._arrivals.load_state_dict(arrivals)
+        else:
+            self._arrivals.start(self._counts)
         self._began_by_arrival = bool(arrivals and arrivals["began"])
 
 
