@@ -214,7 +214,8 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             samples = samples.astype(np.float32)
         elif not first and samples.dtype != np.uint8:
             wanted = "uint8, as in the first call"
-            raise ValueError(expected("dtype of X", str(np.asarray(X).dtype), wanted))
+            given = np.asarray(_to_numpy(X, "X")).dtype
+            raise ValueError(expected("dtype of X", str(given), wanted))
         if labels is not None:
             with _errors_on_one_line():
                 check_classification_targets(labels)
@@ -224,7 +225,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         given = _unique_classes(classes)
         if set(given.tolist()) != set(self.classes_.tolist()):
             wanted = f"those of the first call, {self.classes_.tolist()}"
-            raise ValueError(expected("classes", np.asarray(classes).tolist(), wanted))
+            raise ValueError(expected("classes", given.tolist(), wanted))
 
     def _start(self, samples: Array, labels: Array, classes: Array | None) -> None:
         """Make a new learner for samples of this shape and dtype and for these classes, or any."""
