@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.learners import synthetic
 from dualcba.bench.timing import Stopwatch, take_turns, time_in_turns
 from dualcba.experiments import Hardware, Run, Spec
-from dualcba.experiments.checkpoints import Keeper, checkpoint_paths, take_snapshot
+from dualcba.experiments.checkpoints import Keeper, checkpoint_paths, copy_state
 from dualcba.options.values import Interval
 
 NEVER = Interval(seconds=1e9)
@@ -49,7 +49,7 @@ def measure(spec: Spec, hardware: Hardware, *, burst: int, rounds: int) -> dict[
         work = {"without": take, "with": partial(take, keeper)}
         watches = time_in_turns(work, rounds, device)
         keeper.close()
-        copy = Stopwatch(partial(take_snapshot, run), device)
+        copy = Stopwatch(partial(copy_state, run), device)
         write = Stopwatch(keeper.save_now, device)
         for _ in take_turns([copy.run, write.run], PARTS):
             pass

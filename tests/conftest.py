@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -32,6 +34,12 @@ CLASSES, SHAPE = 6, (3, 8, 8)
 torch.set_num_threads(1)  # the tensors are tiny; threads only get in each other's way
 hypothesis.settings.register_profile("dualcba", deadline=None, derandomize=True, max_examples=20)
 hypothesis.settings.load_profile("dualcba")
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C interrupt: it is ignored in what a script starts in the background."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -383,7 +383,7 @@ def test_a_copy_that_finds_no_memory_is_a_note(
     def none_left(*_: Any) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(module, "take_snapshot", none_left)
+    monkeypatch.setattr(module, "copy_state", none_left)
     run, told = Run(spec("er"), images, CPU), list[str]()
     keeper = Keeper(run, tmp_path, EACH, told.append)
     next(run.steps())
@@ -486,11 +486,11 @@ def test_on_a_gpu_a_copy_does_not_wait(images: Dataset) -> None:
         if run.taken > 12:
             break
     with no_waiting():
-        snapshot = module.take_snapshot(run)
+        copied = module.copy_state(run)
     run.engine.finish()
-    assert snapshot.ready
-    assert snapshot.sound
-    tensors: dict[str, Tensor] = snapshot.state["tensors"]
+    assert copied.ready
+    assert copied.sound
+    tensors: dict[str, Tensor] = copied.state["tensors"]
     assert all(not t.is_cuda for t in tensors.values())
     assert len(run.engine.entries) > 0  # type: ignore[attr-defined]
 

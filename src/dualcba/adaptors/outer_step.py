@@ -103,6 +103,7 @@ class OuterLoop(AdaptorTraining):
         context: Context,
         options: TrainingOptions,
         virtual: VirtualStep | Tensor | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         super().__init__(adaptor, rng, context.sets, options)
         self.method = method
@@ -111,7 +112,7 @@ class OuterLoop(AdaptorTraining):
         self.network_first = options.update_order == "network-first"
         self.virtual = context.lr if virtual is None else virtual
         self.outer_terms = make_outer_terms(options.outer_loss, method, context.sets)
-        self.ranks: Ranks | None = None  # the processes of a distributed learner
+        self.ranks = ranks  # the processes of a distributed learner
 
     @torch.no_grad()
     def observe(self, new: Batch, mem: Sequence[Batch], filled: Tensor | None) -> None:

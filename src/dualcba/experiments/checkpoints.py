@@ -80,7 +80,7 @@ def _unfit(path: Path, error: Exception) -> str:
 
 
 @dataclass
-class Snapshot:
+class StateCopy:
     """A copy of the state of a run on the host, complete once the device has made it."""
 
     state: dict[str, Any]
@@ -100,17 +100,17 @@ class Snapshot:
         return self.refused is None or bool(self.refused.isfinite().all())
 
 
-def take_snapshot(run: Run) -> Snapshot:
+def copy_state(run: Run) -> StateCopy:
     """Copy the state of a run to the host, without waiting for the device."""
     state, parts = run_state(run, to_host), run.learner.parts
     late = parts.loss_monitor.on_device and parts.guard.on_outlier == "raise"
     with run.engine.scope():
         refused = to_host(parts.loss_monitor.values) if late else None
         if run.learner.device.type != "cuda":
-            return Snapshot(state, refused, None)
+            return StateCopy(state, refused, None)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        return Snapshot(state, refused, event)
+        return StateCopy(state, refused, event)
 
 
 def to_host(tensor: Tensor) -> Tensor:
@@ -134,8 +134,8 @@ class Keeper:
         self, run: Run, folder: Path, every: Interval, tell: Callable[[str], None]
     ) -> None:
         self.run, self.folder, self.every, self.tell = run, folder, every, tell
-        self._snapshot: Snapshot | None = None  # being copied
-        self._written: Snapshot | None = None  # being written: not freed by the thread that writes
+        self._copied: StateCopy | None = None  # being copied
+        self._written: StateCopy | None = None  # being written: not freed by the thread that writes
         self._thread: threading.Thread | None = None
         self._problem: str | None = None
         self._begin_interval()
@@ -156,7 +156,7 @@ class Keeper:
 
     def after_step(self) -> None:
         """Copy the state if the interval has passed, and pass a complete copy to the writer."""
-        if self._snapshot is not None:
+        if self._copied is not None:
             self._write_if_ready()
         elif self._thread is not None:
             self._end_of_write()
@@ -166,30 +166,30 @@ class Keeper:
     def _copy(self) -> None:
         self._begin_interval()
         try:
-            self._snapshot = take_snapshot(self.run)
+            self._copied = copy_state(self.run)
         except (MemoryError, RuntimeError) as error:  # no room for the copy on the host
             self._report(error)
             return
         self._write_if_ready()
 
     def _write_if_ready(self) -> None:
-        snapshot = self._snapshot
-        if snapshot is None or not snapshot.ready:
+        copied = self._copied
+        if copied is None or not copied.ready:
             return
-        self._snapshot = None
-        if snapshot.sound:
-            self._written = snapshot
+        self._copied = None
+        if copied.sound:
+            self._written = copied
             self._thread = threading.Thread(
-                target=self._write, args=(snapshot,), name="checkpoint", daemon=True
+                target=self._write, args=(copied,), name="checkpoint", daemon=True
             )
             self._thread.start()
 
-    def _write(self, snapshot: Snapshot) -> None:
+    def _write(self, copied: StateCopy) -> None:
         """Write a file and remove those before the last two; a full disk is a note."""
-        path = self.folder / f"checkpoint-{snapshot.state['meta']['taken']:08d}.safetensors"
+        path = self.folder / f"checkpoint-{copied.state['meta']['taken']:08d}.safetensors"
         try:
             with _writing:
-                write_state_file(path, snapshot.state)
+                write_state_file(path, copied.state)
                 remove_checkpoints(self.folder, keep=KEPT)
         except OSError as error:
             self._problem = error.strerror or reason(error)
@@ -218,9 +218,9 @@ class Keeper:
 
     def close(self) -> None:
         """Wait until what was copied is written."""
-        if self._snapshot is not None:
-            if self._snapshot.event is not None:
-                self._snapshot.event.synchronize()
+        if self._copied is not None:
+            if self._copied.event is not None:
+                self._copied.event.synchronize()
             self._write_if_ready()
         if self._thread is not None:
             self._end_of_write(wait=None)

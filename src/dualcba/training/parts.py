@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -12,9 +13,9 @@ from dualcba.adaptors.hypergradient import trainable
 from dualcba.adaptors.outer_step import OuterLoop
 from dualcba.adaptors.virtual_step import make_virtual_step
 from dualcba.data.standardise import Standardise
-from dualcba.engine import Engine
+from dualcba.data.transforms import Transform
+from dualcba.engine import Engine, Ranks
 from dualcba.engine.optimizers import make_optimizer
-from dualcba.memory import Memory
 from dualcba.methods import Context, Method
 from dualcba.nets import Network
 from dualcba.normalization.statistics import running_averages
@@ -98,41 +99,21 @@ def make_parts(
 
     `rng` draws the adaptor's weights when they are reset.
     """
-    method, shape = given.base, network.input_shape
+    method, ranks = given.base, engine.ranks
     precision = Precision(given.precision, engine.device, network)
-    memory = method.make_memory(given.buffer, shape, given.inputs.dtype, given.outputs)
-    if engine.ranks is not None:
-        memory.split(engine.ranks)
-    standardise = Standardise(shape).to(engine.device) if given.standardise else None
+    standardise = None
+    if given.standardise:
+        standardise = Standardise(network.input_shape).to(engine.device)
     base = given.transform if standardise is None else standardise
-    transform = method.make_transform(base).to(engine.device)
+    context = _make_context(engine, network, sets, adaptor, given, precision, base)
     views = {k: v.to(engine.device) for k, v in method.make_views(base).items()}
-    _place(engine, network, sets, memory, method, adaptor)
-    if given.trunk is not None:
-        _place_trunk(engine, given.trunk)
-    lr = torch.tensor(given.lr, device=engine.device)
-    context = Context(
-        network, sets, memory, transform, lr, given.batch_size, precision.autocast,
-        good=torch.tensor(True, device=engine.device), run=engine.run,
-        raw_targets=given.targets == "raw", sample_mean=given.loss_mean == "samples",
-        memory_batch=given.memory_batch,
-    )  # fmt: skip
-    method.bind(context)
-    method.to(engine.device)
-    forward_pass = (ForwardPass if engine.ranks is None else SharedForwardPass)(
-        context, method, views, concat=given.forward == "concat", tracking=given.tracking,
-        cast_weights=precision.cast_weights,
-    )  # fmt: skip
-    if isinstance(forward_pass, SharedForwardPass) and engine.ranks is not None:
-        forward_pass.ranks = engine.ranks
+    forward_pass = _make_forward_pass(context, method, views, precision, ranks, given)
     context.passes = Passes(forward_pass)
-    optimizer = make_optimizer(trainable(network) + trainable(method), lr, given)
-    virtual = make_virtual_step(optimizer, lr, given)
-    outer_loop = OuterLoop(adaptor, rng, method, context, given, virtual)
-    outer_loop.ranks = engine.ranks
-    balanced = given.outer_draw == "balanced"
+    optimizer = make_optimizer(trainable(network) + trainable(method), context.lr, given)
+    virtual = make_virtual_step(optimizer, context.lr, given)
+    outer_loop = OuterLoop(adaptor, rng, method, context, given, virtual, ranks)
     sampler = StepSampler(
-        given.seed, context, method, views, balanced=balanced,
+        given.seed, context, method, views, balanced=given.outer_draw == "balanced",
         pooled=uses_pool(given) or bool(method.chosen),
     )  # fmt: skip
     monitor = LossMonitor(engine)
@@ -155,22 +136,50 @@ def make_parts(
     )  # fmt: skip
 
 
-def _place(
-    engine: Engine, network: Network, sets: ClassSets, memory: Memory, method: Method,
-    adaptor: Adaptor | None,
-) -> None:  # fmt: skip
-    """Move the modules to the device; images use the memory format that convolutions prefer."""
-    for given in (network, method):
-        engine.keep_alive([*given.parameters(), *given.buffers()])
-    for module in (network, sets, memory, adaptor):
+def _make_context(
+    engine: Engine, network: Network, sets: ClassSets, adaptor: Adaptor | None,
+    given: LearnerArguments, precision: Precision, transform: Transform,
+) -> Context:  # fmt: skip
+    """Make the memory, move all modules to the device, and bind the method to them."""
+    method, device = given.base, engine.device
+    memory = method.make_memory(
+        given.buffer, network.input_shape, given.inputs.dtype, given.outputs
+    )
+    if engine.ranks is not None:
+        memory.split(engine.ranks)
+    transform = method.make_transform(transform).to(device)
+    engine.keep_alive([*method.parameters(), *method.buffers()])
+    _place(engine, network, network.input_shape)
+    for module in (sets, memory, adaptor):
         if module is not None:
-            module.to(engine.device)
-    if len(network.input_shape) == 3:
-        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            module.to(device)
+    if given.trunk is not None:
+        _place(engine, given.trunk, given.trunk.inputs.shape)
+    context = Context(
+        network, sets, memory, transform, torch.tensor(given.lr, device=device),
+        given.batch_size, precision.autocast, good=torch.tensor(True, device=device),
+        run=engine.run, raw_targets=given.targets == "raw",
+        sample_mean=given.loss_mean == "samples", memory_batch=given.memory_batch,
+    )  # fmt: skip
+    method.bind(context)
+    method.to(device)
+    return context
 
 
-def _place_trunk(engine: Engine, trunk: Trunk) -> None:
-    engine.keep_alive([*trunk.parameters(), *trunk.buffers()])
-    trunk.to(engine.device)
-    if len(trunk.inputs.shape) == 3:
-        trunk.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+def _make_forward_pass(
+    context: Context, method: Method, views: dict[str, Transform], precision: Precision,
+    ranks: Ranks | None, given: LearnerArguments,
+) -> ForwardPass:  # fmt: skip
+    make = ForwardPass if ranks is None else partial(SharedForwardPass, ranks)
+    return make(
+        context, method, views, concat=given.forward == "concat", tracking=given.tracking,
+        cast_weights=precision.cast_weights,
+    )  # fmt: skip
+
+
+def _place(engine: Engine, module: nn.Module, shape: tuple[int, ...]) -> None:
+    """Move a network to the device; for images in the memory format that convolutions prefer."""
+    engine.keep_alive([*module.parameters(), *module.buffers()])
+    module.to(engine.device)
+    if len(shape) == 3:
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

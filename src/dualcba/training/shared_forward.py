@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,9 @@ class SharedForwardPass(ForwardPass):
     every rank, and so is a single sample, which has no batch statistics.
     """
 
-    ranks: Ranks
+    def __init__(self, ranks: Ranks, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.ranks = ranks
 
     def outputs(
         self, inputs: Tensor, y: Tensor, parameters: Mapping[str, Tensor] | None = None
