@@ -164,7 +164,7 @@ def count_costs(
 
     def flops(spec: Spec) -> float:
         try:
-            return step_flops(spec, load(spec), hardware)
+            return step_flops(spec, load(spec), hardware) / spec.batch_size  # for each new sample
         except ValueError as error:
             sys.exit(f"error: {spec.method} on {spec.dataset}: {error}")
 

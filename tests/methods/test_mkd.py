@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from frontier_helpers import divergences, inside, log_softmax, numbers
+from frontier_helpers import cross_entropies, divergences, inside, log_softmax, numbers
 
 from dualcba import Dataset, Learner
 from dualcba.experiments import Spec
@@ -86,6 +86,66 @@ def test_two_augmented_views_against_numpy(base: str, make_learner: Any, teach: 
     seen = inside(learner, look)
     teach(learner)
     assert len(seen) == 3
+
+
+@pytest.mark.parametrize("forward", ["split", "concat"])
+@pytest.mark.parametrize(
+    ("base", "options", "sizes"),
+    [
+        ("er", {}, [8, 8]),
+        ("derpp", {}, [8, 8, 8]),
+        ("gsa", {"base_mirror": False, "base_own": 3, "base_balanced": 5}, [3, 5, 8]),
+    ],
+)
+def test_a_draw_of_its_own_against_numpy(
+    base: str, options: dict[str, Any], sizes: list[int], forward: str, make_learner: Any,
+    teach: Any,
+) -> None:  # fmt: skip
+    options = {"alpha": 0.1, "temperature": 3.0, "own_draw": True, **options}
+    learner = make_learner(f"{base}+mkd-dual-cba", method_options=options, forward=forward)
+    method = mkd(learner)
+
+    def look(new: Batch, mem: list[Batch], outer: Batch) -> None:
+        *others, own = mem
+        assert [len(b.y) for b in mem] == sizes
+        assert [list(b.views) for b in mem] == [[]] * len(others) + [["raw"]]
+        stored = learner.memory.y[: learner.memory.filled].unique()
+        assert set(own.y.tolist()) <= set(stored.tolist())
+        batches = [new, own]
+        z, raw = (np.concatenate([numbers(v.z) for v in views]) for views in (
+            batches, [b.views["raw"] for b in batches]))  # fmt: skip
+        y = np.concatenate([numbers(b.y) for b in batches])
+        method.teacher.train()
+        x = [b.x for b in batches]
+        x = [torch.cat(x)] if forward == "concat" else x
+        target = np.concatenate([numbers(method.teacher(v)[0]) for v in x])
+        D = divergences(target, z, 3.0).mean() + divergences(target, raw, 3.0).mean()
+        want = method.method.loss(new, others, identity).item()
+        want += cross_entropies(z, y).mean() + 10.0 / 2 * D
+        assert method.loss(new, mem, identity).item() == pytest.approx(want, rel=1e-5)
+
+    seen = inside(learner, look)
+    teach(learner)
+    assert len(seen) == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("base", ["er", "gsa"])
+def test_a_captured_draw_of_its_own(base: str, make_learner: Any, teach: Any, exact: None) -> None:
+    options = {"own_draw": True, **({"base_mirror": False} if base == "gsa" else {})}
+    ends = []
+    for engine in ("eager", "captured"):
+        device = {"device": "cuda", "engine": engine, "precision": "fp32"}
+        learner = make_learner(f"{base}+mkd-dual-cba", method_options=options, **device)
+        ends.append(teach(learner, 3, 8).state_dict()["tensors"])
+    for name, value in ends[0].items():
+        torch.testing.assert_close(value, ends[1][name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_a_draw_of_its_own_around_a_method_with_views(make_learner: Any) -> None:
+    message = "own_draw is True around a method with the views mirrored, expected False"
+    with pytest.raises(ValueError, match=message):
+        make_learner("gsa+mkd", method_options={"own_draw": True})
 
 
 def test_views_of_new_and_memory_samples(make_learner: Any, teach: Any, images: Dataset) -> None:
@@ -180,6 +240,8 @@ def test_names_that_do_not_exist(name: str, message: str) -> None:
         ({"weight": -1}, "weight is -1, expected a number of at least 0"),
         ({"predict": "both"}, "predict"),
         ({"second": "both"}, "second"),
+        ({"own_draw": 64}, "own_draw is 64, expected True or False"),
+        ({"own_draw": True, "second": "augmented"}, "second is 'augmented', expected 'raw' with"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

@@ -27,6 +27,7 @@ from dualcba.engine.torch_private import suppress_capturable_warning
 from dualcba.errors import expected
 from dualcba.evaluation.recorders import Recorder
 from dualcba.losses import Adapt, Batch, identity, total
+from dualcba.methods import viewed
 from dualcba.normalization.statistics import without_tracking
 from dualcba.randomness import generator
 from dualcba.training.draws import BatchDraws, MemoryDraw, draw_views
@@ -152,9 +153,10 @@ class Alignment(Recorder):
         rows = [learner.memory.draw(size, rng) for _ in range(method.draws)]
         new_augment = augment(n)
         declared = self.forward_pass.views
-        stored = declared if method.memory_views else {}
+        seen = viewed(method, range(len(rows)))
         memory = tuple(
-            MemoryDraw(r, augment(len(r)), draw_views(stored, rng, len(r))) for r in rows
+            MemoryDraw(r, augment(len(r)), draw_views(declared if k in seen else {}, rng, len(r)))
+            for k, r in enumerate(rows)
         )
         views = draw_views(declared, rng, n - method.labelled)
         fresh = learner.memory.draw(size, rng)

@@ -1,6 +1,6 @@
 """Rehearsal methods: one file each, listed in `registry.METHODS`."""
 
-from dualcba.methods.base import Context, Method
+from dualcba.methods.base import Context, Method, viewed
 from dualcba.methods.naming import method_names, parse_method
 from dualcba.methods.options import check_options
 from dualcba.methods.registry import METHODS, SUFFIXES, WRAPPERS, register
@@ -15,4 +15,5 @@ __all__ = [
     "method_names",
     "parse_method",
     "register",
+    "viewed",
 ]

@@ -6,7 +6,8 @@ them at raw or adapted logits. So every method works with CBA, Dual-CBA, IBN and
 A sample can have several views. The usual one is augmented as the dataset says. Further ones are
 declared by `make_views`, as transforms by name: each makes another input from the same raw sample,
 or from the pixels of an earlier view, its `source`. A transform that is not random gives the raw
-sample, normalised. The new batch has all these views. Memory draws have them too if `memory_views`.
+sample, normalised. The new batch has all these views. Memory draws have them too if `memory_views`:
+all of them, or the last `viewed_draws`.
 A view is a `Batch` in `Batch.views`, with logits and rows of its own, so the terms
 of a loss can use it like any other batch, adapted or raw. Each view passes the network with batch
 statistics of its own.
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -93,6 +95,16 @@ class Context:
         return self.batch_size if self.memory_batch is None else self.memory_batch
 
 
+T = TypeVar("T")
+
+
+def viewed(method: Method, draws: Sequence[T]) -> Sequence[T]:
+    """Return those of the memory draws that have the views of the method."""
+    if not method.memory_views:
+        return draws[:0]
+    return draws if method.viewed_draws is None else draws[-method.viewed_draws :]
+
+
 class Method(nn.Module):
     """The base class of rehearsal methods.
 
@@ -145,6 +157,9 @@ class Method(nn.Module):
 
     memory_views: bool = False
     """Whether the memory draws have the views of `make_views` too, not only the new batch."""
+
+    viewed_draws: int | None = None
+    """With `memory_views`, how many memory draws have these views, the last ones; None for all."""
 
     own_head: bool = False
     """Whether it replaces the last layer of the network by one of its own."""

@@ -14,9 +14,12 @@ from dualcba.data.augmentation import plain
 from dualcba.data.transforms import Transform
 from dualcba.engine.torch_private import foreach_copy_, foreach_lerp_
 from dualcba.errors import expected
-from dualcba.losses import Batch, Divergence, Term, scaled
+from dualcba.losses import Batch, CrossEntropy, Divergence, Term, scaled
+from dualcba.memory import Pool
 from dualcba.methods.base import Context, Method
 from dualcba.methods.clser import frozen_copy, update_average
+from dualcba.methods.exemplars import check_flags
+from dualcba.methods.gsa import mean_one, spread
 from dualcba.methods.wrapper import Wrapper
 from dualcba.options.definition import check_choice
 
@@ -35,6 +38,11 @@ class MKD(Wrapper):
     adaptor. Predictions use the weights (θ + θ_T)/2: under BN with the running statistics of the
     network, under IBN with those that are estimated for the averaged weights.
 
+    With `own_draw` the distillation has a memory draw x̂, x of its own, and its cross-entropy is
+    added to L_base, which uses the other draws: as it is published around GSA.
+
+    L = L_base + CE(z(x̂), y) + λ/2 · [D(z_T(x̂), z(x̂)) + D(z_T(x̂), z(x))]
+
     Parameters
     ----------
     method
@@ -50,6 +58,9 @@ class MKD(Wrapper):
     second
         The second view: the `"raw"` sample, x above; or `"augmented"`, another draw of the
         augmentation. L_base is then the mean over both views, at no further cost.
+    own_draw
+        Whether the distillation has new samples and a memory draw of its own, with `"raw"` as the
+        second view, and not all samples of the wrapped method, which must have no views then.
 
     References
     ----------
@@ -69,8 +80,10 @@ class MKD(Wrapper):
         weight: float | None = None,
         predict: str = "average",
         second: str = "raw",
+        own_draw: bool = False,
     ) -> None:
         super().__init__(method)
+        check_flags(own_draw=own_draw)
         if not 0 < alpha <= 1:
             raise ValueError(expected("alpha", alpha, "a number above 0, at most 1"))
         if not temperature > 0:
@@ -79,6 +92,10 @@ class MKD(Wrapper):
         check_choice("second", second, SECOND_VIEWS)
         self.alpha, self.temperature, self.predict = alpha, temperature, predict
         self.second = second
+        if own_draw and second != "raw":
+            raise ValueError(expected("second", second, "'raw' with own_draw"))
+        self.own_draw = own_draw
+        self.viewed_draws = 1 if own_draw else None
         self.weight = default_weight(alpha) if weight is None else at_least_0("weight", weight)
         self._cached: tuple[Tensor, list[Tensor]] | None = None  # inputs and targets of a step
 
@@ -86,17 +103,39 @@ class MKD(Wrapper):
         """Initialise the teacher with the network."""
         super().bind(context)
         self.teacher = frozen_copy(context.network)
+        if self.own_draw and self.chosen:
+            self.chosen = (*self.method.chosen, context.draw_size)
+        elif self.own_draw:
+            self.draws = self.method.draws + 1
+
+    def choose(self, pool: Pool, u: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Return what the wrapped method chooses and, with `own_draw`, any rows of the memory."""
+        if not self.own_draw:
+            return super().choose(pool, u)
+        rows, valid = spread(pool.labels[: pool.memory.size] >= 0, u[-1], len(u[-1]))
+        return [*super().choose(pool, u[:-1]), (rows, mean_one(valid))]
+
+    def observe(self, new: Batch, mem: Sequence[Batch]) -> None:
+        """Call the wrapped method with its own draws."""
+        super().observe(new, mem[:-1] if self.own_draw else mem)
 
     def make_views(self, transform: Transform) -> dict[str, Transform]:
         """Return the second view, and the views of the wrapped method."""
         second = plain(transform) if self.second == "raw" else transform
-        return {**self.method.make_views(transform), self.second: second}
+        views = self.method.make_views(transform)
+        if self.own_draw and views:
+            given = f"True around a method with the views {', '.join(views)}"
+            raise ValueError(f"own_draw is {given}, expected False, or an option without them")
+        return {**views, self.second: second}
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return the terms of the wrapped method, and the distillation of both views."""
-        batches = [new, *mem]
-        share = self.weight / 2 / sum(len(b.y) for b in batches)
-        terms = self.method.terms(new, mem)
+        batches = [new, *(mem[-1:] if self.own_draw else mem)]
+        n = sum(len(b.y) for b in batches)
+        share = self.weight / 2 / n
+        terms = self.method.terms(new, mem[:-1] if self.own_draw else mem)
+        if self.own_draw:
+            terms += [CrossEntropy(b, len(b.y) / n) for b in batches]
         if self.second == "augmented":
             others = [replace(b.views[self.second], columns=b.columns) for b in batches]
             terms += self.method.terms(others[0], others[1:])

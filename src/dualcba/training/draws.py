@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dualcba.data import Transform
 from dualcba.engine.packet import Array
-from dualcba.methods import Context, Method
+from dualcba.methods import Context, Method, viewed
 from dualcba.options import TrainingOptions
 from dualcba.randomness import generator
 from dualcba.training.loss_monitor import loss_slot
@@ -35,7 +35,7 @@ class MemoryDraw(Generic[T]):
     """(n, ...) parameters of the augmentation; None if the transform is not random."""
 
     views: dict[str, T] = field(default_factory=dict)
-    """Parameters of the method's other views of them, by name; empty unless `memory_views`."""
+    """Parameters of the method's other views of them, by name; empty unless they are `viewed`."""
 
     @property
     def size(self) -> int:
@@ -190,10 +190,12 @@ class StepSampler:
         return BatchDraws(new_augment, memory, fresh, views, filled, extra)
 
     def _memory_draws(self) -> tuple[MemoryDraw[Array], ...] | tuple[ChosenDraw[Array], ...]:
-        views = self.method.memory_views
-        if not self.method.chosen:
-            return tuple([self._memory_draw(views=views) for _ in range(self.method.draws)])
-        return tuple([self._chosen_draw(n, views=views) for n in self.method.chosen])
+        method, chosen = self.method, self.method.chosen
+        draws = range(len(chosen) if chosen else method.draws)
+        seen = viewed(method, draws)
+        if not chosen:
+            return tuple([self._memory_draw(views=k in seen) for k in draws])
+        return tuple([self._chosen_draw(chosen[k], views=k in seen) for k in draws])
 
     def _chosen_draw(self, n: int, *, views: bool) -> ChosenDraw[Array]:
         u, augment = self.rng["memory"].random(n), self._augment(n)

@@ -16,7 +16,7 @@ from dualcba.data import Transform
 from dualcba.engine.torch_private import BatchNormBase
 from dualcba.losses import Batch
 from dualcba.memory import Pool
-from dualcba.methods import Context, Method
+from dualcba.methods import Context, Method, viewed
 from dualcba.nets import Network
 from dualcba.normalization.layers import TaskAware, sample_tasks
 from dualcba.normalization.statistics import (
@@ -83,18 +83,20 @@ class ForwardPass:
         params = [drawn.new_augment, *(draw.augment for draw in drawn.memory)]
         joined, inputs = self.augmented([samples for samples, _, _ in raw], params)
         if self.views:
-            seen, drawn_views = self._viewed(raw), [drawn.views, *(d.views for d in drawn.memory)]
+            seen = self._viewed(raw)
+            drawn_views = [drawn.views, *viewed(self.method, [d.views for d in drawn.memory])]
             inputs += self._view_inputs([samples for samples, _, _ in seen], drawn_views)
             raw += seen * len(self.views)
         with self.context.autocast():
             labels = [labels for _, labels, _ in raw]
-            outputs = self.through(inputs, labels, None if self.views else joined)
+            count = 1 + len(drawn.memory)
+            outputs = self.through(inputs, labels, None if self.views else joined, count)
         batches = _batches(inputs, raw, outputs)
-        count = 1 + len(drawn.memory)
         new, *mem = batches[:count]
         for k, name in enumerate(self.views):
             first = count + k * len(seen)
-            for batch, view in zip((new, *mem), batches[first : first + len(seen)], strict=False):
+            own = new, *viewed(self.method, mem)
+            for batch, view in zip(own, batches[first : first + len(seen)], strict=True):
                 batch.views = {**batch.views, name: view}
         for batch, each in zip(mem, weights, strict=False):  # there may be no weights
             for one in (batch, *batch.views.values()):
@@ -117,7 +119,7 @@ class ForwardPass:
         """Return the samples that have other views: new ones and, if so, memory draws."""
         x, y, _ = raw[0]
         first = self.method.labelled
-        stored = raw[1:] if self.method.memory_views else ()
+        stored = viewed(self.method, raw[1:])
         return [(x[first:], y[first:], {}), *((x, y, {}) for x, y, _ in stored)]
 
     def _view_inputs(
@@ -127,7 +129,7 @@ class ForwardPass:
         inputs: list[Tensor] = []
         pixels = {"": _cat(samples)}
         for name, view in self.views.items():
-            params = _cat([d[name] for d in drawn[: len(samples)]])
+            params = _cat([d[name] for d in drawn])
             source = pixels[view.source]
             pixels[name] = view.augment(source, params) if view.random else source
             inputs += torch.split(view.normalize(pixels[name]), [len(part) for part in samples])
@@ -180,14 +182,20 @@ class ForwardPass:
         return inputs, list(inputs.split_with_sizes([len(part) for part in raw]))
 
     def through(
-        self, inputs: Sequence[Tensor], labels: Sequence[Tensor], joined: Tensor | None = None
-    ) -> Sequence[Outputs]:
-        """Return logits and features of each batch; `joined` is all of them, if it exists."""
+        self, inputs: Sequence[Tensor], labels: Sequence[Tensor], joined: Tensor | None = None,
+        usual: int | None = None,
+    ) -> Sequence[Outputs]:  # fmt: skip
+        """Return logits and features of each batch; `joined` is all of them, if it exists.
+
+        The first `usual` batches are the usual view of new samples and memory draws, by default
+        all; then come the other views, one after the other.
+        """
         sizes = [len(v) for v in inputs]
+        usual = len(inputs) if usual is None else usual
         whole = joined if self.concat else None
-        parts = self._with_own_statistics(inputs) if whole is None else [whole]
-        labels = self._with_own_statistics(labels)
-        tracked = self._tracked(len(inputs), len(parts))
+        parts = self._with_own_statistics(inputs, usual) if whole is None else [whole]
+        labels = self._with_own_statistics(labels, usual)
+        tracked = self._tracked(len(inputs), len(parts), usual)
         alike = len(parts[0]) > 1 and len({len(part) for part in parts}) == 1
         together = alike and self.samplewise and all(tracked)
         joint = self.concat and len(parts) == 1
@@ -209,30 +217,29 @@ class ForwardPass:
         other.norm_layers, other.task_aware = batch_norms(network), []
         all_ = [*batches, *(b.views[name] for name in views for b in batches)]
         with self.context.autocast(), self.cast_weights(network):
-            return list(other.through([b.x for b in all_], [b.y for b in all_]))
+            inputs, labels = [b.x for b in all_], [b.y for b in all_]
+            return list(other.through(inputs, labels, usual=len(batches)))
 
-    def _with_own_statistics(self, batches: Sequence[Tensor]) -> list[Tensor]:
+    def _with_own_statistics(self, batches: Sequence[Tensor], usual: int) -> list[Tensor]:
         """Return the parts that have their own statistics.
 
         With `concat` this is all, or each view of all samples. Otherwise it is each batch, and the
         new batch is split where labelled samples lead it.
         """
         if self.concat:
-            size = len(batches)
-            if self.method.memory_views:
-                size //= 1 + len(self.views)
-            return [_cat(batches[k : k + size]) for k in range(0, len(batches), size)]
+            if not self.method.memory_views or not self.views:
+                return [_cat(batches)]
+            size = (len(batches) - usual) // len(self.views)
+            starts = range(usual, len(batches), size)
+            return [_cat(batches[:usual]), *(_cat(batches[k : k + size]) for k in starts)]
         first = self.method.labelled
         led = first and len(batches[0]) > first
         new = batches[0].tensor_split([first]) if led else [batches[0]]
         return [*new, *batches[1:]]
 
-    def _tracked(self, batches: int, parts: int) -> list[bool]:
+    def _tracked(self, batches: int, parts: int, usual: int) -> list[bool]:
         """Return whether each part updates the running statistics; the new batch has 1 or 2."""
-        own, views = parts - batches + 1, len(self.views)
-        if self.method.memory_views:
-            views *= batches // (1 + views)
-        memory = parts - own - views
+        own, views, memory = parts - batches + 1, batches - usual, usual - 1
         if self.tracking == "all" or (self.tracking == "memory" and not memory):
             return [True] * parts
         new = [self.tracking == "labelled"] + [False] * (own - 1)
