@@ -64,6 +64,7 @@ def cluster() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
+    handler = signal.getsignal(signal.SIGTERM)
     two = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         two.add_node(num_cpus=1)
@@ -72,6 +73,7 @@ def cluster() -> Iterator[Any]:
     finally:
         ray.shutdown()
         two.shutdown()
+        signal.signal(signal.SIGTERM, handler)  # Ray has set its own
 
 
 def workers() -> list[int]:

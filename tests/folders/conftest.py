@@ -67,7 +67,6 @@ class Process:
         try:
             os.setsid()
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray leaves a handler of its own
             sys.stdout = sys.stderr = log.open("a", buffering=1)
             sys.argv = ["dualcba", *map(str, args)]
             torch.set_num_threads(1)

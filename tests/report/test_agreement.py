@@ -40,8 +40,8 @@ def test_the_number_of_cells() -> None:
 
 
 def test_all_cells_are_counted_and_those_that_disagree_are_listed() -> None:
-    results = [run("er", 22.0, 25.0), run("lucir", 24.0, 16.0)]
-    results.append(run("lucir", 11.0, 10.0, method_options={"rehearse": False}))
+    results = [run("er", 22.0, 25.0), run("ss-il", 40.0, 9.0)]
+    results.append(run("ss-il", 11.0, 10.0, method_options={"weight": 2.0}))
     shown = [(experiments()["main"], serve(experiments()["main"], results))]
     every = [s for group in collections(results) for s in group.served]
     counts, acc, fm = agreement_tables(shown, every)
@@ -51,8 +51,8 @@ def test_all_cells_are_counted_and_those_that_disagree_are_listed() -> None:
     assert counts.rows[-1] == ("all", "", "1 of 2, 50 %", "327", "1 of 2, 50 %", "318")
     assert "Of the 327 values of ACC in the paper, 1 agree (0 %), 1 do not, and 325" in counts.note
     (row,) = acc.rows
-    assert row[:6] == ("main", "CIFAR-100, M = 2000", "LUCIR", "24.0 (1 seed)", "8.28", "+15.7")
-    assert row[6].startswith("rehearse = no: 11.0 (1 seed); not run yet: “LUCIR, frozen”")
+    assert row[:6] == ("main", "CIFAR-100, M = 2000", "SS-IL", "40.0 (1 seed)", "24.90", "+15.1")
+    assert row[6].startswith("weight = 2.0: 11.0 (1 seed); not run yet: “SS-IL, distillation")
     assert [line[2] for line in fm.rows] == ["ER"]
 
 

@@ -119,16 +119,13 @@ def test_cells_agree_within_the_tolerance_or_the_interval() -> None:
 
 
 def test_a_cell_that_does_not_agree_has_what_was_tried() -> None:
-    far = group("a.json", "lucir", (24.0, 24.0), (25.0, 25.0))
-    other = group("b.json", "lucir", (11.0, 11.0), (11.0, 11.0), method_options={"rehearse": False})
-    merged = group("c.json", "lucir", (9.0, 9.0), method_options={"merge": True})
-    head = f"| main | {COLUMN} | LUCIR | 24.5 ± 6.4 | 8.28 | +16.2 | "
+    far = group("a.json", "ss-il", (40.0, 40.0), (41.0, 41.0))
+    other = group("b.json", "ss-il", (11.0, 11.0), (11.0, 11.0), method_options={"weight": 2.0})
+    squared = group("c.json", "ss-il", (9.0, 9.0), method_options={"weight": 4.0})
+    head = f"| main | {COLUMN} | SS-IL | 40.5 ± 6.4 | 24.90 | +15.6 | "
     text = between("agreement", [far, other])
-    planned = "not run yet: “LUCIR, frozen”, “LUCIR, merged”, “LUCIR, merged and frozen” |"
-    assert f"{head}rehearse = no: 11.0 ± 0.0; {planned}" in text
-    text = between("agreement", [far, merged])
-    planned = "not run yet: “LUCIR, frozen”, “LUCIR, merged and frozen” |"
-    assert f"{head}merge = yes: 9.0 (1 seed); {planned}" in text
+    assert f"{head}weight = 2.0: 11.0 ± 0.0; not run yet: “SS-IL, distillation times T²” |" in text
+    assert f"{head}weight = 4.0: 9.0 (1 seed) |" in between("agreement", [far, squared])
 
 
 def test_what_was_tried_keeps_what_the_row_is_about() -> None:

@@ -182,6 +182,8 @@ def _cluster(options: ExecutionOptions) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+        if in_main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _check_answers(address: str) -> None:

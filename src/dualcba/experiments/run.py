@@ -156,7 +156,7 @@ class Run:
             if not epoch and not start:
                 self._begin_task(self.stream[number])
             self._set_learning_rate(epoch, len(passes))
-            for k, (x, y) in enumerate(arrive(one.rows[start:]), start):
+            for k, (x, y) in enumerate(self._clocked(arrive(one.rows[start:])), start):
                 self._record(x, y)
                 last = epoch == len(passes) - 1 and k == len(one) - 1
                 ends = last and self._end_is_known(number)
@@ -186,7 +186,7 @@ class Run:
         whole = joined([passes[0] for passes in self.schedule])
         past, left = parted(events(lengths, self.relative_cost), self.taken)
         rows = whole.rows[trained_batches(len(whole), self.relative_cost)]
-        trained = arrive(rows[past["train"] :])
+        trained = self._clocked(arrive(rows[past["train"] :]))
         # without recorders nobody looks at the batches that arrive
         arriving = arrive(whole.rows[past["arrive"] :]) if self.recorders else None
         ends = np.cumsum(lengths).tolist()
@@ -341,6 +341,16 @@ class Run:
         made_by = versions(self.learner)["dualcba"]
         found = {name: getattr(self.spec, name) for name in shown}
         return found | held_out(self.spec) | by_protocol(self.spec) | {"dualcba": made_by}
+
+    def _clocked(self, batches: Arrivals) -> Arrivals:
+        """Count the time until a batch is there as training; on CUDA a full queue waits here too."""
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            self.seconds["train"] += time.perf_counter() - start
+            if batch is None:
+                return
+            yield batch
 
     @contextmanager
     def _clock(self, what: str) -> Iterator[None]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dualcba.data import DATASETS
 from dualcba.errors import at_least, expected, unknown
+from dualcba.experiments.recipes import follow_recipe, recipe_method
 from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_settings
 from dualcba.io import user_path
 from dualcba.methods import METHODS, check_options, parse_method
@@ -45,6 +46,10 @@ OFFLINE_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
 class Spec(RunOptions):
     """One run. Fields that are not given take the dataset's default, or that of `dualcba.options`.
 
+    The method can be the name of a recipe, which stands for a method with options.
+
+    >>> Spec(method="best", dataset="cifar100").method
+    'er+mkd'
     >>> Spec(dataset="cifar100").buffer
     2000
     >>> Spec(buffer=0)
@@ -59,6 +64,7 @@ class Spec(RunOptions):
 
     def __post_init__(self) -> None:
         check_imported(self.imports)
+        follow_recipe(self)
         epochs_given = self.epochs is not None
         for name in ("method", "dataset", "setting"):  # others depend on them
             own = definitions(Spec)[name]
@@ -249,8 +255,8 @@ def _method_list(given: Any) -> list[str]:
 
 def _fitting(given: Mapping[str, Any], method: str, methods: list[str]) -> dict[str, Any]:
     """Leave out options that only another of the methods has."""
-    kinds = {parse_method(m)[1] for m in methods}
-    own = parse_method(method)[1]
+    kinds = {parse_method(recipe_method(m))[1] for m in methods}
+    own = parse_method(recipe_method(method))[1]
 
     def fits(name: str) -> bool:
         adaptors = definitions(Spec)[name].adaptors

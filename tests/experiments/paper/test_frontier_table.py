@@ -72,8 +72,12 @@ def test_every_method_is_there_with_every_adaptor(base: str, kind: str) -> None:
 
 def test_each_method_has_the_options_that_it_was_published_with() -> None:
     gsa = entry("GSA").spec
-    assert (gsa.optimizer, gsa.lr, gsa.beta1, gsa.beta2) == ("adam", 0.001, 0.9, 0.99)
-    assert (gsa.weight_decay, gsa.augmentation) == (0.0001, "partial")
+    assert (gsa.optimizer, gsa.lr, gsa.weight_decay) == ("adam", 0.0005, 0.0)
+    assert (gsa.augmentation, gsa.forward) == ("partial", "split")
+    assert gsa.method_options == {"mirror": False}
+    both = entry("GSA + MKD").spec
+    assert (both.augmentation, both.forward, both.lr) == ("full", "concat", 0.0005)
+    assert both.method_options == {"own_draw": True, "base_mirror": False}
     er, pcr = entry("ER").spec, entry("PCR").spec
     assert (er.optimizer, er.lr, er.augmentation) == ("adam", 0.0005, "full")
     assert (er.batch_size, er.memory_batch, er.network) == (10, 64, "resnet18")

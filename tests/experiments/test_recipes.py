@@ -1,0 +1,37 @@
+"""Recipes: names that stand for a method with options."""
+
+from __future__ import annotations
+
+import pytest
+
+from dualcba.experiments import Spec, make_specs
+from dualcba.experiments.recipes import RECIPES
+from dualcba.methods import method_names
+
+
+def test_best_is_a_method_under_a_protocol() -> None:
+    spec = Spec(method="best", dataset="cifar100", seed=3)
+    assert spec == Spec(method="er+mkd", dataset="cifar100", protocol="p10", seed=3)
+    assert (spec.batch_size, spec.memory_batch, spec.optimizer) == (10, 64, "adam")
+    assert Spec(**spec.to_dict()) == spec
+
+
+def test_other_options_can_be_given() -> None:
+    spec = Spec(method="best", augmentation="partial", lr=0.001, protocol="p10")
+    assert (spec.augmentation, spec.lr) == ("partial", 0.001)
+
+
+def test_an_option_of_the_recipe_cannot_be_another() -> None:
+    message = "protocol is 'paper', expected 'p10', which the recipe 'best' has"
+    with pytest.raises(ValueError, match=message):
+        Spec(method="best", protocol="paper")
+
+
+def test_beside_other_methods() -> None:
+    specs = make_specs({"method": "er-cba,best", "width": 8, "augmentation": "partial"})
+    assert [(s.method, s.protocol) for s in specs] == [("er-cba", "paper"), ("er+mkd", "p10")]
+    assert specs[0].width == 8
+
+
+def test_no_recipe_has_the_name_of_a_method() -> None:
+    assert not RECIPES.keys() & set(method_names())
