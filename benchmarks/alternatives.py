@@ -36,7 +36,7 @@ from dualcba.bench.command import command, machine, versions
 from dualcba.data import data_dir, load_dataset
 from dualcba.errors import unknown
 from dualcba.evaluation import interval
-from dualcba.io import atomic_write
+from dualcba.io import write_json
 
 BATCH, PER_TASK, MOMENTS, TEST = 10, 2, 10, 500
 ORDERS = ("classes", "shuffled")
@@ -176,8 +176,7 @@ def add(path: Path, numbers: dict[str, Any], about: dict[str, Any]) -> None:
         for order, rows in orders.items():
             found.setdefault("numbers", {}).setdefault(data, {}).setdefault(order, {}).update(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as draft:
-        draft.write_text(json.dumps(about | {"numbers": found["numbers"]}, indent=1) + "\n")
+    write_json(path, about | {"numbers": found["numbers"]})
 
 
 def options() -> argparse.ArgumentParser:

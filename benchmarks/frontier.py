@@ -12,7 +12,6 @@ ER + MKD and GSA with Dual-CBA.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from dualcba.bench.command import command, machine, versions
 from dualcba.engine import resolve_device
 from dualcba.errors import unknown
 from dualcba.experiments import Hardware, Spec, experiments
-from dualcba.io import atomic_write
+from dualcba.io import write_json
 from dualcba.options.values import titles
 
 COLUMN = "CIFAR-100, M = 2000"
@@ -92,8 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "network": args.network, "rows": rows,
     }  # fmt: skip
     if args.json:
-        with atomic_write(args.json) as draft:
-            draft.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(args.json, found)
 
 
 if __name__ == "__main__":

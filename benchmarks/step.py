@@ -12,7 +12,6 @@ To compare methods use `--turns`, which times them in turns.
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ from dualcba.data.randaugment import RandAugment
 from dualcba.engine import make_engine, resolve_device
 from dualcba.evaluation import Evaluator
 from dualcba.experiments import Hardware, Spec
-from dualcba.io import atomic_write
+from dualcba.io import write_json
 
 ROUNDS = 5
 EVALUATIONS = 3
@@ -198,8 +197,7 @@ def main() -> None:
     args = options().parse_args()
     found = run(args)
     if args.json:
-        with atomic_write(args.json) as draft:
-            draft.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(args.json, found)
 
 
 if __name__ == "__main__":

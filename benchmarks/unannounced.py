@@ -14,7 +14,6 @@ has the accuracy on the test data at the end, and the difference, seed by seed.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -34,7 +33,7 @@ from dualcba.data import Dataset
 from dualcba.data.loading import load_dataset
 from dualcba.engine import resolve_device
 from dualcba.evaluation import interval
-from dualcba.io import atomic_write
+from dualcba.io import write_json
 from dualcba.nets import make_network
 
 
@@ -128,8 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "versions": versions("dualcba", "torch", "triton"), "rows": rows,
     }  # fmt: skip
     if args.json:
-        with atomic_write(args.json) as draft:
-            draft.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(args.json, found)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from dualcba.experiments.pool import (
     run_specs_in_processes,
 )
 from dualcba.experiments.relative_cost import step_flops
-from dualcba.io import atomic_write
+from dualcba.io import write_json
 from dualcba.options import definitions
 from tools import search
 
@@ -224,8 +224,7 @@ class Collected:
 
     def write(self) -> None:
         """Write the file."""
-        with atomic_write(self.path) as draft:
-            draft.write_text(json.dumps(self.content, indent=1, allow_nan=False) + "\n")
+        write_json(self.path, self.content)
 
     def holds(self, planned: Planned) -> bool:
         """Return whether a run of the same place and spec is there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import platform
 import secrets
@@ -65,6 +66,12 @@ def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
         if isinstance(error, OSError) and error.errno and error.filename is None:
             error.filename = str(path)  # a full disk is reported without a file name
         raise
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write JSON with an indent of 1, by `atomic_write`; NaN is refused."""
+    with atomic_write(path) as draft:
+        draft.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def user_path(path: str | Path) -> Path:

@@ -6,7 +6,6 @@ other: two runs can have the same spec by chance.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from dualcba.errors import expected
 from dualcba.experiments.sweep import Sweep, read_sweep
-from dualcba.io import atomic_write, folder_lock
+from dualcba.io import folder_lock, write_json
 from dualcba.parsing import parse_json
 
 PURPOSE = "purpose.json"
@@ -70,8 +69,7 @@ def _add(
         new = [key(entry) for entry in entries]
         kept = [entry for entry in content.get(kind, []) if key(entry) not in new]
         whole = {**content, "schema": PURPOSE_SCHEMA, kind: [*kept, *entries]}
-        with atomic_write(out / PURPOSE) as draft:
-            draft.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        write_json(out / PURPOSE, whole)
 
 
 def read_purpose(out: Path) -> Purpose | None:

@@ -343,7 +343,7 @@ class Run:
         return found | held_out(self.spec) | by_protocol(self.spec) | {"dualcba": made_by}
 
     def _clocked(self, batches: Arrivals) -> Arrivals:
-        """Count the time until a batch is there as training; on CUDA a full queue waits here too."""
+        """Count the time until a batch is there as training; on CUDA a full queue waits here."""
         while True:
             start = time.perf_counter()
             batch = next(batches, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -14,7 +13,7 @@ from dualcba.data.dataset import DataOrigin
 from dualcba.errors import expected, unknown
 from dualcba.experiments.result import SCHEMA, SCHEMAS, Result, frozen, read_origin
 from dualcba.experiments.spec import Spec, fields, upgrade_fields
-from dualcba.io import atomic_write, folder_lock
+from dualcba.io import folder_lock, write_json
 from dualcba.methods.files import NotImportedError
 from dualcba.parsing import parse_json
 
@@ -68,8 +67,7 @@ def write_result(
     path = result_path(out, spec)
     for name, save in (files or {}).items():
         save(path.with_name(name))
-    with atomic_write(path) as draft:
-        draft.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    write_json(path, result)
     return path
 
 
@@ -155,8 +153,7 @@ def drop_from_plan(out: Path, name: str) -> None:
 def _write_entries(path: Path, entries: Iterable[tuple[Spec, DataOrigin | None]]) -> None:
     planned = {spec.name: _entry(spec, origin) for spec, origin in entries}
     plan = {"schema": SCHEMA, "specs": list(planned.values())}
-    with atomic_write(path) as draft:
-        draft.write_text(json.dumps(plan, indent=1) + "\n")
+    write_json(path, plan)
 
 
 def read_plan(out: Path) -> list[Spec]:
