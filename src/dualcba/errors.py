@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 
 LARGEST_INT = 2**63 - 1
-MOST_NAMES, SOME_NAMES = 24, 8  # up to how many names an error shows all; how many of more
+MOST_NAMES, SOME_NAMES = 30, 8  # up to how many names an error shows all; how many of more
 LONGEST = 1000  # letters of a value that an error shows
 SMALLEST_FLOAT, LARGEST_FLOAT = 1e-37, 3e38  # what float32 holds with full precision
 
@@ -16,7 +16,7 @@ SMALLEST_FLOAT, LARGEST_FLOAT = 1e-37, 3e38  # what float32 holds with full prec
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown name, with the most similar known name.
 
-    Of many names, only those that are most like it are shown.
+    Of many names, only some are shown: those that are most like it, or else the first ones.
 
     >>> unknown("method", "er-dualcba", ["er", "er-cba", "er-dual-cba"])
     "unknown method 'er-dualcba', did you mean 'er-dual-cba'? (known: er, er-cba, er-dual-cba)"
@@ -26,8 +26,9 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     hint = f", did you mean {near!r}?" if near else ""
     if len(names) <= MOST_NAMES:
         return f"unknown {what} {shown(name)}{hint} (known: {', '.join(names)})"
-    like = difflib.get_close_matches(str(name), names, n=SOME_NAMES, cutoff=0.0)
-    return f"unknown {what} {shown(name)}{hint} ({len(names)} are known, such as {', '.join(like)})"
+    like = difflib.get_close_matches(str(name), names, n=SOME_NAMES, cutoff=0.5)
+    some = ", ".join(like or names[:SOME_NAMES])
+    return f"unknown {what} {shown(name)}{hint} ({len(names)} are known, such as {some})"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

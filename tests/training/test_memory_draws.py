@@ -32,9 +32,9 @@ def recorded(learner: Learner, monkeypatch: Any) -> list[tuple[list[Tensor], lis
     steps: list[tuple[list[Tensor], list[Tensor]]] = []
     through = learner.parts.forward_pass.through
 
-    def spy(inputs: Any, labels: Any, joined: Any = None) -> Any:
+    def spy(inputs: Any, labels: Any, *others: Any) -> Any:
         steps.append(([x.clone() for x in inputs], [y.clone() for y in labels]))
-        return through(inputs, labels, joined)
+        return through(inputs, labels, *others)
 
     monkeypatch.setattr(learner.parts.forward_pass, "through", spy)
     return steps

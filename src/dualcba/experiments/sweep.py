@@ -134,7 +134,7 @@ def read_sweep(table: Mapping[str, Any]) -> Sweep:
     >>> read_sweep({"bufer": [50]})
     Traceback (most recent call last):
     ...
-    ValueError: unknown option of the sweep 'bufer', did you mean 'buffer'? (known: ...)
+    ValueError: unknown option of the sweep 'bufer', did you mean 'buffer'? (... known, such as ...)
     """
     lists: dict[str, list[Any]] = {}
     ranges: dict[str, Range] = {}
