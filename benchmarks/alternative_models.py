@@ -139,9 +139,13 @@ def _river(module: str, name: str, **given: Any) -> Any:
 
 Make = Callable[[int, int], Contender]
 
+SEPARATE = "separate statistics"
+"""`DualCBAClassifier` with batch statistics of its own for the new batch and the memory draw."""
+
 CONTENDERS: dict[str, Make] = {
     "DualCBAClassifier": lambda seed, classes: Ours(seed),
     "ER": lambda seed, classes: Ours(seed, method="er"),
+    SEPARATE: lambda seed, classes: Ours(seed, learner_options={"forward": "split"}),
     "nearest sample": lambda seed, classes: NearestSample(seed),
     "nearest class mean": lambda seed, classes: NearestMean(classes),
     "SGDClassifier": Linear,

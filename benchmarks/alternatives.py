@@ -1,13 +1,17 @@
 """Dual-CBA beside what users would pick for a stream: accuracy and latency on real data.
 
 usage: python -m benchmarks.alternatives [--data digits,letter] [--only DualCBAClassifier,ER]
-           [--orders classes,shuffled] [--seeds 5] [--data-dir DIR] [--json FILE --commit HASH]
+           [--orders classes,single,shuffled] [--validation] [--seeds 5] [--data-dir DIR]
+           [--json FILE --commit HASH]
 
-A stream arrives in batches of 10, in one pass: two new classes at a time (`classes`), or in random
-order (`shuffled`). Each batch is predicted, then learnt. `final` is the accuracy on test samples
-after the stream, `prequential` that on arriving batches, `anytime` the mean of the accuracies on
-the test samples of the classes met so far, at ten moments. Times are medians over batches of the
-CPU time of one thread, per sample. All features are scaled to [0, 1] by their known range.
+A stream arrives in batches of 10, in one pass: two new classes at a time (`classes`), one at a time
+(`single`), or in random order (`shuffled`). Each batch is predicted, then learnt. `final` is the
+accuracy on test samples after the stream, `prequential` that on arriving batches, `anytime` the
+mean of the accuracies on the test samples of the classes met so far, at ten moments. Times are
+medians over batches of the CPU time of one thread, per sample. All features are scaled to [0, 1] by
+their known range.
+
+With `--validation` stream and test are other training samples, to choose defaults by.
 
 MNIST and Fashion-MNIST need their published files in the data folder, `letter` the file
 `letter-recognition.data` of the UCI repository. What is missing is left out with a note, and so is
@@ -31,15 +35,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.alternative_models import CONTENDERS, MEMORY, Contender, Floats, Labels
+from benchmarks.alternative_models import (
+    CONTENDERS,
+    MEMORY,
+    SEPARATE,
+    Contender,
+    Floats,
+    Labels,
+)
 from dualcba.bench.command import command, machine, versions
 from dualcba.data import data_dir, load_dataset
 from dualcba.errors import unknown
 from dualcba.evaluation import interval
 from dualcba.io import write_json
 
-BATCH, PER_TASK, MOMENTS, TEST = 10, 2, 10, 500
-ORDERS = ("classes", "shuffled")
+BATCH, MOMENTS, TEST = 10, 10, 500
+PER_TASK = {"classes": 2, "single": 1}
+"""How many classes arrive at a time, in orders that are not random."""
+ORDERS = (*PER_TASK, "shuffled")
 SCORES = ("final", "prequential", "anytime")
 TIMES = ("learn_us", "predict_us")
 SLOW = ("river naive Bayes", "river Hoeffding tree")
@@ -72,14 +85,27 @@ def known_dataset(name: str, root: Path, without: Sequence[str] = (), stream: in
     return Data(x[: stream or None] / top, y[: stream or None], test_x / top, test_y, without)
 
 
-def letter(root: Path) -> Data:
-    """Return the first 2,600 samples of 26 letters, 16 features of 0 to 15; the last 4,000 test."""
+def letter(root: Path, *, validation: bool = False) -> Data:
+    """Return the first 2,600 samples of 26 letters, 16 features of 0 to 15; the last 4,000 test.
+
+    For validation, these are 2,600 and 1,000 samples in between.
+    """
     path = root / "letter-recognition.data"
     rows = [line.split(",") for line in path.read_text().split()]
     rows = [row for row in rows if row[0] != "Letter"]  # some copies have a line of names
     x = np.asarray([row[1:] for row in rows], np.float32) / 15
     y = np.asarray([ord(row[0]) - ord("A") for row in rows], np.int64)
+    if validation:
+        return Data(x[3000:5600], y[3000:5600], x[6000:7000], y[6000:7000])
     return Data(x[:2600], y[:2600], x[16000:], y[16000:])
+
+
+def among_training(name: str, root: Path, stream: int, start: int = 0) -> Data:
+    """Return `stream` training samples from `start` on, of a fixed random order, and 600 more."""
+    data = known_dataset(name, root)
+    rows = np.random.default_rng(0).permutation(len(data.y) - start) + start
+    first, then = rows[:stream], rows[stream : stream + 600]
+    return Data(data.x[first], data.y[first], data.x[then], data.y[then], RIVER)
 
 
 READERS: dict[str, Callable[[Path], Data]] = {
@@ -91,13 +117,21 @@ READERS: dict[str, Callable[[Path], Data]] = {
 }
 """By name. The slow contenders take part in a stream of 1,000 images."""
 
+VALIDATION: dict[str, Callable[[Path], Data]] = {
+    "digits": lambda root: among_training("digits", root, 1100),
+    "letter": lambda root: letter(root, validation=True),
+    "mnist": lambda root: among_training("mnist", root, 1500, 2000),
+    "fashion-mnist": lambda root: among_training("fashion-mnist", root, 1500, 2000),
+}
+"""Training samples that are in no stream of `READERS`, except for digits, which has no others."""
+
 
 def arranged(data: Data, order: str, seed: int) -> Iterator[tuple[Floats, Labels]]:
     """Yield the batches of a stream; the order of classes and samples depends on the seed."""
     rng = np.random.default_rng(seed)
     rows = rng.permutation(len(data.y))
-    if order == "classes":
-        place = rng.permutation(data.classes) // PER_TASK  # the task of each class
+    if order in PER_TASK:
+        place = rng.permutation(data.classes) // PER_TASK[order]  # the task of each class
         rows = rows[np.argsort(place[data.y[rows]], kind="stable")]
     for k in range(0, len(rows), BATCH):
         part = rows[k : k + BATCH]
@@ -181,9 +215,11 @@ def add(path: Path, numbers: dict[str, Any], about: dict[str, Any]) -> None:
 
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.alternatives")
-    parser.add_argument("--data", default=",".join(READERS))
-    parser.add_argument("--orders", default=",".join(ORDERS))
-    parser.add_argument("--only", default=",".join(CONTENDERS), help="contenders")
+    parser.add_argument("--data", default="", help="by default all")
+    parser.add_argument("--orders", default="classes,shuffled")
+    usual = [name for name in CONTENDERS if name != SEPARATE]
+    parser.add_argument("--only", default=",".join(usual), help="contenders")
+    parser.add_argument("--validation", action="store_true", help="on other training samples")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--data-dir", type=Path, default=None)
     parser.add_argument("--commit", default="", help="for the file")
@@ -216,9 +252,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "versions": versions("dualcba", "torch", "numpy", "scikit-learn", "river"),
         "memory": MEMORY, "batch": BATCH, "test_samples": TEST,
     }  # fmt: skip
-    for name in chosen(args.data, list(READERS), "data"):
+    readers = VALIDATION if args.validation else READERS
+    for name in chosen(args.data or ",".join(readers), list(readers), "data"):
         try:
-            data = READERS[name](data_dir(args.data_dir))
+            data = readers[name](data_dir(args.data_dir))
         except OSError as error:
             print(f"{name} is left out: {error}")
             continue

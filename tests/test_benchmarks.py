@@ -194,7 +194,7 @@ def test_each_alternative_learns_a_stream(name: str) -> None:
 
 def test_the_orders_of_a_stream() -> None:
     data = clusters()
-    for order, tasks in (("classes", 2), ("shuffled", 1)):
+    for order, tasks in (("classes", 2), ("single", 2), ("shuffled", 1)):
         batches = list(alternatives.arranged(data, order, seed=3))
         assert sum(len(y) for _, y in batches) == 160
         first = set(np.concatenate([y for _, y in batches[: len(batches) // 2]]).tolist())

@@ -56,7 +56,7 @@ def test_a_part_of_the_stream_is_observed_in_batches() -> None:
     learner = Learner(
         copy.deepcopy(module), (4,), 4, method="er-balanced-cba", buffer=20, batch_size=10,
         seed=classifier.seed_, dtype=torch.float32, boundaries="inferred", seen_only=True,
-        standardise=True,
+        standardise=True, forward="concat",
     )  # fmt: skip
     for x, y in stream():
         labels = np.array([CLASSES.index(c) for c in y])

@@ -276,7 +276,8 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if name not in free:
                 raise ValueError(unknown("learner option", name, free))
         vectors = len(shape) == 1 and dtype == torch.float32 and "transform" not in options
-        own = {"ibn": True, "seen_only": True, "standardise": vectors}
+        # joint statistics: a batch of one class has none that tell it from others
+        own = {"ibn": True, "seen_only": True, "standardise": vectors, "forward": "concat"}
         return {**own, **fixed, **options}
 
     def _make_learner(self) -> Learner:
