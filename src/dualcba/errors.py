@@ -16,7 +16,7 @@ SMALLEST_FLOAT, LARGEST_FLOAT = 1e-37, 3e38  # what float32 holds with full prec
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown name, with the most similar known name.
 
-    Of many names, only some are shown: those that are most like it, or else the first ones.
+    Of many names, only some are shown: those that are most like it, then the first ones.
 
     >>> unknown("method", "er-dualcba", ["er", "er-cba", "er-dual-cba"])
     "unknown method 'er-dualcba', did you mean 'er-dual-cba'? (known: er, er-cba, er-dual-cba)"
@@ -27,7 +27,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     if len(names) <= MOST_NAMES:
         return f"unknown {what} {shown(name)}{hint} (known: {', '.join(names)})"
     like = difflib.get_close_matches(str(name), names, n=SOME_NAMES, cutoff=0.5)
-    some = ", ".join(like or names[:SOME_NAMES])
+    some = ", ".join(list(dict.fromkeys([*like, *names]))[:SOME_NAMES])
     return f"unknown {what} {shown(name)}{hint} ({len(names)} are known, such as {some})"
 
 
