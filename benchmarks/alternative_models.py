@@ -144,6 +144,7 @@ SEPARATE = "separate statistics"
 
 CONTENDERS: dict[str, Make] = {
     "DualCBAClassifier": lambda seed, classes: Ours(seed),
+    "DualCBAClassifier ncm": lambda seed, classes: Ours(seed, learner_options={"readout": "ncm"}),
     "ER": lambda seed, classes: Ours(seed, method="er"),
     SEPARATE: lambda seed, classes: Ours(seed, learner_options={"forward": "split"}),
     "nearest sample": lambda seed, classes: NearestSample(seed),
