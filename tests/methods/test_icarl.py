@@ -93,7 +93,7 @@ def test_running_means_replace_missing_exemplars(bench: Make) -> None:
     x = b.batch([0] * 5, 3).x
     scores = b.method.scores(x).detach().numpy()
     means = unit(sums[:2])
-    want = -((unit(b.network(x)[1].detach().numpy())[:, None] - means) ** 2).sum(2)
+    want = -8 * ((unit(b.network(x)[1].detach().numpy())[:, None] - means) ** 2).sum(2)
     assert np.allclose(scores[:, :2], want, atol=1e-6)
     assert np.isneginf(scores[:, 2:]).all()
 

@@ -28,11 +28,11 @@ def unit(h: NDArray) -> NDArray:
 
 
 def oracle(h: NDArray, stored: NDArray, y: NDArray, classes: int) -> NDArray:
-    """Minus the squared distance to the mean of each class's normalised features."""
+    """Minus 8 times the squared distance to the mean of each class's normalised features."""
     out = np.full((len(h), classes), -np.inf)
     for c in np.unique(y):
         mean = unit(unit(stored[y == c]).mean(0))
-        out[:, c] = -((unit(h) - mean) ** 2).sum(1)
+        out[:, c] = -8 * ((unit(h) - mean) ** 2).sum(1)
     return out
 
 
@@ -198,3 +198,10 @@ def test_captured_evaluations_equal_eager_ones(
                 accuracies.append(evaluator.accuracy(statistics))
         found.append(accuracies)
     assert found[0] == pytest.approx(found[1], abs=4.0)  # a near tie may fall either way
+
+
+def test_probabilities_tell_classes_apart(make_learner: Make, teach: Any, images: Dataset) -> None:
+    learner = teach(make_learner("er", readout="ncm", ibn=True))
+    probabilities = learner.predict_proba(images.test_x)
+    right = learner.predict(images.test_x) == images.test_y
+    assert float(probabilities.max(1).values.mean()) > 0.5 * float(right.float().mean())
