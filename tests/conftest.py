@@ -37,9 +37,11 @@ hypothesis.settings.load_profile("dualcba")
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C interrupt: it is ignored in what a script starts in the background."""
+    """Let signals interrupt: they are ignored in the background of a script or under nohup."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        if hasattr(signal, "SIGHUP"):
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

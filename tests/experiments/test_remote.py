@@ -164,7 +164,7 @@ def test_what_no_machine_has_is_refused(cluster: Any, tmp_path: Path) -> None:
 
 
 def test_the_same_through_submitit(local: dict[str, Result], tmp_path: Path) -> None:
-    """The job is preempted once: it writes a checkpoint and goes on from it."""
+    """The job is preempted inside a run: it writes a checkpoint and goes on from it."""
     pytest.importorskip("submitit")
     from dualcba.experiments.on_slurm import run_specs_on_slurm
 
@@ -172,15 +172,17 @@ def test_the_same_through_submitit(local: dict[str, Result], tmp_path: Path) -> 
         on="slurm", slurm={"cluster": "local"}, jobs=1, device="cpu", checkpoint_every="1h"
     )
     source = run_specs_on_slurm(specs(), Loader(), options, tmp_path, every=5)
-    complete, preempted, notes = 0, False, []
+    complete, notes = 0, []
+    moments = [4, 10, 16]  # the signal may come between two runs, and then another is sent
     for update in source:
         notes += [update.note] if update.note else []
         complete += update.result is not None
-        if complete == 4 and not preempted:
-            preempted = True
+        inside = any("goes on after" in note for note in notes)
+        if moments and complete == moments[0] and not inside:
+            moments.pop(0)
             os.kill(job_process(), signal.SIGUSR2)
     assert complete == 24
-    assert any("goes on after" in note for note in notes)
+    assert inside
     assert timeless(tmp_path) == local
     assert not [p for s in specs() for p in checkpoint_paths(tmp_path / s.name)]
 
