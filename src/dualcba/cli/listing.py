@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from collections.abc import Callable
+from typing import get_args
 
 from dualcba.options import NetworkName
 
@@ -18,17 +18,11 @@ def _methods() -> dict[str, str]:
     from dualcba.methods import method_names
     from dualcba.report.names import method_title
 
-    recipes = {
-        name: " with ".join([method_title(made["method"]), *_further(made)])
-        for name, made in RECIPES.items()
-    }
-    return {name: method_title(name) for name in method_names()} | recipes
-
-
-def _further(recipe: Mapping[str, Any]) -> list[str]:
-    """Return the options of a recipe beside its method, as one text if there are any."""
-    options = [f"{name} = {value}" for name, value in recipe.items() if name != "method"]
-    return [", ".join(options)] if options else []
+    titles = {name: method_title(name) for name in method_names()}
+    for name, recipe in RECIPES.items():
+        others = ", ".join(f"{k} = {v}" for k, v in recipe.items() if k != "method")
+        titles[name] = f"{method_title(recipe['method'])} with {others}"
+    return titles
 
 
 def _datasets() -> dict[str, str]:

@@ -7,10 +7,9 @@ A sample can have several views. The usual one is augmented as the dataset says.
 declared by `make_views`, as transforms by name: each makes another input from the same raw sample,
 or from the pixels of an earlier view, its `source`. A transform that is not random gives the raw
 sample, normalised. The new batch has all these views. Memory draws have them too if `memory_views`:
-all of them, or the last `viewed_draws`.
-A view is a `Batch` in `Batch.views`, with logits and rows of its own, so the terms
-of a loss can use it like any other batch, adapted or raw. Each view passes the network with batch
-statistics of its own.
+all of them, or the last `viewed_draws`. A view is a `Batch` in `Batch.views`, with logits and rows
+of its own, so the terms of a loss can use it like any other batch, adapted or raw. Each view passes
+the network with batch statistics of its own.
 """
 
 from __future__ import annotations

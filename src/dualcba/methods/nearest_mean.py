@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SHARPNESS = 8.0
-"""With it the confidence of a prediction is near its accuracy, on validation data of four streams:
-0.90, 0.65, 0.86 and 0.85 beside 0.94, 0.66, 0.85 and 0.77; without it 0.21, 0.08, 0.21 and 0.22."""
+"""With it the confidence of a prediction is near its accuracy, on validation data of four streams
+(2 seeds): 0.90, 0.65, 0.86, 0.85 beside 0.94, 0.66, 0.85, 0.77; without it 0.08 to 0.22."""
 
 
 def class_sums(h: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
