@@ -187,6 +187,27 @@ def test_a_bare_linear_network_grows(growing: Any) -> None:
     assert set(learner.predict(torch.eye(3))) <= set("abc")
 
 
+@pytest.mark.parametrize("method", ["er", "er+mkd", "clser-dual-cba"])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_hidden_layers_as_wide_as_the_new_head_stay_as_they_are(method: str, steps: int) -> None:
+    torch.manual_seed(0)
+    hidden = [nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU()]
+    net = nn.Sequential(*hidden, nn.Linear(16, 2))
+    learner = Learner(
+        net, (4,), dtype=torch.float32, method=method, buffer=8, batch_size=4, device="cpu",
+        boundaries="inferred",
+    )  # fmt: skip
+    for _ in range(steps):
+        learner.observe(torch.rand(4, 4), [0, 1, 0, 1])
+    before = {k: v.clone() for k, v in learner.state_dict()["tensors"].items()}
+    learner.add_classes(range(9))
+    after = learner.state_dict()["tensors"]
+    assert net[-1].out_features == 16  # type: ignore[union-attr]
+    same = [k for k, v in before.items() if after[k].shape == v.shape]
+    assert sum("network" in k for k in same) > 4
+    assert all(torch.equal(after[k], before[k]) for k in same)
+
+
 def test_announced_labels_have_their_order_and_are_not_predicted_unseen(
     growing: Any, images: Dataset
 ) -> None:

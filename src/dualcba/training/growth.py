@@ -62,7 +62,8 @@ class PartsMaker:
             made.tasks.detector = parts.tasks.detector.copy()
         examples = {**save_state(made, seed=0, step=0)["tensors"], **_first_moments(made)}
         tensors = {k: fitted(v, examples.get(k, v).shape) for k, v in before["tensors"].items()}
-        self._begin_rows(tensors, network, parts.context.sets.num_classes, trained)
+        grown = {k: v for k, v in tensors.items() if v.shape != before["tensors"][k].shape}
+        self._begin_rows(grown, network, parts.context.sets.num_classes, trained)
         restore_state(made, before | {"tensors": tensors}, receive)
         made.context.memory.births = parts.context.memory.births
         return made
