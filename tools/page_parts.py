@@ -32,6 +32,7 @@ from tools.collected import Collected, Fields, Sourced, named
 
 SEEDS = 3
 """The usual number of seeds, which is not mentioned; a single seed is, beside the number."""
+ONE_SEED = " (1 seed)"
 
 NOTHING = "No runs yet."
 GAINS = {
@@ -55,9 +56,11 @@ def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 def over(counts: Mapping[str, int]) -> str:
     """Return the seeds of most rows, then the rows with another number; empty if all are usual.
 
-    >>> over({"ER": 8, "RAR": 8, "LUCIR": 3, "BiC": 3}), over({"ER": 3, "RAR": 1})
-    ('8 seeds, 3 of: LUCIR; BiC', '')
+    >>> over({"ER": 8, "RAR": 8, "LUCIR": 3, "BiC": 3}), over({"ER": 3, "RAR": 1}), over({"ER": 1})
+    ('8 seeds, 3 of: LUCIR; BiC', '', '1 seed')
     """
+    if set(counts.values()) == {1}:
+        return "1 seed"
     several = {row: n for row, n in counts.items() if n > 1}
     if set(several.values()) <= {SEEDS}:
         return ""
@@ -66,10 +69,17 @@ def over(counts: Mapping[str, int]) -> str:
     return ", ".join([f"{most} seeds", *rest])
 
 
-def sources(served: Sequence[Sourced]) -> str:
+def said_once(shown: str, seeds: str) -> str:
+    """Return a table without the number of seeds in each cell, if all have one."""
+    return shown.replace(ONE_SEED, "") if seeds == "1 seed" else shown
+
+
+def with_sources(shown: str, served: Sequence[Sourced]) -> str:
+    """Return a table, and below it its files and numbers of seeds."""
     files = sorted({f"`results/{s.file}`" for s in served})
     seeds = over({s.entry.row: len(s.results) for s in served})
-    return f"From {', '.join(files)}." + f" {seeds}." * bool(seeds)
+    below = f"From {', '.join(files)}." + f" {seeds}." * bool(seeds)
+    return f"{said_once(shown, seeds)}\n\n{below}"
 
 
 def columns(experiment: str) -> list[str]:
@@ -97,7 +107,7 @@ def table(found: Collected, experiment: str, column: str, changed: Fields) -> st
         return ""
     lines = known(rows(served, named(experiment).scores))
     shown = tall(lines) if len(lines[0].cells) > WIDE else wide(lines)
-    return f"{shown}\n\n{sources(served)}"
+    return with_sources(shown, served)
 
 
 def wide(lines: Sequence[Row]) -> str:
@@ -153,7 +163,7 @@ def variants(found: Collected, file: str, scores: Sequence[str]) -> str:
         row = ", ".join([method_title(fields["method"]), *changed])
         served.append(Sourced(Entry(row, "", fields, "bn", paper), group.results, group.file))
     served.sort(key=lambda s: (order.get(s.entry.method, len(order)), s.entry.row))
-    return f"{wide(known(rows(served, scores or ['acc', 'fm'])))}\n\n{sources(served)}"
+    return with_sources(wide(known(rows(served, scores or ["acc", "fm"]))), served)
 
 
 # ---------------------------------------------------------------------- gains
@@ -194,7 +204,7 @@ def signed(one: Gap) -> str:
     ('+1.3 ± 0.4', '−1.3 (1 seed)')
     """
     half = "" if one.half is None else f" ± {one.half:.1f}"
-    return number(one.mean, sign=True) + half + " (1 seed)" * (one.seeds == 1)
+    return number(one.mean, sign=True) + half + ONE_SEED * (one.seeds == 1)
 
 
 def gains(found: Collected, experiment: str, column: str, changed: Fields) -> str:
@@ -208,7 +218,8 @@ def gains(found: Collected, experiment: str, column: str, changed: Fields) -> st
         texts = [signed(g) + test for g, test in zip(parts.values(), tests, strict=True)]
         body.append([row, *texts])
     seeds = over({row: parts["adaptors"].seeds for row, parts in pairs.items()})
-    return markdown(["", *GAINS.values()], body) + f"\n\n{seeds}." * bool(seeds)
+    shown = said_once(markdown(["", *GAINS.values()], body), seeds)
+    return shown + f"\n\n{seeds}." * bool(seeds)
 
 
 def gained(found: Collected, experiment: str, column: str, part: str, changed: Fields) -> str:
@@ -217,7 +228,9 @@ def gained(found: Collected, experiment: str, column: str, part: str, changed: F
         raise ValueError(unknown("gain", part, GAINS))
     pairs = paired(found.serve(experiment, column, changed))
     seeds = over({row: gaps[part].seeds for row, gaps in pairs.items()})
-    text = "; ".join(f"{row}: {signed(gaps[part])}" for row, gaps in pairs.items())
+    text = said_once(
+        "; ".join(f"{row}: {signed(gaps[part])}" for row, gaps in pairs.items()), seeds
+    )
     return text + f" ({seeds})" * bool(seeds) or NOTHING
 
 
