@@ -11,8 +11,8 @@ import torch
 
 from dualcba import Dataset
 from dualcba.experiments import Hardware, Result, Spec, make_specs, read_toml
+from dualcba.experiments.making import make_learner
 from dualcba.experiments.paper.catalogue import make_experiment
-from dualcba.experiments.run import make_learner
 from dualcba.options import PROTOCOLS, definitions, overridden
 from dualcba.report.commands import command
 from dualcba.report.gains import gains

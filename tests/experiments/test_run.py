@@ -18,7 +18,8 @@ import torch
 from dualcba import Dataset, load_dataset
 from dualcba.data import validation_split
 from dualcba.experiments import Hardware, Run, Spec, make_learner, run_all
-from dualcba.experiments.run import cost, make_label_mask, make_stream
+from dualcba.experiments.making import make_label_mask, make_stream
+from dualcba.experiments.run import cost
 
 CPU = Hardware(device="cpu")
 SCORES = ["acc", "fm", "fm_paper", "acc_auc", "acc_auc_last", "min_acc", "wc_acc", "bwt"]

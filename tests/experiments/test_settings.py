@@ -16,7 +16,7 @@ from PIL import Image
 from dualcba import Dataset, load_dataset
 from dualcba.data import batches
 from dualcba.experiments import SETTINGS, Hardware, Run, Spec, make_specs
-from dualcba.experiments.run import make_stream
+from dualcba.experiments.making import make_stream
 from dualcba.experiments.settings import (
     OFFLINE_EPOCHS,
     Setting,

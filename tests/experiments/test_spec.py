@@ -217,7 +217,7 @@ def test_options_and_tasks_from_a_file_are_checked():
     with pytest.raises(ValueError, match="options is 3, expected"):
         make_specs({"method_options": 3})
     from dualcba.data import load_dataset
-    from dualcba.experiments.run import make_stream
+    from dualcba.experiments.making import make_stream
 
     for field, value in (("tasks", [2.5, 3]), ("class_order", [0, 1, "x"])):
         with pytest.raises(ValueError, match=r"is .*expected"):

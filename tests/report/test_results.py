@@ -126,7 +126,7 @@ def test_the_classes_of_tasks(order: object, tasks: list[list[int]]) -> None:
 
 def test_a_shuffled_order_is_the_runs_own() -> None:
     from dualcba.data import load_dataset
-    from dualcba.experiments.run import make_stream
+    from dualcba.experiments.making import make_stream
 
     spec = Spec(class_order="shuffled", seed=3)
     stream = make_stream(spec, load_dataset("digits"))

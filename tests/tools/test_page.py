@@ -93,9 +93,7 @@ def test_another_reading_of_a_setting() -> None:
 
 def test_many_scores_stand_below_each_other() -> None:
     text = between(f'table per-task "{COLUMN}"', [group("a.json", "er", (21.0, 9.0), eval_every=5)])
-    assert text.startswith(
-        "| | ER, BN | paper |\n|---|---|---|\n| task 1 | 21.0 | 19.10 |"
-    )
+    assert text.startswith("| | ER, BN | paper |\n|---|---|---|\n| task 1 | 21.0 | 19.10 |")
     assert "| AUC | – | 21.41 |" in text
 
 

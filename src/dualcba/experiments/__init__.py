@@ -1,9 +1,10 @@
 """Specs, the runner, results, the run store and the paper's experiments."""
 
+from dualcba.experiments.making import make_learner
 from dualcba.experiments.matching import matches
 from dualcba.experiments.paper.catalogue import Entry, Experiment, experiments
 from dualcba.experiments.result import Result
-from dualcba.experiments.run import Run, make_learner
+from dualcba.experiments.run import Run
 from dualcba.experiments.scheduler import Load, Loader, check_all, run_all
 from dualcba.experiments.settings import SETTINGS
 from dualcba.experiments.spec import Spec, fields, make_specs, read_toml

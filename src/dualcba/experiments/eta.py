@@ -14,10 +14,11 @@ from typing import Any
 from dualcba.data import Dataset
 from dualcba.engine import Engine, resolve_device
 from dualcba.evaluation import Evaluator
-from dualcba.experiments.run import Run, device_name
+from dualcba.experiments.run import Run
 from dualcba.experiments.scheduler import Load, few_threads
 from dualcba.experiments.settings import parse_settings
 from dualcba.experiments.spec import Spec
+from dualcba.experiments.versions import device_name
 from dualcba.options import Hardware
 
 TEST_SAMPLES = 32  # per task, for the timing

@@ -11,8 +11,14 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from dualcba.data import Dataset
+from dualcba.experiments.making import (
+    Pass,
+    make_label_mask,
+    make_learner,
+    make_schedule,
+    make_stream,
+)
 from dualcba.experiments.result import identity
-from dualcba.experiments.run import Pass, make_label_mask, make_learner, make_schedule, make_stream
 from dualcba.experiments.spec import Spec
 from dualcba.learner import Learner
 from dualcba.options import Hardware, definitions

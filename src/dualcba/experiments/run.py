@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,57 +17,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualcba.adaptors.pretrained import load_agnostic
-from dualcba.data import (
-    Dataset,
-    Task,
-    batches,
-    blurry,
-    cycled,
-    disjoint,
-    gaussian,
-    i_blurry,
-    labelled,
-    long_tailed,
-    validation_split,
-)
+from dualcba.data import Dataset, Task, validation_split
 from dualcba.data.prefetch import fits_on_device, prefetch_batches
 from dualcba.engine import resolve_device
-from dualcba.errors import expected
 from dualcba.evaluation import ANYTIME, RECORDERS, Clock, Evaluator, Scoring
-from dualcba.experiments.merging import merged_rows, with_exemplars
-from dualcba.experiments.provenance import by_protocol, held_out
+from dualcba.experiments.making import (
+    Indices,
+    joined,
+    make_label_mask,
+    make_learner,
+    make_schedule,
+    make_stream,
+)
+from dualcba.experiments.merging import with_exemplars
+from dualcba.experiments.provenance import provenance
 from dualcba.experiments.real_time import events, parted, trained_batches
+from dualcba.experiments.relative_cost import count_relative_cost
 from dualcba.experiments.result import SCHEMA
 from dualcba.experiments.settings import learning_rate, parse_settings
 from dualcba.experiments.spec import Spec
+from dualcba.experiments.versions import versions
 from dualcba.learner import Learner
-from dualcba.methods import Method, parse_method
-from dualcba.methods.fixmatch import FixMatch
-from dualcba.nets import make_network
-from dualcba.normalization.layers import convert_normalization
-from dualcba.options import Hardware, TrainingOptions, definitions
-from dualcba.randomness import first_weights, generator
+from dualcba.methods import parse_method
+from dualcba.options import Hardware
 
 AGNOSTIC = "agnostic.safetensors"
 
-Indices = NDArray[np.int64]
 Arrivals = Iterator[tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True, eq=False)
-class Pass:
-    """One pass over a task: the rows of each batch, (steps, n)."""
-
-    rows: Indices
-    storable: NDArray[np.bool_] | None = None
-    """(steps, n) the samples that may enter the memory; None for all."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def first(self, steps: int) -> Pass:
-        """Return a pass with the first `steps` batches only."""
-        return Pass(self.rows[:steps], None if self.storable is None else self.storable[:steps])
 
 
 @dataclass
@@ -99,8 +74,6 @@ class Run:
         self.agnostic_provenance = source and load_agnostic(source, kind).provenance
         self.relative_cost = spec.relative_cost
         if spec.real_time and spec.relative_cost is None:
-            from dualcba.experiments.relative_cost import count_relative_cost  # it uses this module
-
             self.relative_cost = count_relative_cost(spec, self.data, self.hardware)
         self.clock = None if self.relative_cost is None else Clock()
         self.stream = make_stream(spec, self.data)
@@ -337,10 +310,8 @@ class Run:
 
     def provenance(self) -> dict[str, Any]:
         """Return the origin of ν, to be stored with it."""
-        shown = ("dataset", "setting", "method", "specific", "buffer", "seed", "tasks")
         made_by = versions(self.learner)["dualcba"]
-        found = {name: getattr(self.spec, name) for name in shown}
-        return found | held_out(self.spec) | by_protocol(self.spec) | {"dualcba": made_by}
+        return provenance(self.spec, self.spec.seed) | {"dualcba": made_by}
 
     def _clocked(self, batches: Arrivals) -> Arrivals:
         """Count the time until a batch is there as training; on CUDA a full queue waits here."""
@@ -358,130 +329,6 @@ class Run:
         start = time.perf_counter()
         yield
         self.seconds[what] += time.perf_counter() - start
-
-
-def joined(passes: Sequence[Pass]) -> Pass:
-    """Return one pass after another as one pass."""
-    masks = [one.storable for one in passes if one.storable is not None]
-    rows = np.concatenate([one.rows for one in passes])
-    return Pass(rows, np.concatenate(masks) if masks else None)
-
-
-def make_stream(spec: Spec, data: Dataset) -> list[Task]:
-    """Return the tasks of a spec, with the training samples as the setting arranges them."""
-    order = spec.class_order
-    if isinstance(order, str):
-        rng = generator(spec.seed, "classes")
-        order = rng.permutation(data.num_classes).tolist() if order == "shuffled" else None
-    stream = disjoint(data, spec.tasks, order)
-    settings, labels = parse_settings(spec.setting), data.train_y.numpy()
-    if tail := settings.get("longtail"):
-        stream = long_tailed(stream, labels, tail.value, generator(spec.seed, "longtail"))
-    if one := settings.get("blurry"):
-        return blurry(stream, one.value, generator(spec.seed, "blurry"))
-    if one := settings.get("i-blurry"):
-        rng = generator(spec.seed, "i-blurry")
-        return i_blurry(stream, labels, one.value, one.second, rng)
-    if one := settings.get("gaussian"):
-        return gaussian(stream, labels, one.value, generator(spec.seed, "gaussian"))
-    return stream
-
-
-def make_label_mask(
-    spec: Spec, data: Dataset, stream: Sequence[Task] | None = None
-) -> NDArray[np.bool_] | None:
-    """Return the mask of training samples with a label; None if all have one.
-
-    On a long-tailed stream the labels are those of samples that it has.
-    """
-    settings = parse_settings(spec.setting)
-    if "semi" not in settings:
-        return None
-    tail = stream is not None and "longtail" in settings
-    among = np.concatenate([task.train for task in stream or ()]) if tail else None
-    return labelled(data, settings["semi"].value, generator(spec.seed, "labels"), among)
-
-
-def make_schedule(
-    spec: Spec, stream: Sequence[Task], has_label: NDArray[np.bool_] | None, data: Dataset
-) -> list[list[Pass]]:
-    """Return the passes over each task."""
-    rng = generator(spec.seed, "order")
-    method = parse_method(spec.method)[0](**spec.method_options)
-    if method.merge:
-        return _merged_schedule(spec, stream, data, method, rng)
-
-    def one(task: Task) -> Pass:
-        if has_label is not None and spec.labelled_batches == "cycled":
-            every = spec.unlabelled_samples == "all"
-            rows, first = cycled(task, has_label, spec.batch_size, rng, every=every)
-            return Pass(rows, has_label[rows] & first)
-        rows = batches(task, spec.batch_size, rng)
-        return Pass(rows, None if has_label is None else has_label[rows])
-
-    return [[one(task) for _ in range(spec.epochs)] for task in stream]
-
-
-def _merged_schedule(
-    spec: Spec, stream: Sequence[Task], data: Dataset, method: Method, rng: np.random.Generator
-) -> list[list[Pass]]:
-    """Return the passes over each task and the exemplars of earlier tasks."""
-    if spec.boundaries != "given":
-        wanted = "'given': exemplars are mixed into a task when it begins"
-        raise ValueError(expected("boundaries", spec.boundaries, wanted))
-    schedule = merged_rows(
-        stream, data.train_y.numpy(), data.num_classes, batch_size=spec.batch_size,
-        epochs=spec.epochs, size=spec.buffer, held_out=getattr(method, "held_out", 0), rng=rng,
-    )  # fmt: skip
-    return [[Pass(rows, rows < len(data.train_y)) for rows in passes] for passes in schedule]
-
-
-def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
-    """Make the learner of a spec."""
-    with first_weights(spec.seed):
-        network = make_network(spec.network, data.input_shape, data.num_classes)
-        network = convert_normalization(network, spec.norm)
-    base, kind = parse_method(spec.method)
-    method = base(**spec.method_options)
-    if "semi" in parse_settings(spec.setting):
-        first = spec.batch_size if spec.labelled_batches == "cycled" else 0
-        every, adapted = spec.unlabelled_samples == "all", spec.pseudo_labels != "raw"
-        method = FixMatch(method, labelled=first, every=every, adapted=adapted)
-    shared = {name: getattr(spec, name) for name in definitions(TrainingOptions)}
-    raw = data if spec.pixels == "normalised" else replace(data, mean=[0.0], std=[1.0])
-    return Learner(
-        network,
-        data.input_shape,
-        data.num_classes,
-        **shared | {"method_options": None, "method": method, "adaptor": kind},
-        transform=raw.transform(),
-        dtype=data.train_x.dtype,
-        device=hardware.device,
-        engine=hardware.engine,
-        precision=hardware.precision,
-        ibn_refresh="full",  # predictions of a run are those that it is scored by
-    )
-
-
-def versions(learner: Learner) -> dict[str, str]:
-    """Return the versions of the software, and the hardware, that computed a result."""
-    import dualcba
-
-    return {
-        "dualcba": dualcba.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "device": device_name(learner.device),
-        "engine": type(learner.parts.engine).__name__.lower(),
-        "precision": "bf16" if learner.parts.precision.bf16 else "fp32",
-    }
-
-
-def device_name(device: torch.device) -> str:
-    """Return the name of a device in a result."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return f"{device.type} ({name})"
 
 
 def cost(learner: Learner, held: int | None = None) -> dict[str, int | None]:

@@ -13,13 +13,13 @@ from dualcba.data import Dataset, load_dataset, validation_split
 from dualcba.data.dataset import DataOrigin
 from dualcba.engine.threads import threads_for
 from dualcba.errors import at_least
-from dualcba.experiments.run import (
-    Run,
+from dualcba.experiments.making import (
     make_label_mask,
     make_learner,
     make_schedule,
     make_stream,
 )
+from dualcba.experiments.run import Run
 from dualcba.experiments.settings import parse_settings
 from dualcba.experiments.spec import Spec
 from dualcba.options import Hardware

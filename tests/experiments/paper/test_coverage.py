@@ -269,7 +269,7 @@ def test_the_pace_of_a_stream_of_few_steps(images: Dataset) -> None:
 
 def test_finished_runs_of_the_same_kind_tell_how_long(tmp_path: Path) -> None:
     from dualcba.engine import resolve_device
-    from dualcba.experiments.run import device_name
+    from dualcba.experiments.versions import device_name
 
     done = finished(tmp_path, method="er", dataset="cifar10", buffer=500).to_dict()
     done |= {"versions": {"device": device_name(resolve_device("cpu"))}, "seconds": {"total": 40.0}}
