@@ -148,7 +148,7 @@ def _changed(entry: Entry, fields: Mapping[str, Any]) -> dict[str, Any]:
     own, ignored = entry.fields, (*SCORING, "seed", "agnostic_from", "method_options")
     changed = {k: v for k, v in fields.items() if k not in ignored and v != own.get(k)}
     usual, options = own.get("method_options") or {}, fields.get("method_options") or {}
-    given = {**{k: "default" for k in usual}, **options}
+    given = {**dict.fromkeys(usual, "default"), **options}
     return changed | {k: v for k, v in given.items() if v != usual.get(k)}
 
 
