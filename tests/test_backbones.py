@@ -290,5 +290,7 @@ def test_a_transform_of_tokens_is_refused() -> None:
     for given in (Transform([0.5], [1.0]), Transform([0.0], [1.0], flip=True)):
         with pytest.raises(ValueError, match="a transform was given, expected none for whole"):
             BACKBONES["tokens"].learner("er", transform=given)
-    with pytest.raises(ValueError, match="augmentation is 'full', expected 'none' or 'partial'"):
-        BACKBONES["dict"].learner("er", augmentation="full")
+    for name in ("full", "strong"):
+        wanted = f"augmentation is '{name}', expected 'none' or 'partial'"
+        with pytest.raises(ValueError, match=wanted):
+            BACKBONES["dict"].learner("er", augmentation=name)

@@ -20,14 +20,17 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
     >>> unknown("method", "er-dualcba", ["er", "er-cba", "er-dual-cba"])
     "unknown method 'er-dualcba', did you mean 'er-dual-cba'? (known: er, er-cba, er-dual-cba)"
+    >>> unknown("column", "x", ["a, M = 200", "a, M = 500"])
+    "unknown column 'x' (known: a, M = 200; a, M = 500)"
     """
     names = list(known)
+    between = "; " if any("," in one for one in names) else ", "
     near = nearest(name, names)
     hint = f", did you mean {near!r}?" if near else ""
     if len(names) <= MOST_NAMES:
-        return f"unknown {what} {shown(name)}{hint} (known: {', '.join(names)})"
+        return f"unknown {what} {shown(name)}{hint} (known: {between.join(names)})"
     like = difflib.get_close_matches(str(name), names, n=SOME_NAMES, cutoff=0.5)
-    some = ", ".join(list(dict.fromkeys([*like, *names]))[:SOME_NAMES])
+    some = between.join(list(dict.fromkeys([*like, *names]))[:SOME_NAMES])
     return f"unknown {what} {shown(name)}{hint} ({len(names)} are known, such as {some})"
 
 

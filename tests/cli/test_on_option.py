@@ -72,5 +72,5 @@ def test_a_run_by_the_local_executor(dualcba: Run) -> None:
     pytest.importorskip("submitit")
     got = dualcba("run", *SHORT, "--on", "slurm", "--slurm", "cluster=local")
     assert got.code == 0
-    assert "1 results in x" in got.out
+    assert "1 result in x" in got.out
     assert len(read_results(got.folder / "x")) == 1

@@ -76,7 +76,7 @@ def test_a_dataset_whose_path_has_brackets(dualcba: Any, tmp_path: Path, folder:
     np.savez(path, x=x, y=y)
     done = dualcba("run", "--dataset", path, *SHORT, "--out", tmp_path / "out[/x]")
     assert done.code == 0, done.err
-    assert "1 results in" in done.out
+    assert "1 result in" in done.out
     if "\n" not in folder:
         assert f"{folder}/own]" in "".join(line.strip() for line in done.out.splitlines())
     assert dualcba("report", tmp_path / "out[/x]").code == 0

@@ -35,3 +35,9 @@ def test_beside_other_methods() -> None:
 
 def test_no_recipe_has_the_name_of_a_method() -> None:
     assert not RECIPES.keys() & set(method_names())
+
+
+def test_a_misspelt_recipe_is_found() -> None:
+    for call in (lambda: Spec(method="bset"), lambda: make_specs({"method": "er,bset"})):
+        with pytest.raises(ValueError, match="unknown method 'bset', did you mean 'best'"):
+            call()

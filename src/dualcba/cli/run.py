@@ -49,7 +49,7 @@ from dualcba.options import (
 )
 from dualcba.options.values import mapping
 from dualcba.report import summary
-from dualcba.report.names import check_scores
+from dualcba.report.names import check_scores, count
 from dualcba.report.sweeps import Trial, best_data, best_lines, sweep_table, trials
 from dualcba.report.tables.terminal import rich_table, wide_console
 from dualcba.report.trackers import check_installed
@@ -183,7 +183,7 @@ def _print(
             console.print(rich_table(sweep_table(found, sweep)))
             for line in best_lines(found, sweep):
                 typer.echo(line)
-        typer.echo(f"{len(results)} results in {out}")
+        typer.echo(f"{count(len(results), 'result')} in {out}")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 from dualcba.data import DATASETS
 from dualcba.errors import at_least, expected, unknown
-from dualcba.experiments.recipes import follow_recipe, recipe_method
+from dualcba.experiments.recipes import RECIPES, follow_recipe, recipe_method
 from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_settings
 from dualcba.io import user_path
 from dualcba.methods import METHODS, check_options, parse_method
@@ -100,7 +100,7 @@ class Spec(RunOptions):
     @property
     def adaptor(self) -> str | None:
         """The kind of bias adaptor that the method's name ends with, if any."""
-        return parse_method(self.method)[1]
+        return parse_method(self.method, also=RECIPES)[1]
 
     @property
     def num_tasks(self) -> int:
@@ -255,7 +255,7 @@ def _method_list(given: Any) -> list[str]:
 
 def _fitting(given: Mapping[str, Any], method: str, methods: list[str]) -> dict[str, Any]:
     """Leave out options that only another of the methods has."""
-    kinds = {parse_method(recipe_method(m))[1] for m in methods}
+    kinds = {parse_method(recipe_method(m), also=RECIPES)[1] for m in methods}
     own = parse_method(recipe_method(method))[1]
 
     def fits(name: str) -> bool:

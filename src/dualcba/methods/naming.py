@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dualcba.errors import unknown
 from dualcba.methods.base import Method
 from dualcba.methods.registry import METHODS, SUFFIXES, WRAPPERS, load_entry_points
@@ -27,8 +29,10 @@ def _with_suffixes(base: str, method: type[Method]) -> list[str]:
     return [base, *(f"{base}-{suffix}" for suffix in SUFFIXES if method.adaptable)]
 
 
-def parse_method(name: str) -> tuple[type[Method], str | None]:
+def parse_method(name: str, also: Iterable[str] = ()) -> tuple[type[Method], str | None]:
     """Return the base method and the kind of adaptor (or None) of a method name.
+
+    The error for an unknown name offers the names in `also` as well.
 
     >>> parse_method("er-dual-cba")
     (<class 'dualcba.methods.er.ER'>, 'dual-cba')
@@ -39,7 +43,7 @@ def parse_method(name: str) -> tuple[type[Method], str | None]:
     base, suffix = _split(name)
     method = _find(base)
     if method is None:
-        raise ValueError(unknown("method", name, method_names()))
+        raise ValueError(unknown("method", name, [*method_names(), *also]))
     if suffix is not None and not method.adaptable:
         raise ValueError(
             f"the method {name!r} does not exist, expected {base!r}: "

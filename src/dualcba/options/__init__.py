@@ -529,8 +529,11 @@ class RunCommand(RunOptions, ExecutionOptions, OutputOptions):
         repeatable=True, accept=words,
     )  # fmt: skip
     out: Path | None = option(
-        None, "folder for the results; by default a new one below ./runs", OUTPUT, accept=path
-    )
+        None,
+        "folder for the results; by default a new one below ./runs, runs/NAME with NAME.toml, and "
+        "runs/demo without any option",
+        OUTPUT, accept=path,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

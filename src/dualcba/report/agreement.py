@@ -141,11 +141,15 @@ def _keeps(entry: Entry, fields: Mapping[str, Any]) -> bool:
 
 
 def _changed(entry: Entry, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields in which a run differs from an entry; options of the method by name."""
+    """Return the fields in which a run differs from an entry; options of the method by name.
+
+    An option that only the entry gives has its default in the run.
+    """
     own, ignored = entry.fields, (*SCORING, "seed", "agnostic_from", "method_options")
     changed = {k: v for k, v in fields.items() if k not in ignored and v != own.get(k)}
     usual, options = own.get("method_options") or {}, fields.get("method_options") or {}
-    return changed | {k: v for k, v in options.items() if v != usual.get(k)}
+    given = {**dict.fromkeys(usual, "default"), **options}
+    return changed | {k: v for k, v in given.items() if v != usual.get(k)}
 
 
 def _text(value: object) -> str:

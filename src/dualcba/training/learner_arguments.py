@@ -129,7 +129,9 @@ class LearnerArguments(TrainingOptions):
         low=2,
     )
     ibn: bool | None = option(
-        None, "whether predictions use IBN statistics; by default with Dual-CBA", EVALUATION
+        None,
+        "whether predictions use IBN statistics; by default with Dual-CBA and Balanced-CBA",
+        EVALUATION,
     )
     ibn_refresh: IBNRefresh = option(
         "parts",
@@ -306,7 +308,7 @@ def _check_unchanged(transform: Transform, augmentation: str, base: Method) -> N
     plain = bool((transform.scale == 1).all() and (transform.shift == 0).all())
     if transform.random or not plain:
         raise ValueError(f"a transform was given, expected none for {what}")
-    if augmentation == "full":
+    if augmentation in ("full", "strong"):
         raise ValueError(expected("augmentation", augmentation, f"'none' or 'partial' for {what}"))
     _check_views(base, what)
 
