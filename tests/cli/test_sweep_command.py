@@ -59,3 +59,11 @@ def test_mistakes_are_one_line_and_nothing_is_written(dualcba: Run, tmp_path: Pa
         assert (got.code, got.out, got.files) == (2, "", [])
         assert says in got.err
         assert got.err.count("\n") == 1
+
+
+def test_a_name_that_is_given_twice_is_refused(dualcba: Run) -> None:
+    got = dualcba("run", "--method", "er", "--sweep", "lr=0.1", "--sweep", "lr=0.2")
+    assert got.code == 2
+    assert "--sweep lr is given twice, expected each name once" in got.err
+    got = dualcba("run", "--method", "derpp", "--option", "alpha=0.1", "--option", "alpha=0.9")
+    assert "--option alpha is given twice, expected each name once" in got.err

@@ -299,6 +299,19 @@ def test_transform_without_a_crop_still_flips() -> None:
     assert torch.equal(both.augment(x, params), x.flip(3))
 
 
+def test_transform_after_another_one() -> None:
+    first = RandAugmentTransform(Transform([0.5], [0.5], pad=2, flip=True), RandAugment(2))
+    both = RandAugmentTransform(first, RandAugment(cutout=True), flip=False)
+    x = torch.from_numpy(pictures((8, 8)))
+    params = torch.from_numpy(both.draw(np.random.default_rng(0), len(x)))
+    assert params.shape == (5, both.columns) == (5, 8)
+    assert set(params[:, 2].tolist()) == {0}  # no flip, nor of the first
+    once = first.augment(x, params[:, :5])
+    assert torch.equal(both.augment(x, params), both.randaugment(once, params[:, 5:]))
+    assert first.flip
+    assert first.base.flip
+
+
 def test_nothing_is_read_back_from_the_device() -> None:
     augment = RandAugment(operations=2, cutout=True)
     x = torch.from_numpy(pictures((8, 8)))

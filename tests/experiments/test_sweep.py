@@ -59,6 +59,23 @@ def test_options_of_the_method_itself() -> None:
     ]  # fmt: skip
 
 
+def test_options_that_only_one_of_the_methods_has() -> None:
+    sweep = read_sweep({"method_options.alpha": [0.1, 0.5]})
+    specs = sweep_specs(sweep, {"method": ["er", "derpp-cba"], "method_options": {"beta": 1.0}})
+    assert [(s.method, s.method_options) for s in specs] == [
+        ("er", {}), ("derpp-cba", {"beta": 1.0, "alpha": 0.1}),
+        ("derpp-cba", {"beta": 1.0, "alpha": 0.5}),
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="the method 'er' has no option 'alhpa', expected none"):
+        sweep_specs(read_sweep({"method_options.alhpa": [1]}), {"method": ["er", "derpp"]})
+
+
+def test_points_with_one_name_are_all_run(monkeypatch: Any) -> None:
+    monkeypatch.setattr("dualcba.experiments.spec.DIGITS", 1)
+    specs = sweep_specs(read_sweep({"lr": [k / 100 for k in range(1, 21)]}), {"method": "er"})
+    assert len(specs) == 20 > len({s.name for s in specs})
+
+
 def test_ranges_are_drawn_by_the_seed_and_crossed_with_lists() -> None:
     sweep = read_sweep(
         {"buffer": [20, 50], "lr": LR, "outer_every": {"low": 1, "high": 9}, "samples": 30}
@@ -93,8 +110,8 @@ def test_samples_of_a_grid_are_different_points_of_it() -> None:
         ({}, "the sweep is empty, expected at least one option with values"),
         ({"samples": 3}, "the sweep is empty"),
         ({"bufer": [1]}, "unknown option of the sweep 'bufer', did you mean 'buffer'?"),
-        ({"seed": [1]}, "unknown option of the sweep 'seed'"),
-        ({"validation": [0.1]}, "unknown option of the sweep 'validation'"),
+        ({"seed": [1]}, "seed is in the sweep, expected the option --seed beside it"),
+        ({"validation": [0.1]}, "validation is in the sweep, expected the option --validation"),
         ({"method_options.": [1]}, "unknown option of the sweep"),
         ({"buffer": []}, "buffer is [], expected at least one value"),
         ({"buffer": [20, 0]}, "buffer is 0, expected a whole number of at least 1"),

@@ -140,6 +140,15 @@ def test_a_shuffled_order_is_the_runs_own() -> None:
         {"method": "er-dual-cba", "agnostic": True, "specific": "none", "ibn_augment": False},
         {"method": "er", "tasks": [2, 3, 5], "lr": 0.1, "class_order": list(range(9, -1, -1))},
         {"method": "lucir", "method_options": {"scale": 10}, "buffer": 50},
+        {"method": "er", "optimizer": "adam", "lr": 0.03},  # not the rate of Adam
+        {"method": "er", "optimizer": "adam"},
+        {"method": "er-dual-cba", "agnostic_from": "pretrained", "specific": "single"},
+        {"method": "er", "record": ["prequential", "predictions"]},
+        {"method": "er", "tasks": [[0, 1], [2, 3]]},
+        {"method": "er", "tasks": [10]},
+        {"method": "er", "head": "cosine", "head_scale": 5.0},
+        {"method": "er-cba", "protocol": "p10", "augmentation": "partial", "optimizer": "sgd"},
+        {"method": "best", "augmentation": "strong"},
     ],
 )
 def test_the_command_makes_the_same_specs(given: dict[str, Any], monkeypatch: Any) -> None:

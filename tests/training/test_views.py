@@ -156,6 +156,14 @@ def test_fixmatch_adds_its_strong_view_to_the_full_augmentation(
     assert strong.draw(np.random.default_rng(0), 3).shape == (3, FullAugmentation.columns + 4)
 
 
+@pytest.mark.parametrize("method", ["rar", "gsa", FixMatch(ER())])
+def test_the_strong_augmentation_before_that_of_a_method(
+    method: Any, make_learner: Make, teach: Make
+) -> None:
+    own = {"method_options": {"own": 4, "balanced": 8}} if method == "gsa" else {}
+    assert teach(make_learner(method, augmentation="strong", **own)).step > 0
+
+
 def test_full_is_refused_for_vectors(vectors: Make) -> None:
     wanted = r"augmentation is 'full' for torch.float32 samples of shape \(5,\), expected 'none' or"
     with pytest.raises(ValueError, match=wanted):

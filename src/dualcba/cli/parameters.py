@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -85,8 +85,18 @@ def _value(option: Option, given: Any) -> Any:
     if not option.repeatable:
         return option.parse(given) if option.parse is not None else given
     if option.parse is not None:
-        return dict(map(option.parse, given))
+        return _once(option.flag or option.name, map(option.parse, given))
     return [word for text in given for word in text.split(",")]
+
+
+def _once(flag: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return names and values as a mapping; raise if a name is given twice."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"--{flag} {name} is given twice, expected each name once")
+        found[name] = value
+    return found
 
 
 def _parameter(option: Option) -> inspect.Parameter:

@@ -43,11 +43,13 @@ def choose_augmentation(
 
 
 def _check_samples(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    channels = "3" if name == "full" else "channels"
-    if len(shape) != 3 or dtype != torch.uint8 or (name == "full" and shape[0] != 3):
+    images = len(shape) == 3 and dtype == torch.uint8
+    if not images or (name == "full" and shape[0] != 3):
         given = f"{name!r} for {dtype} samples of shape {shape}"
-        wanted = f"'none' or 'partial' unless samples are torch.uint8 of shape ({channels}, height"
-        raise ValueError(f"augmentation is {given}, expected {wanted}, width)")
+        others = "'none', 'partial' or 'strong'" if images else "'none' or 'partial'"
+        channels = "3" if name == "full" else "channels"
+        wanted = f"{others} unless samples are torch.uint8 of shape ({channels}, height, width)"
+        raise ValueError(f"augmentation is {given}, expected {wanted}")
 
 
 def plain(transform: Transform) -> Transform:

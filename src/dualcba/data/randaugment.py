@@ -82,6 +82,11 @@ class RandAugment:
         if operations < 1:
             raise ValueError(expected("operations", operations, "at least 1"))
 
+    @property
+    def columns(self) -> int:
+        """The number of parameters of each image."""
+        return self.operations + 2 * self.cutout
+
     def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
         """Draw the parameters of n images.
 
@@ -89,7 +94,7 @@ class RandAugment:
         where the last two columns are the centre of the square.
         """
         high = [len(self.magnitudes) * len(OPERATIONS) * 2] * self.operations
-        return rng.integers(0, high + [UNIT] * (2 * self.cutout), (n, len(high) + 2 * self.cutout))
+        return rng.integers(0, high + [UNIT] * (2 * self.cutout), (n, self.columns))
 
     def row(self, operation: str, sign: int = 1, magnitude: int | None = None) -> int:
         """Return the row number of an operation; `sign` is 1 or −1."""
@@ -134,9 +139,13 @@ class RandAugmentTransform(Transform):
         super().__init__([0.0], [1.0], pad=base.pad, flip=base.flip and flip)
         self.scale, self.shift = base.scale, base.shift
         self.shape, self.dtype = base.shape, base.dtype
-        self.base = copy.copy(base)
-        self.base.flip = self.flip
+        if isinstance(base, RandAugmentTransform):
+            self.base: Transform = RandAugmentTransform(base.base, base.randaugment, flip=flip)
+        else:
+            self.base = copy.copy(base)
+            self.base.flip = self.flip
         self.randaugment = randaugment
+        self.columns = base.columns + randaugment.columns
 
     @property
     def random(self) -> bool:

@@ -121,6 +121,7 @@ class Mirrored(Transform):
     def __init__(self, base: Transform) -> None:
         super().__init__([0.0], [1.0])
         self.base = base
+        self.columns = base.columns
         self.scale, self.shift = base.scale, base.shift
 
     @property

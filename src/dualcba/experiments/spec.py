@@ -15,7 +15,7 @@ from dualcba.errors import at_least, expected, unknown
 from dualcba.experiments.recipes import RECIPES, follow_recipe, recipe_method
 from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_settings
 from dualcba.io import user_path
-from dualcba.methods import METHODS, check_options, parse_method
+from dualcba.methods import METHODS, check_options, option_names, parse_method
 from dualcba.methods.files import check_imported, imported_for
 from dualcba.options import (
     DATASET_DEFAULTS,
@@ -32,6 +32,9 @@ from dualcba.options import (
     protocol_defaults,
 )
 from dualcba.parsing import parse_toml
+
+DIGITS = 10
+"""The digits of the digest in a run's name: of 10,000 runs, two share one with p = 0.00005."""
 
 SEMI = {"labelled_batches": "mixed", "unlabelled_samples": "rest", "pseudo_labels": "adapted"}
 """The options of semi-supervised settings alone, with their defaults."""
@@ -121,7 +124,7 @@ class Spec(RunOptions):
         if named and self == Spec(**shown):
             return name
         content = json.dumps(content_of(self.to_dict()) | {"seed": None}, sort_keys=True)
-        return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
+        return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:DIGITS]}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, as JSON takes them; `imports` only if there are any."""
@@ -254,7 +257,7 @@ def _method_list(given: Any) -> list[str]:
 
 
 def _fitting(given: Mapping[str, Any], method: str, methods: list[str]) -> dict[str, Any]:
-    """Leave out options that only another of the methods has."""
+    """Leave out options that only another of the methods has, of adaptors and of methods."""
     kinds = {parse_method(recipe_method(m), also=RECIPES)[1] for m in methods}
     own = parse_method(recipe_method(method))[1]
 
@@ -262,7 +265,13 @@ def _fitting(given: Mapping[str, Any], method: str, methods: list[str]) -> dict[
         adaptors = definitions(Spec)[name].adaptors
         return not adaptors or own in adaptors or not kinds.intersection(adaptors)
 
-    return {name: value for name, value in given.items() if fits(name)}
+    found = {name: value for name, value in given.items() if fits(name)}
+    options = found.get("method_options")
+    if len(methods) > 1 and isinstance(options, Mapping):
+        has = {m: set(option_names(recipe_method(m))) for m in methods}
+        others = set().union(*has.values()) - has[method]
+        found["method_options"] = {k: v for k, v in options.items() if k not in others}
+    return found
 
 
 def read_toml(path: Path) -> dict[str, Any]:

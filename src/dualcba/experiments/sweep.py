@@ -8,6 +8,7 @@ range, `samples` is the number of combinations that are drawn from the grid.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +27,9 @@ SWEPT_SCORES = ("acc", "fm", "acc_auc", "acc_auc_last", "min_acc", "wc_acc", "bw
 LOWER_IS_BETTER = ("fm",)
 METHOD_OPTION = "method_options."
 RESERVED = ("samples", "score", "statistics")
+
+BESIDE = ("seed", "seeds", "validation")
+"""Options of all runs of a sweep."""
 
 Point = dict[str, Any]
 """A value for each option that varies."""
@@ -110,7 +114,7 @@ def sweep_specs(sweep: Sweep, options: Mapping[str, Any]) -> list[Spec]:
     seed = given.get("seed", 0)
     at_least(0, seed=seed)
     found = [s for point in sweep.points(seed) for s in make_specs(_with(given, point))]
-    return list({spec.name: spec for spec in found}.values())
+    return list({json.dumps(spec.to_dict(), sort_keys=True): spec for spec in found}.values())
 
 
 def _with(given: Mapping[str, Any], point: Point) -> dict[str, Any]:
@@ -163,7 +167,9 @@ def read_sweep(table: Mapping[str, Any]) -> Sweep:
 def _check_name(name: str) -> None:
     if name.startswith(METHOD_OPTION) and name != METHOD_OPTION:
         return
-    known = [field for field in fields() if field not in ("seed", "validation", "method_options")]
+    if name in BESIDE:
+        raise ValueError(f"{name} is in the sweep, expected the option --{name} beside it")
+    known = [field for field in fields() if field not in (*BESIDE, "method_options")]
     if name not in known:
         raise ValueError(unknown("option of the sweep", name, [*known, f"{METHOD_OPTION}NAME"]))
 

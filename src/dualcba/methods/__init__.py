@@ -2,7 +2,7 @@
 
 from dualcba.methods.base import Context, Method, viewed
 from dualcba.methods.naming import method_names, parse_method
-from dualcba.methods.options import check_options
+from dualcba.methods.options import check_options, option_names
 from dualcba.methods.registry import METHODS, SUFFIXES, WRAPPERS, register
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Method",
     "check_options",
     "method_names",
+    "option_names",
     "parse_method",
     "register",
     "viewed",

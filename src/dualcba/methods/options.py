@@ -10,6 +10,16 @@ from dualcba.errors import expected
 from dualcba.methods.naming import parse_method
 
 
+def option_names(name: str) -> list[str]:
+    """Return the names of the options of the method of that name.
+
+    >>> option_names("derpp-cba"), option_names("er")
+    (['alpha', 'beta'], [])
+    """
+    parameters = inspect.signature(parse_method(name)[0].__init__).parameters
+    return [p for p in parameters if p not in ("self", "args", "kwargs")]
+
+
 def check_options(name: str, options: Mapping[str, object]) -> None:
     """Raise unless the method of that name accepts these options.
 
@@ -19,8 +29,7 @@ def check_options(name: str, options: Mapping[str, object]) -> None:
     ValueError: the method 'er' has no option 'alpha', expected none
     """
     base, _ = parse_method(name)
-    parameters = inspect.signature(base.__init__).parameters
-    known = [p for p in parameters if p not in ("self", "args", "kwargs")]
+    parameters, known = inspect.signature(base.__init__).parameters, option_names(name)
     for option, value in options.items():
         if option not in known:
             wanted = f"one of {', '.join(known)}" if known else "none"

@@ -20,13 +20,15 @@ RecorderName = Literal[
 TrackerName = Literal["tensorboard", "mlflow", "wandb", "trackio"]
 
 
-def numbers(text: str) -> int | list[int] | str:
-    """Read one whole number, several separated by commas, or any other word as it stands.
+def numbers(text: str) -> int | list[Any] | str:
+    """Read a whole number, several separated by commas, a list in brackets, or any other word.
 
-    >>> numbers("5"), numbers("2,3"), numbers("shuffled")
-    (5, [2, 3], 'shuffled')
+    >>> numbers("5"), numbers("2,3"), numbers("[[0, 1], [2]]"), numbers("shuffled")
+    (5, [2, 3], [[0, 1], [2]], 'shuffled')
     """
     try:
+        if text.startswith("["):
+            return list(parse_json(text))
         values = [int(part) for part in text.split(",")]
     except ValueError:
         return text

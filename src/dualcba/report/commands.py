@@ -13,6 +13,13 @@ from dualcba.report.comparison import Served
 from dualcba.report.results import usual
 
 
+FIRST = ("method", "dataset", "setting", "protocol", "optimizer", "head", "agnostic_from")
+"""The fields that defaults of others depend on."""
+
+ALWAYS = {"setting": "online", "protocol": "paper", "imports": None}
+"""What these fields are where they are not given."""
+
+
 def repeat(served: Served) -> str:
     """Return the call of `dualcba run` that repeats a group of runs.
 
@@ -34,13 +41,12 @@ def command(fields: Fields, seeds: Sequence[int]) -> str:
     >>> command(Spec(method="er", setting="blurry-10", protocol="p10").to_dict(), [0])
     'dualcba run --method er --dataset digits --setting blurry-10 --protocol p10'
     """
-    first = ("method", "dataset", "setting", "protocol")  # others depend on them
-    always = {"setting": "online", "protocol": "paper", "imports": None}
-    plain = {**usual(fields, first), **always}
+    before = usual(fields, FIRST[:4])  # what the first fields are if only those four are given
+    plain = {**usual(fields, FIRST), **{name: before.get(name) for name in FIRST[4:]}, **ALWAYS}
     words = ["dualcba", "run"]
-    for name in (*first, *(k for k in fields if k not in (*first, "seed"))):
+    for name in (*FIRST, *(k for k in fields if k not in (*FIRST, "seed"))):
         value = fields.get(name)
-        if name in first[:2] or (value is not None and value != plain.get(name)):
+        if name in FIRST[:2] or (value is not None and value != plain.get(name)):
             words += _option(name, value)
     runs = list(seeds)
     if runs != list(range(len(runs))):
@@ -59,6 +65,7 @@ def _option(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
     if isinstance(value, list | tuple):
-        flat = all(isinstance(v, int) for v in value)
-        return [f"--{flag}", ",".join(map(str, value)) if flat else json.dumps(value)]
+        flat = len(value) > 1 and all(isinstance(v, int) for v in value)
+        words = bool(value) and all(isinstance(v, str) for v in value)
+        return [f"--{flag}", ",".join(map(str, value)) if flat or words else json.dumps(value)]
     return [f"--{flag}", str(value)]
