@@ -139,12 +139,12 @@ class RandAugmentTransform(Transform):
         super().__init__([0.0], [1.0], pad=base.pad, flip=base.flip and flip)
         self.scale, self.shift = base.scale, base.shift
         self.shape, self.dtype = base.shape, base.dtype
+        self.randaugment: RandAugment = randaugment
         if isinstance(base, RandAugmentTransform):
             self.base: Transform = RandAugmentTransform(base.base, base.randaugment, flip=flip)
         else:
             self.base = copy.copy(base)
             self.base.flip = self.flip
-        self.randaugment = randaugment
         self.columns = base.columns + randaugment.columns
 
     @property

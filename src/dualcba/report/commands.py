@@ -12,7 +12,6 @@ from dualcba.experiments.result import Fields
 from dualcba.report.comparison import Served
 from dualcba.report.results import usual
 
-
 FIRST = ("method", "dataset", "setting", "protocol", "optimizer", "head", "agnostic_from")
 """The fields that defaults of others depend on."""
 
