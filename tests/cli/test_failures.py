@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import signal
@@ -17,7 +18,7 @@ from rich.progress import Progress
 from dualcba import Learner
 from dualcba.cli.failures import Failures, one_line
 from dualcba.cli.progress import Bars
-from dualcba.experiments import Spec
+from dualcba.experiments import Spec, pool, read_results
 from dualcba.experiments.checkpoints import checkpoint_paths
 from dualcba.experiments.eta import Remaining
 from dualcba.experiments.pool import RunUpdate
@@ -71,6 +72,27 @@ def test_a_failed_run_does_not_stop_the_others(command: str, dualcba: Call, at_s
     assert got.code == 1
     assert len(list((got.folder / "x").glob("*/result.json"))) == 2
     assert "Traceback" not in got.err
+
+
+def test_a_result_that_cannot_be_written_does_not_stop_the_others(
+    dualcba: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = pool.write_result
+
+    def full(out: Path, spec: Spec, *given: Any) -> None:
+        if spec.seed == 0:
+            raise OSError(errno.ENOSPC, "No space left on device", "agnostic.safetensors")
+        write(out, spec, *given)
+
+    monkeypatch.setattr(pool, "write_result", full)
+    got = dualcba("run", "--method", "er", "--seeds", 2, "--out", "x", *QUICK)
+    assert got.code == 1
+    assert "1 of 2 runs failed: digits-online-er-b100-s0" in got.err
+    assert "No space left on device" in got.err
+    assert "`dualcba resume x` goes on" in got.err
+    monkeypatch.undo()
+    assert dualcba("resume", "x", "--device", "cpu").code == 0
+    assert len(read_results(got.folder / "x")) == 2
 
 
 def test_a_mistake_in_the_code_is_shown_with_its_traceback(dualcba: Call, at_step: Call) -> None:

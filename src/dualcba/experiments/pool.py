@@ -105,8 +105,14 @@ def run_specs(
             if done:
                 if watched is not None:
                     watched.finish(run)
-                result = run.result()
-                write_result(out, run.spec, result, run.files() | curve_files(result))
+                try:
+                    result = run.result()
+                    write_result(out, run.spec, result, run.files() | curve_files(result))
+                except Exception as error:  # a full disk, for example
+                    if told is None:
+                        raise
+                    told(run.spec, error)
+                    continue
                 kept.finish(run)
             else:
                 kept.after_step(run)
