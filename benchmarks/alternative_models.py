@@ -145,6 +145,7 @@ SEPARATE = "separate statistics"
 CONTENDERS: dict[str, Make] = {
     "DualCBAClassifier": lambda seed, classes: Ours(seed),
     "DualCBAClassifier ncm": lambda seed, classes: Ours(seed, learner_options={"readout": "ncm"}),
+    "DualCBAClassifier both": lambda seed, classes: Ours(seed, learner_options={"readout": "both"}),
     "ER": lambda seed, classes: Ours(seed, method="er"),
     SEPARATE: lambda seed, classes: Ours(seed, learner_options={"forward": "split"}),
     "nearest sample": lambda seed, classes: NearestSample(seed),

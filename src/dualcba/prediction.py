@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dualcba.engine.packet import Array, Layout, pack, unpack
 from dualcba.errors import one_of
-from dualcba.methods.nearest_mean import NearestMean
+from dualcba.methods.nearest_mean import NearestMean, both_read_outs
 from dualcba.methods.scorers import Logits, NearestMeans, scorer_of
 from dualcba.nets import Network
 from dualcba.normalization.refresh import WEIGHT, Due, MovingEstimate
@@ -89,7 +89,7 @@ class Predictor:
         self._matrices: list[Tensor] | None = None  # those weights
         self._depth = 0  # of nested `evaluating`
         weight = cast(Tensor, self.context.network.head.weight)
-        self._nearest = NearestMean(len(weight), weight.detach()) if readout == "ncm" else None
+        self._nearest = NearestMean(len(weight), weight.detach()) if readout != "head" else None
         self._means: dict[Way, tuple[Tensor, Tensor]] = {}  # cached
 
     def of(self, parts: Parts) -> Predictor:
@@ -106,7 +106,9 @@ class Predictor:
             if self._nearest is None:
                 scores = self.method.scores(inputs).float()
             else:
-                scores = self._nearest.scores(*self.method.outputs(inputs)).float()
+                z, h = self.method.outputs(inputs)
+                near = self._nearest.scores(z, h).float()
+                scores = both_read_outs(z, near) if self.readout == "both" else near
         if not self.seen_only:
             return scores
         seen = self.context.sets.seen
@@ -117,7 +119,8 @@ class Predictor:
         if self._nearest is None:
             return scorer_of(self.method)
         logits = Logits(self.context.network)
-        return NearestMeans(logits, self._nearest.means, self._nearest.has_mean)
+        means, both = self._nearest, self.readout == "both"
+        return NearestMeans(logits, means.means, means.has_mean, both=both)
 
     def scores_of(self, samples: Tensor, statistics: str, step: int) -> Tensor:
         """Return (n, C) scores of any number of raw samples on any device, on the host."""

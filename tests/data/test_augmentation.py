@@ -18,6 +18,7 @@ from dualcba.data.augmentation import (
     ResizedCrop,
     choose_augmentation,
     crop_and_flip,
+    cutmix,
     plain,
     randaugment,
 )
@@ -287,9 +288,30 @@ def test_views_of_a_transform() -> None:
     assert torch.equal(got, want)
 
 
+def test_cutmix_against_numpy() -> None:
+    x = pictures(200, (9, 5))
+    view = cutmix(base((3, 9, 5)))
+    params = view.draw(np.random.default_rng(0), len(x))
+    assert params.shape == (200, view.columns)
+    got = view.augment(torch.from_numpy(x), torch.from_numpy(params)).numpy()
+    want, shares = x.copy(), []
+    for image, (other, top, bottom, left, right) in zip(want, params, strict=True):
+        box = slice(int(top), int(bottom)), slice(int(left), int(right))
+        image[:, box[0], box[1]] = x[int(other * len(x))][:, box[0], box[1]]
+        shares.append((bottom - top) * (right - left) / 45)
+    assert np.array_equal(got, want)
+    assert 0.25 < np.mean(shares) < 0.4  # half, less what is outside of the image
+    assert max(shares) <= 1
+    assert torch.equal(
+        view.normalize(torch.from_numpy(x)), base((3, 9, 5)).normalize(torch.from_numpy(x))
+    )
+
+
 def test_resized_crops_of_vectors_are_refused() -> None:
     vectors = choose_augmentation(Transform([0.0], [1.0]), "partial", (64,), torch.float32)
     with pytest.raises(ValueError, match=r"shape of one sample is \(64,\), expected \(channels"):
         crop_and_flip(vectors, (0.6, 1.0))
+    with pytest.raises(ValueError, match=r"expected \(channels, height, width\) for CutMix"):
+        cutmix(vectors)
     with pytest.raises(ValueError, match=r"a sample for RandAugment is 'torch\.float32 of"):
         randaugment(vectors, 1, 1)

@@ -89,6 +89,31 @@ def test_two_augmented_views_against_numpy(base: str, make_learner: Any, teach: 
 
 
 @pytest.mark.parametrize("forward", ["split", "concat"])
+def test_mixed_views_against_numpy(forward: str, make_learner: Any, teach: Any) -> None:
+    options = {"alpha": 0.1, "temperature": 3.0, "second": "cutmix"}
+    learner = make_learner("er+mkd-dual-cba", method_options=options, forward=forward)
+    method = mkd(learner)
+
+    def look(new: Batch, mem: list[Batch], outer: Batch) -> None:
+        batches = [new, *mem]
+        mixed = [b.views["cutmix"] for b in batches]
+        method.teacher.train()
+        D = 0.0
+        for views in (batches, mixed):
+            x = [b.x for b in views]
+            x = [torch.cat(x)] if forward == "concat" else x
+            target = np.concatenate([numbers(method.teacher(v)[0]) for v in x])
+            z = np.concatenate([numbers(b.z) for b in views])
+            D += divergences(target, z, 3.0).mean()
+        want = method.method.loss(new, mem, identity).item() + 10.0 / 2 * D
+        assert method.loss(new, mem, identity).item() == pytest.approx(want, rel=1e-5)
+
+    seen = inside(learner, look)
+    teach(learner)
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("forward", ["split", "concat"])
 @pytest.mark.parametrize(
     ("base", "options", "sizes"),
     [
@@ -241,6 +266,7 @@ def test_names_that_do_not_exist(name: str, message: str) -> None:
         ({"predict": "both"}, "predict"),
         ({"second": "both"}, "second"),
         ({"own_draw": 64}, "own_draw is 64, expected True or False"),
+        ({"own_draw": True, "second": "cutmix"}, "second is 'cutmix', expected 'raw' with"),
         ({"own_draw": True, "second": "augmented"}, "second is 'augmented', expected 'raw' with"),
     ],
 )

@@ -80,6 +80,17 @@ def test_predictions_are_the_nearest_mean_of_the_memory(
     assert p.sum(1).numpy() == pytest.approx(1)
 
 
+@pytest.mark.parametrize("statistics", ["bn", "ibn"])
+def test_both_read_outs_are_multiplied(
+    statistics: str, make_learner: Make, teach: Make, images: Dataset
+) -> None:
+    names, x = ("head", "ncm", "both"), images.test_x
+    learners = [teach(make_learner("derpp-cba", readout=r, ibn=statistics == "ibn")) for r in names]
+    head, ncm, both = (learner.predict_proba(x).double().numpy() for learner in learners)
+    product = np.sqrt(head * ncm)
+    np.testing.assert_allclose(both, product / product.sum(1, keepdims=True), atol=1e-5)
+
+
 def test_training_does_not_depend_on_the_read_out(
     make_learner: Make, teach: Make, differ: Make, images: Dataset
 ) -> None:
@@ -92,8 +103,10 @@ def test_training_does_not_depend_on_the_read_out(
 
 
 def test_the_head_decides_while_the_memory_is_empty(make_learner: Make, images: Dataset) -> None:
-    head, ncm = (make_learner("er", readout=name) for name in ("head", "ncm"))
-    assert torch.equal(head.predict_proba(images.test_x), ncm.predict_proba(images.test_x))
+    names = ("head", "ncm", "both")
+    head, ncm, both = (make_learner("er", readout=n).predict_proba(images.test_x) for n in names)
+    assert torch.equal(head, ncm)
+    torch.testing.assert_close(head, both)
 
 
 def test_the_means_follow_every_step_and_every_load(
@@ -172,21 +185,27 @@ def test_a_run_and_an_estimator_take_the_option(images: Dataset) -> None:
     assert classifier.fit(x, y).predict(x).shape == y.shape
 
 
-def test_a_learner_with_the_read_out_passes_all_checks(make_learner: Make, make_net: Make) -> None:
+@pytest.mark.parametrize("readout", ["ncm", "both"])
+def test_a_learner_with_the_read_out_passes_all_checks(
+    readout: str, make_learner: Make, make_net: Make
+) -> None:
     check_learner(
-        lambda seed: make_learner("er-dual-cba", make_net(seed), seed=seed, readout="ncm"),
+        lambda seed: make_learner("er-dual-cba", make_net(seed), seed=seed, readout=readout),
         skip=["memory", "time"],
     )
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("readout", ["ncm", "both"])
 @pytest.mark.parametrize("statistics", ["bn", "ibn"])
 def test_captured_evaluations_equal_eager_ones(
-    statistics: str, make_learner: Make, make_batches: Make, images: Dataset, exact: None
-) -> None:
+    statistics: str, readout: str, make_learner: Make, make_batches: Make, images: Dataset,
+    exact: None,
+) -> None:  # fmt: skip
     found = []
     for engine in ("eager", "captured"):
-        learner = make_learner("er", readout="ncm", device="cuda", precision="fp32", engine=engine)
+        given = {"device": "cuda", "precision": "fp32", "engine": engine}
+        learner = make_learner("er", readout=readout, **given)
         evaluator = Evaluator(learner, images, disjoint(images, 3))
         evaluator.evaluate("start")
         accuracies = []

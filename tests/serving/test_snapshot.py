@@ -33,7 +33,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "lucir": {},
     "gsa": {},
     "clser": {"readout": "ncm", "ibn": True},
-    "er-ace": {"head": "cosine"},
+    "er-ace": {"head": "cosine", "readout": "both"},
     "ss-il": {"seen_only": True},
 }
 

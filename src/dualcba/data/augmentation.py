@@ -77,6 +77,55 @@ def randaugment(
     return view
 
 
+def cutmix(transform: Transform) -> Transform:
+    """Return raw images with a rectangle of another image of the same step in each."""
+    if len(transform.shape) != 3:
+        wanted = "(channels, height, width) for CutMix"
+        raise ValueError(expected("shape of one sample", transform.shape, wanted))
+    return _inherit(CutMix(), transform)
+
+
+class CutMix(Transform):
+    """A rectangle of another image in each image: Yun et al., ICCV 2019, for every image anew.
+
+    The area of the rectangle is a uniform share of the image, its centre is uniform too, and what
+    is outside the image is left out.
+
+    >>> view = cutmix(choose_augmentation(Transform([0.0], [1.0]), "none", (1, 2, 2), torch.uint8))
+    >>> x = torch.tensor([[[[1, 2], [3, 4]]], [[[5, 6], [7, 8]]]])
+    >>> view.augment(x, torch.tensor([[0.9, 0, 1, 0, 2], [0.1, 0, 0, 0, 0]])).flatten(1).tolist()
+    [[5, 6, 3, 4], [5, 6, 7, 8]]
+    """
+
+    columns = 5
+
+    def __init__(self) -> None:
+        super().__init__([0.0], [1.0])
+
+    @property
+    def random(self) -> bool:
+        """Always True."""
+        return True
+
+    def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+        """Draw which image each rectangle comes from, in [0, 1), and its edges: rows, columns."""
+        other, area, *centre = rng.random((4, n))
+        sizes = np.array(self.shape[1:])
+        half = np.sqrt(area)[:, None] * sizes / 2
+        middle = np.stack(centre, 1) * sizes
+        low, high = np.maximum(middle - half, 0).round(), np.minimum(middle + half, sizes).round()
+        return np.stack([other, low[:, 0], high[:, 0], low[:, 1], high[:, 1]], 1)
+
+    def augment(self, x: Tensor, params: Tensor) -> Tensor:
+        """Mix images without normalising them."""
+        other, top, bottom, left, right = params.unbind(1)
+        row, column = (torch.arange(size, device=x.device) for size in x.shape[2:])
+        inside = (row >= top[:, None]) & (row < bottom[:, None])
+        across = (column >= left[:, None]) & (column < right[:, None])
+        mask = inside[:, None, :, None] & across[:, None, None, :]
+        return torch.where(mask, x[(other * len(x)).long()], x)
+
+
 class ResizedCrop(Transform):
     """A random resized crop and a horizontal flip.
 

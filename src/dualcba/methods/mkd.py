@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dualcba.data.augmentation import plain
+from dualcba.data.augmentation import cutmix, plain
 from dualcba.data.transforms import Transform
 from dualcba.engine.torch_private import foreach_copy_, foreach_lerp_
 from dualcba.errors import expected
@@ -24,7 +24,7 @@ from dualcba.methods.wrapper import Wrapper
 from dualcba.options.definition import check_choice
 
 PREDICTORS = ("average", "student", "teacher")
-SECOND_VIEWS = ("raw", "augmented")
+SECOND_VIEWS = ("raw", "augmented", "cutmix")
 
 
 class MKD(Wrapper):
@@ -57,7 +57,9 @@ class MKD(Wrapper):
         The weights that predict: `"average"`, or those of the `"student"` or the `"teacher"` alone.
     second
         The second view: the `"raw"` sample, x above; or `"augmented"`, another draw of the
-        augmentation. L_base is then the mean over both views, at no further cost.
+        augmentation. L_base is then the mean over both views, at no further cost. With `"cutmix"`
+        it is the raw sample with a rectangle of another one in it, x̃, and the teacher sees it too:
+        D(z_T(x̃), z(x̃)) in the place of D(z_T(x̂), z(x)).
     own_draw
         Whether the distillation has new samples and a memory draw of its own, with `"raw"` as the
         second view, and not all samples of the wrapped method, which must have no views then.
@@ -65,7 +67,8 @@ class MKD(Wrapper):
     References
     ----------
     Michel et al., Rethinking momentum knowledge distillation in online continual learning, ICML
-    2024.
+    2024. On mixed images in distillation: Beyer et al., Knowledge distillation: a good teacher is
+    patient and consistent, CVPR 2022.
     """
 
     title = "MKD"
@@ -121,7 +124,9 @@ class MKD(Wrapper):
 
     def make_views(self, transform: Transform) -> dict[str, Transform]:
         """Return the second view, and the views of the wrapped method."""
-        second = plain(transform) if self.second == "raw" else transform
+        second = transform
+        if self.second != "augmented":
+            second = plain(transform) if self.second == "raw" else cutmix(transform)
         views = self.method.make_views(transform)
         if self.own_draw and views:
             given = f"True around a method with the views {', '.join(views)}"
@@ -140,17 +145,20 @@ class MKD(Wrapper):
             others = [replace(b.views[self.second], columns=b.columns) for b in batches]
             terms += self.method.terms(others[0], others[1:])
             terms = [scaled(term, 0.5) for term in terms]
-        for batch, target in zip(batches, self.targets(batches), strict=True):
-            for view in (batch, batch.views[self.second]):
+        targets = self.targets(batches)
+        for k, batch in enumerate(batches):
+            other = targets[k - len(batches)]  # that of the batch, unless the teacher saw the view
+            for view, target in ((batch, targets[k]), (batch.views[self.second], other)):
                 weight = share * len(view.y)
                 terms.append(Divergence(view, target, self.temperature, weight))
         return terms
 
     def targets(self, batches: Sequence[Batch]) -> list[Tensor]:
-        """Return the teacher's logits of each batch, computed once per step."""
+        """Return the teacher's logits of each batch, then of mixed views, computed once per step."""
         if self._cached is None or self._cached[0] is not batches[0].x:
+            seen = [self.second] if self.second == "cutmix" else []
             with torch.no_grad():
-                logits = [z for z, _ in self.context.passes(self.teacher, batches)]
+                logits = [z for z, _ in self.context.passes(self.teacher, batches, seen)]
             self._cached = batches[0].x, logits
         return self._cached[1]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from dualcba.methods.nearest_mean import scores_by_means
+from dualcba.methods.nearest_mean import both_read_outs, scores_by_means
 from dualcba.nets import Network
 from dualcba.nets.inputs import logits_of
 
@@ -53,17 +53,22 @@ class Logits(nn.Module):
 
 
 class NearestMeans(nn.Module):
-    """Minus the squared distance of features to each class mean, see `scores_by_means`."""
+    """Minus the squared distance of features to each class mean, see `scores_by_means`.
+
+    With `both` it is the mean of the log-probabilities of these scores and of the logits.
+    """
 
     means: Tensor
     has_mean: Tensor
 
     def __init__(
-        self, logits: Logits, means: Tensor, has_mean: Tensor, *, normalise: bool = True
-    ) -> None:
+        self, logits: Logits, means: Tensor, has_mean: Tensor, *, normalise: bool = True,
+        both: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.logits = logits
         self.normalise = normalise
+        self.both = both
         self.register_buffer("means", means.detach().clone())
         self.register_buffer("has_mean", has_mean.detach().clone())
 
@@ -71,7 +76,8 @@ class NearestMeans(nn.Module):
         """Return scores (n, C) of normalised inputs."""
         h = self.logits.features(x)
         z = self.logits.head(h)
-        return scores_by_means(z, h, self.means, self.has_mean, normalise=self.normalise)
+        near = scores_by_means(z, h, self.means, self.has_mean, normalise=self.normalise)
+        return both_read_outs(z, near) if self.both else near
 
 
 class Corrected(nn.Module):

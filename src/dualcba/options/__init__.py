@@ -70,7 +70,7 @@ LossMean = Literal["batches", "samples"]
 WhileEmpty = Literal["train", "store"]
 Pixels = Literal["normalised", "unit"]
 ProtocolName = Literal["paper", "p10"]
-Readout = Literal["head", "ncm"]
+Readout = Literal["head", "ncm", "both"]
 LabelledBatches = Literal["mixed", "cycled"]
 UnlabelledSamples = Literal["rest", "all"]
 AnytimeScores = Literal["both", "bn", "ibn"]
@@ -337,8 +337,8 @@ class TrainingOptions:
     )
     readout: Readout = option(
         "head",
-        "how the network's outputs are classified: head (as the method does), or ncm (the nearest "
-        "class mean of the memory's features)",
+        "how the network's outputs are classified: head (as the method does), ncm (the nearest "
+        "class mean of the memory's features), or both (the product of their probabilities)",
         EVALUATION,
     )
     seen_only: bool = option(False, "predict only classes that have been seen", EVALUATION)
