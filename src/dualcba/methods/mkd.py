@@ -154,7 +154,7 @@ class MKD(Wrapper):
         return terms
 
     def targets(self, batches: Sequence[Batch]) -> list[Tensor]:
-        """Return the teacher's logits of each batch, then of mixed views, computed once per step."""
+        """Return the teacher's logits of each batch, then of mixed views; once per step."""
         if self._cached is None or self._cached[0] is not batches[0].x:
             seen = [self.second] if self.second == "cutmix" else []
             with torch.no_grad():
