@@ -29,7 +29,7 @@ from dualcba.methods import Method
 from dualcba.nets import make_network
 from dualcba.randomness import first_weights
 from dualcba.serving import Snapshot, export_model
-from dualcba.tasks.labels import as_array
+from dualcba.tasks.labels import as_array, as_list, labels_to_json
 from dualcba.training.growth import widened
 
 Array = NDArray[Any]
@@ -248,14 +248,14 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _grow_if_needed(self, labels: Array) -> None:
         """After `fit`, go on with a learner that grows, if there is a label that is new."""
-        known = self.classes_.tolist()
-        if self._grows or self._announced or set(labels.tolist()) <= set(known):
+        known = as_list(self.classes_)
+        if self._grows or self._announced or set(as_list(labels)) <= set(known):
             return
         state = self.learner_.state_dict()
         self._grows = True
         self.learner_ = self._make_learner()
         self.learner_.add_classes(known)
-        state["meta"]["classes"] = known
+        state["meta"]["classes"] = labels_to_json(known)
         self.learner_.load_state_dict(widened(state, self.learner_.parts))
 
     def _learner_arguments(self, dtype: torch.dtype, shape: tuple[int, ...]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dualcba.nets.inputs import Inputs, Samples
 from dualcba.prediction import PREDICT_BATCH
+from dualcba.tasks.labels import as_list
 from dualcba.training.precision import default_modes
 
 
@@ -71,7 +72,7 @@ class Snapshot:
     @property
     def classes_(self) -> list[Any]:
         """The labels of the classes, in the order of the scores."""
-        return list(range(self.num_classes)) if self.labels is None else self.labels.tolist()
+        return list(range(self.num_classes)) if self.labels is None else as_list(self.labels)
 
     def logits(self, x: Samples) -> Any:
         """Return the scores of each class, (n, num_classes), whose softmax are probabilities.
