@@ -99,13 +99,14 @@ class Snapshot:
         made.bf16 = self.bf16 and made.device.type == self.device.type
         return made
 
-    def for_estimator(self, labels: NDArray[Any]) -> Self:
-        """Return the same model with other labels, which takes and returns what an estimator does.
+    def for_estimator(self, labels: NDArray[Any] | None) -> Self:
+        """Return the same model, which takes and returns what an estimator does.
 
         It accepts numbers of any type where the learner's samples are float32, and returns arrays.
+        `labels` are those of the classes, if the learner has none.
         """
         made = copy.copy(self)
-        made.labels, made.convert = labels.copy(), True
+        made.labels, made.convert = self.labels if labels is None else labels.copy(), True
         return made
 
     def _scores(self, x: Samples) -> Tensor:
