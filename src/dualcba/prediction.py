@@ -160,6 +160,11 @@ class Predictor:
                 if estimate:
                     running.restore()
 
+    def check_outside(self, call: str) -> None:
+        """Raise inside `evaluating`, whose end would restore statistics of before the call."""
+        if self._depth:
+            raise ValueError(f"{call} was called inside evaluating, expected it after the context")
+
     def forget(self) -> None:
         """Discard the cached estimate and means, because network or memory may have changed."""
         self._estimated_at = self._followed_at = -1
