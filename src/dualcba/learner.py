@@ -322,6 +322,7 @@ class Learner:
                 parts.guard.leave_out()
                 return
             self._step += 1
+            self._predictor.moving.observe(len(x))
             if listener is not None:
                 listener.after_step()
             if self._parts.loss_monitor.due(self._step):
@@ -527,7 +528,7 @@ class Learner:
                 else:
                     state = own_state(self._ranks, self._parts, state)
                 load_state(self._parts, state, self._receive)
-            self._predictor.load(state.get("estimate"))
+            self._predictor.load(state.get("estimate"), state["meta"]["step"])
             self._predictor.seed = state["meta"]["seed"]
             self._step = state["meta"]["step"]
 
