@@ -157,7 +157,7 @@ class Learner:
         self._labels = given.labels()
         with default_modes(device), engine.scope():
             self._parts = make_parts(engine, network, sets, adaptor, rng, given)
-            check_head(network, self._parts.outer_loop)
+            check_head(network, self._parts.outer_loop, grows=given.grows)
             claim(self, network)
             if engine.ranks is not None:
                 start_equal(engine.ranks, self._parts)

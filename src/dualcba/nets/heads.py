@@ -11,6 +11,13 @@ from dualcba.tasks.outputs import fitted
 Scale = Tensor | float
 
 
+def check_weight(head: nn.Module, name: str) -> None:
+    """Raise unless the weight of a last layer is a parameter, and not computed from others."""
+    if not isinstance(head._parameters.get("weight"), nn.Parameter):
+        wanted = "a parameter: remove weight_norm, spectral_norm or the like"
+        raise ValueError(f"{name} is computed from other parameters, expected {wanted}")
+
+
 def resize_head(head: nn.Module, outputs: int) -> None:
     """Give a last layer another number of outputs; further ones are copies of the last one.
 
@@ -20,6 +27,7 @@ def resize_head(head: nn.Module, outputs: int) -> None:
     >>> head.out_features, torch.equal(head.weight, kept[[0, 1, 1, 1]])
     (4, True)
     """
+    check_weight(head, "head.weight")
     for name in ("weight", "bias"):
         old = getattr(head, name, None)
         if old is not None:

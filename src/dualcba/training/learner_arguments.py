@@ -18,6 +18,7 @@ from dualcba.data.transforms import Unchanged
 from dualcba.errors import at_least, expected, unknown
 from dualcba.methods import Method, check_options, parse_method
 from dualcba.nets import Network, head_outputs
+from dualcba.nets.heads import check_weight
 from dualcba.nets.inputs import DTYPES, Inputs, Part, make_inputs
 from dualcba.options import (
     DATA,
@@ -291,10 +292,13 @@ def check_network(network: nn.Module) -> None:
         raise ValueError("no parameter of the network requires a gradient, expected at least one")
 
 
-def check_head(network: Network, outer_loop: OuterLoop) -> None:
-    """Raise if the last layer is frozen and the adaptor is trained by a virtual step of it."""
+def check_head(network: Network, outer_loop: OuterLoop, *, grows: bool) -> None:
+    """Raise if the last layer cannot grow or have a virtual step, where it must."""
+    stepped = outer_loop.optimizer is not None and outer_loop.levels == "bi"
+    if stepped or grows:
+        check_weight(network.head, f"the weight of the last layer {network.head_name!r}")
     frozen = [name for name, p in network.head.named_parameters() if not p.requires_grad]
-    if frozen and outer_loop.optimizer is not None and outer_loop.levels == "bi":
+    if frozen and stepped:
         name = f"{network.head_name}.{frozen[0]}"
         wanted = "a trainable last layer: the adaptor is trained by a step of it"
         raise ValueError(f"the network's {name} requires no gradient, expected {wanted}")
