@@ -280,7 +280,7 @@ def resolve(method: str | Method, options: Any, adaptor: str | None) -> tuple[Me
 
 
 def check_network(network: nn.Module) -> None:
-    """Raise unless it is a network in float32 with trainable parameters."""
+    """Raise unless it is a network in float32 with trainable parameters, which it leaves alone."""
     if not isinstance(network, nn.Module):
         raise ValueError(expected("network", network, "an nn.Module"))
     weights = list(network.named_parameters())
@@ -290,6 +290,11 @@ def check_network(network: nn.Module) -> None:
             raise ValueError(expected(f"dtype of the network's {name}", weight.dtype, wanted))
     if weights and not any(weight.requires_grad for _, weight in weights):
         raise ValueError("no parameter of the network requires a gradient, expected at least one")
+    for name, module in network.named_modules():
+        limit = getattr(module, "max_norm", None)
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and limit is not None:
+            wanted = "None: with it every pass changes the weights, even in predictions"
+            raise ValueError(expected(f"max_norm of the network's {name}", limit, wanted))
 
 
 def check_head(network: Network, outer_loop: OuterLoop, *, grows: bool) -> None:
