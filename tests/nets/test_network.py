@@ -121,6 +121,32 @@ def test_networks_that_do_not_fit(module: nn.Module, head: str | None, words: li
     assert not any(has_forward_hooks(m) for m in module.modules())
 
 
+class InPlace(nn.Module):
+    """Normalises its input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x[:, 0].mul_(2.0)  # a view of it; zeros stay zeros
+        return self.out(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_network_that_changes_its_input_is_refused(inference: bool) -> None:
+    module = InPlace()
+    words = "the network changes its input in place, expected it unchanged"
+    with torch.inference_mode(inference), pytest.raises(ValueError, match=words):
+        Network(module, (4,), 3)
+
+
+def test_changes_of_what_a_layer_returned_are_accepted() -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 3))
+    with torch.inference_mode():
+        assert Network(module, (4,), 3).head_name == "2"
+
+
 def test_no_hooks_remain_on_the_module() -> None:
     module = nn.Sequential(nn.Linear(4, 3))
     first, second = Network(module, (4,), 3), Network(module, (4,), 3)

@@ -158,7 +158,9 @@ class Network(nn.Module):
         try:
             with evaluation_mode(self.module):
                 dtype = self.inputs.dtype if self.inputs.whole else weight.dtype
-                x = torch.zeros(shape, dtype=dtype, device=weight.device)
+                with torch.inference_mode(False):  # its tensors do not count their changes
+                    x = torch.zeros(shape, dtype=dtype, device=weight.device)
+                version = x._version
                 out = self.inputs.call(self.module, x, {})
         except Exception as error:  # the caller's network may raise anything
             raise ValueError(
@@ -167,6 +169,9 @@ class Network(nn.Module):
             ) from error
         finally:
             hook.remove()
+        if x._version != version:
+            wanted = "it unchanged, as by x - mean in place of x.sub_(mean)"
+            raise ValueError(f"the network changes its input in place, expected {wanted}")
         z = logits_of(out)
         self._plain = z is out and type(self.inputs) is Inputs
         if not calls or calls[-1][1] is not z or calls[-1][0].dim() != 2:
