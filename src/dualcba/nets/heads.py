@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,6 +19,11 @@ def check_weight(head: nn.Module, name: str) -> None:
     if not isinstance(head._parameters.get("weight"), nn.Parameter):
         wanted = "a parameter: remove weight_norm, spectral_norm or the like"
         raise ValueError(f"{name} is computed from other parameters, expected {wanted}")
+
+
+def head_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """Return what a last layer is called with, by position or as in `layer(input=h)`."""
+    return args[0] if args else next(iter(kwargs.values()))  # type: ignore[no-any-return]
 
 
 def resize_head(head: nn.Module, outputs: int) -> None:
@@ -78,9 +86,9 @@ class CosineHead(nn.Module):
         with torch.autocast(h.device.type, enabled=False):
             return F.linear(F.normalize(h.to(weight.dtype)), F.normalize(weight))
 
-    def forward(self, h: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # named as that of nn.Linear
         """Return logits (n, C) of features (n, d)."""
-        return self.scale * self.cosine(h)
+        return self.scale * self.cosine(input)
 
 
 # With ĥ and ŵ the normalised features and weights, z_ic = s·⟨ĥ_i, ŵ_c⟩, so that
