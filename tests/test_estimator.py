@@ -16,10 +16,11 @@ from sklearn.model_selection import cross_val_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
-from dualcba import Learner, Transform, load_dataset
+from dualcba import Learner, Transform, estimator, load_dataset
 from dualcba.estimator import DualCBAClassifier
 from dualcba.methods.er import ER
 from dualcba.nets import MLP
+from dualcba.training import growth
 from dualcba.training.loss_monitor import LossMonitor
 from dualcba.training.step import TrainingStep
 
@@ -251,6 +252,61 @@ def test_a_growing_classifier_continues_from_a_pickle() -> None:
         classifier.partial_fit(x[160:], y[160:])
     assert one.classes_.tolist() == other.classes_.tolist() == list(dict.fromkeys(y))
     assert np.array_equal(one.predict_proba(x), other.predict_proba(x))
+
+
+class Asking:
+    """Asks a classifier, as another thread may, after each step of its learner."""
+
+    def __init__(self, classifier: DualCBAClassifier, x: Any) -> None:
+        self.classifier, self.x = classifier, x
+        self.labels: set[Any] = set()
+
+    def before_step(self, x: torch.Tensor, y: torch.Tensor, *, again: bool) -> None:
+        pass
+
+    def after_step(self) -> None:
+        self.ask()
+
+    def ask(self) -> None:
+        self.labels |= set(self.classifier.predict(self.x).tolist())
+        shares, classes = self.classifier.predict_proba(self.x), self.classifier.classes_
+        assert shares.shape == (len(self.x), len(classes))
+        assert self.classifier.snapshot().classes_ == classes.tolist()
+
+
+def test_predictions_within_a_call_are_labels_that_were_given() -> None:
+    x = np.eye(4).repeat(20, 0)
+    classifier = DualCBAClassifier(**SMALL).partial_fit(x[:40], np.repeat(["cat", "dog"], 20))
+    asking = Asking(classifier, x[::20])
+    classifier.learner_.attach(asking)
+    classifier.partial_fit(x[40:], np.repeat(["elephant", "ant"], 20))
+    assert "elephant" in asking.labels
+    assert asking.labels <= {"cat", "dog", "elephant", "ant"}
+
+
+def test_predictions_are_labels_while_a_learner_that_grows_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = np.eye(4).repeat(20, 0)
+    classifier = DualCBAClassifier(**SMALL, epochs=1).fit(x[:40], np.repeat(["cat", "dog"], 20))
+    asking = Asking(classifier, x[:40])
+    expected = classifier.predict(x[:40]).tolist()
+
+    def widened(*given: Any) -> Any:
+        asking.ask()
+        return growth.widened(*given)
+
+    make = DualCBAClassifier._make_learner
+
+    def made(self: DualCBAClassifier, *given: Any) -> Any:
+        asking.ask()
+        return make(self, *given)
+
+    monkeypatch.setattr(DualCBAClassifier, "_make_learner", made)
+    monkeypatch.setattr(estimator, "widened", widened)
+    classifier.partial_fit(x[40:60], ["elephant"] * 20)
+    assert asking.labels == set(expected)
+    assert classifier.classes_.tolist() == ["cat", "dog", "elephant"]
 
 
 def test_a_limit_of_classes_is_refused_and_undone() -> None:

@@ -310,6 +310,16 @@ class TwoArguments(nn.Module):
         return self.out(x * mask)  # type: ignore[no-any-return]
 
 
+class Tokens(nn.Module):
+    def __init__(self, layer: type[nn.Module]) -> None:
+        super().__init__()
+        self.embedding = layer(50, 8, max_norm=1.0)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.embedding(x).flatten(1))  # type: ignore[no-any-return]
+
+
 def frozen_head() -> nn.Module:
     network = build_network()
     network[-1].requires_grad_(False)
@@ -328,6 +338,14 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "frozen head": (
         lambda: build(frozen_head()),
         "network's 3.weight requires no gradient, expected a trainable last layer: the adaptor",
+    ),
+    "max_norm": (
+        lambda: build(Tokens(nn.Embedding), input_shape=(1,), dtype=torch.int64),
+        r"max_norm of the network's embedding is 1.0, expected None: with it every pass changes",
+    ),
+    "max_norm of bags": (
+        lambda: build(Tokens(nn.EmbeddingBag), input_shape=(5,), dtype=torch.int64),
+        r"max_norm of the network's embedding is 1.0, expected None: with it every pass changes",
     ),
     "arguments": (
         lambda: build(TwoArguments()),

@@ -131,6 +131,30 @@ def test_evaluating_may_be_nested(make_learner: Any, teach: Any, images: Any) ->
         assert torch.equal(layer.running_var, var)
 
 
+@pytest.mark.parametrize("statistics", ["bn", "ibn"])
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda learner, x, y: learner.observe(x, y), "observe"),
+        (lambda learner, x, y: learner.new_task([2, 3]), "new_task"),
+        (lambda learner, x, y: learner.end_task(), "end_task"),
+        (lambda learner, x, y: learner.state_dict(), "state_dict"),
+        (lambda learner, x, y: learner.load_state_dict({}), "load_state_dict"),
+    ],
+)
+def test_nothing_is_learnt_or_saved_inside_evaluating(
+    call: Any, name: str, statistics: str, make_learner: Any, teach: Any, images: Any, differ: Any
+) -> None:
+    learner = teach(make_learner("er-dual-cba"), tasks=1)
+    before, x, y = learner.state_dict(), images.train_x[:4], images.train_y[:4] % 2
+    with learner.evaluating(statistics):
+        learner.predict(x)
+        with pytest.raises(ValueError, match=f"{name} was called inside evaluating, expected it"):
+            call(learner, x, y)
+    assert differ(before, learner.state_dict()) == []
+    learner.observe(x, y)
+
+
 def test_evaluating_under_unknown_statistics(vectors: Make) -> None:
     with pytest.raises(ValueError, match="statistics is 'IBN', expected 'bn' or 'ibn'"):
         vectors().evaluating("IBN").__enter__()

@@ -29,7 +29,7 @@ from dualcba.methods import Method
 from dualcba.nets import make_network
 from dualcba.randomness import first_weights
 from dualcba.serving import Snapshot, export_model
-from dualcba.tasks.labels import as_array
+from dualcba.tasks.labels import as_array, as_list, labels_to_json
 from dualcba.training.growth import widened
 
 Array = NDArray[Any]
@@ -161,11 +161,10 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: ArrayLike) -> Array:
         """Return the predicted class of each sample."""
         check_is_fitted(self, "learner_")
+        learner, classes = self._fitted
         with self._threads():
-            predicted = self.learner_.predict(self._validate(X)[0])
-        if self._grows:
-            return np.asarray(predicted).astype(self.classes_.dtype)
-        return np.asarray(self.classes_[predicted.numpy()])
+            predicted = learner.predict(self._validate(X)[0])
+        return np.asarray(predicted if classes is None else classes[predicted.numpy()])
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Return the probability of each of `classes_` for each sample, of shape (n, classes).
@@ -182,8 +181,9 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Other threads can use it while the classifier learns, and it can be pickled.
         """
         check_is_fitted(self, "learner_")
+        learner, classes = self._fitted
         with self._threads():
-            return self.learner_.snapshot("cpu").for_estimator(self.classes_)
+            return learner.snapshot("cpu").for_estimator(classes)
 
     def export(self, path: str | Path, *, fold: bool = True) -> None:
         """Write a model that predicts as the classifier does now to a file, with `classes_`.
@@ -233,30 +233,47 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if len(classes) < 2:
                 raise ValueError(f"there is {len(classes)} class, expected at least 2")
             _check_labels(labels, classes)
-        self.classes_ = labels[:0] if classes is None else classes
-        self._grows, self._announced = classes is None, classes is not None
+        self._announced = classes is not None
         self._outputs = FIRST_OUTPUTS if classes is None else len(classes)
         self.seed_ = int(check_random_state(self.random_state).randint(2**31))
         dtype = torch.uint8 if samples.dtype == np.uint8 else torch.float32
         arguments = self._learner_arguments(dtype, samples.shape[1:])
         self._recipe = (self.network, samples.shape[1:], arguments)
-        self.learner_ = self._make_learner()
+        self._fitted = self._make_learner(classes), classes
 
-    _grows = False  # whether the learner has no `num_classes`
+    # the learner, and its classes unless it grows; replaced as a whole, for threads that predict
+    _fitted: tuple[Learner, Array | None]
     _announced = True  # whether labels that are not in `classes_` are refused
     _outputs: int | None = None  # of the network at first; None in pickles of earlier versions
 
+    @property
+    def learner_(self) -> Learner:
+        """The learner."""
+        check_is_fitted(self, "_fitted")
+        return self._fitted[0]
+
+    @property
+    def classes_(self) -> Array:
+        """The class labels."""
+        check_is_fitted(self, "_fitted")
+        learner, classes = self._fitted
+        return as_array(learner.classes_) if classes is None else classes
+
+    @property
+    def _grows(self) -> bool:
+        """Whether the learner has no `num_classes`."""
+        return self._fitted[1] is None
+
     def _grow_if_needed(self, labels: Array) -> None:
         """After `fit`, go on with a learner that grows, if there is a label that is new."""
-        known = self.classes_.tolist()
-        if self._grows or self._announced or set(labels.tolist()) <= set(known):
+        known = as_list(self.classes_)
+        if self._grows or self._announced or set(as_list(labels)) <= set(known):
             return
-        state = self.learner_.state_dict()
-        self._grows = True
-        self.learner_ = self._make_learner()
-        self.learner_.add_classes(known)
-        state["meta"]["classes"] = known
-        self.learner_.load_state_dict(widened(state, self.learner_.parts))
+        state, grown = self.learner_.state_dict(), self._make_learner(None)
+        grown.add_classes(known)
+        state["meta"]["classes"] = labels_to_json(known)
+        grown.load_state_dict(widened(state, grown.parts))
+        self._fitted = grown, None
 
     def _learner_arguments(self, dtype: torch.dtype, shape: tuple[int, ...]) -> dict[str, Any]:
         """Return the keyword arguments of the learner."""
@@ -280,16 +297,20 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         own = {"ibn": True, "seen_only": True, "standardise": vectors, "forward": "concat"}
         return {**own, **fixed, **options}
 
-    def _make_learner(self) -> Learner:
-        """Make a learner from `_recipe`, which later changes of parameters do not affect."""
-        (network, shape, arguments), grows = self._recipe, self._grows
-        outputs = self._outputs or (FIRST_OUTPUTS if grows else len(self.classes_))
+    def _make_learner(self, classes: Array | None) -> Learner:
+        """Make a learner from `_recipe`, which later changes of parameters do not affect.
+
+        It grows if `classes` is None.
+        """
+        network, shape, arguments = self._recipe
+        outputs = self._outputs or (FIRST_OUTPUTS if classes is None else len(classes))
         if isinstance(network, str):
             with first_weights(self.seed_):
                 network = make_network(network, shape, outputs)
         else:
             network = copy.deepcopy(network)
-        return Learner(network, shape, None if grows else outputs, **copy.deepcopy(arguments))
+        num_classes = None if classes is None else outputs
+        return Learner(network, shape, num_classes, **copy.deepcopy(arguments))
 
     def _observe(self, samples: Array, labels: Array, *, again: bool = False) -> None:
         """Pass the samples to the learner in batches; `again` as in `Learner.observe`."""
@@ -300,8 +321,6 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             indices = np.searchsorted(self.classes_, labels)
         for batch in even_batches(len(samples), self.learner_.batch_size):
             self.learner_.observe(samples[batch], indices[batch], again=again)
-        if self._grows and self.learner_.num_classes > len(self.classes_):
-            self.classes_ = as_array(self.learner_.classes_)
 
     def _threads(self) -> AbstractContextManager[None]:
         network = self._recipe[0] if hasattr(self, "learner_") else self.network
@@ -324,25 +343,31 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         try:
             yield
         except BaseException:
-            self.__dict__.clear()
             self.__dict__.update(before)
+            for name in self.__dict__.keys() - before.keys():
+                del self.__dict__[name]
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__()
-        if "learner_" in state:
-            learner_state = self.learner_.state_dict()
+        state: dict[str, Any] = dict(super().__getstate__())
+        if "_fitted" in state:
+            learner, classes = state.pop("_fitted")
+            learner_state = learner.state_dict()
             tensors = {k: v.cpu() for k, v in learner_state["tensors"].items()}
-            state = state | {"learner_": learner_state | {"tensors": tensors}}
+            state["learner_"] = learner_state | {"tensors": tensors}
+            state |= {"_grows": classes is None, "classes_": classes}
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
         learner_state = state.pop("learner_", None)
+        classes, grows = state.pop("classes_", None), state.pop("_grows", False)
         super().__setstate__(state)
         if learner_state is not None:
-            self.learner_ = self._make_learner()
-            self.learner_.load_state_dict(learner_state)
+            classes = None if grows else classes
+            learner = self._make_learner(classes)
+            learner.load_state_dict(learner_state)
+            self._fitted = learner, classes
 
 
 def even_batches(n: int, size: int) -> list[slice]:

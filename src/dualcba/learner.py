@@ -157,7 +157,7 @@ class Learner:
         self._labels = given.labels()
         with default_modes(device), engine.scope():
             self._parts = make_parts(engine, network, sets, adaptor, rng, given)
-            check_head(network, self._parts.outer_loop)
+            check_head(network, self._parts.outer_loop, grows=given.grows)
             claim(self, network)
             if engine.ranks is not None:
                 start_equal(engine.ranks, self._parts)
@@ -174,6 +174,7 @@ class Learner:
     def new_task(self, classes: Sequence[Any] | Tensor | NDArray[Any]) -> None:
         """Begin a task with these new classes, and end the one before."""
         with self._lock, interrupts:
+            self._predictor.check_outside("new_task")
             if self._ranks is not None:
                 check = partial(self._parts.tasks.check_labels, classes)
                 classes = self._ranks.same("new_task", check)
@@ -196,6 +197,7 @@ class Learner:
     def end_task(self) -> None:
         """End the current task, or the stream; `new_task` ends the task before it as well."""
         with self._lock, interrupts:
+            self._predictor.check_outside("end_task")
             if self._ranks is not None:
                 self._ranks.exchange("end_task", None)
             self._predictor.forget()
@@ -297,6 +299,7 @@ class Learner:
     ) -> None:
         """Train on a batch after its new labels, if any, have got their classes."""
         with self._lock, interrupts, default_modes(self.device):
+            self._predictor.check_outside("observe")
             listener = self._listener()
             if listener is not None:
                 listener.before_step(x, y, again=again)
@@ -319,6 +322,7 @@ class Learner:
                 parts.guard.leave_out()
                 return
             self._step += 1
+            self._predictor.moving.observe(len(x))
             if listener is not None:
                 listener.after_step()
             if self._parts.loss_monitor.due(self._step):
@@ -358,6 +362,7 @@ class Learner:
         if self._maker is None:
             raise ValueError(f"num_classes is {self.num_classes}, expected it not given")
         with self._lock, interrupts, default_modes(self.device):
+            self._predictor.check_outside("add_classes")
             if self._ranks is not None:
                 labels = self._ranks.same(
                     "add_classes", partial(read_labels, labels, None, "labels")
@@ -484,7 +489,7 @@ class Learner:
     def evaluating(self, statistics: str = "bn") -> Iterator[None]:
         """Evaluation mode under `"bn"` or `"ibn"` statistics; everything is restored afterwards.
 
-        Other threads wait until the context ends.
+        Other threads wait until the context ends. Inside, nothing can be learnt, saved or loaded.
         """
         with self._lock, self._predictor.evaluating(statistics, self._step):
             yield
@@ -498,6 +503,7 @@ class Learner:
         there is a third entry, `estimate`, on which no step depends but the next answers do.
         """
         with self._lock:
+            self._predictor.check_outside("state_dict")
             state = save_state(self._parts, seed=self.seed, step=self._step)
             if self._ranks is not None:
                 state = whole_state(self._ranks, self.memory, state)
@@ -509,6 +515,7 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the state of a learner made with the same arguments; the seed is loaded."""
         with self._lock:
+            self._predictor.check_outside("load_state_dict")
             names, state = split_classes(state, self._labels if self._maker else None)
             growing = nullcontext() if names is None else self._undone_growth()
             with default_modes(self.device), growing:
@@ -521,7 +528,7 @@ class Learner:
                 else:
                     state = own_state(self._ranks, self._parts, state)
                 load_state(self._parts, state, self._receive)
-            self._predictor.load(state.get("estimate"))
+            self._predictor.load(state.get("estimate"), state["meta"]["step"])
             self._predictor.seed = state["meta"]["seed"]
             self._step = state["meta"]["step"]
 

@@ -163,6 +163,11 @@ class Predictor:
                 if estimate:
                     running.restore()
 
+    def check_outside(self, call: str) -> None:
+        """Raise inside `evaluating`, whose end would restore statistics of before the call."""
+        if self._depth:
+            raise ValueError(f"{call} was called inside evaluating, expected it after the context")
+
     def forget(self) -> None:
         """Discard the cached estimate and means, because network or memory may have changed."""
         self._estimated_at = self._followed_at = -1
@@ -180,11 +185,11 @@ class Predictor:
         with modes, self.engine.scope(), torch.no_grad(), self.method.predicting():
             self.moving.follow(self._weights())
 
-    def load(self, estimate: Mapping[str, Any] | None) -> None:
-        """Go on from the estimate in the state of a learner; None if it has none."""
+    def load(self, estimate: Mapping[str, Any] | None, step: int) -> None:
+        """Go on from the estimate in the state of a learner at a step; None if it has none."""
         self.forget()
         with self.engine.scope():
-            self.moving.load_state_dict(estimate)
+            self.moving.load_state_dict(estimate, step * self.context.batch_size)
         if estimate is not None:
             self._follow()
 
@@ -239,15 +244,14 @@ class Predictor:
     def _estimate_parts(self, step: int) -> None:
         """Set the layers' statistics to the moving estimate, after adding what is due to it."""
         moving, filled = self.moving, self.context.memory.filled
-        observed = step * self.context.batch_size
         task = (len(self.tasks.starts), self.tasks.open)
         if self._followed_at != step:
             moving.follow(self._weights())
             self._followed_at = step
-        due = moving.due(observed, filled, task)
+        due = moving.due(filled, task)
         if due.whole:
             self._estimate(step)
-            moving.keep(observed, task)
+            moving.keep(task)
             return
         moving.statistics.restore()
         if due.parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,15 @@ def test_tensors_arrays_and_lists(kind: Any) -> None:
     assert torch.equal(data.train_x, torch.from_numpy(x).float())
     assert data.train_y.dtype == torch.long
     assert data.train_y.tolist() == Y
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64])
+def test_labels_of_a_series_whatever_its_index(dtype: type) -> None:
+    pandas = pytest.importorskip("pandas")
+    series = pandas.Series(Y, index=range(100, 106), dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert check_labels(series, 6, 3, "train").tolist() == Y
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint8, np.int64, np.uint16])

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from dualcba import Learner
 from dualcba.checks import check_learner
 from dualcba.experiments import Spec
-from dualcba.nets.heads import CosineHead, cosine_change, cosine_gradients
+from dualcba.nets.heads import CosineHead, cosine_change, cosine_gradients, resize_head
 
 Make = Callable[..., Any]
 
@@ -120,6 +120,36 @@ def test_lucir_has_a_cosine_head_of_its_own(make_learner: Make) -> None:
         make_learner("lucir", head="cosine")
     with pytest.raises(ValueError, match="head is 'cosine', expected 'linear': lucir has its own"):
         Spec(method="lucir", head="cosine")
+
+
+NORMS = [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(
+    "options",
+    [{"method": "er", "boundaries": "inferred"}, {"method": "er-dual-cba", "num_classes": 4}],
+)
+def test_a_last_layer_whose_weight_is_no_parameter_is_refused_before_it_changes(
+    norm: Any, options: dict[str, Any]
+) -> None:
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), norm(nn.Linear(8, 4)))
+    before = {name: p.clone() for name, p in network.named_parameters()}
+    words = "weight of the last layer '2' is computed from other parameters, expected a parameter"
+    with pytest.raises(ValueError, match=words):
+        Learner(network, (4,), dtype=torch.float32, **options)
+    with pytest.raises(ValueError, match=r"head.weight is computed from other parameters"):
+        resize_head(network[2], 8)
+    assert all(torch.equal(p, before[name]) for name, p in network.named_parameters())
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_without_growth_and_adaptor_the_weight_may_be_computed(norm: Any) -> None:
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), norm(nn.Linear(8, 4)))
+    learner = Learner(network, (4,), 4, dtype=torch.float32, method="er", boundaries="inferred")
+    before = network[2].weight.detach().clone()
+    learner.observe(torch.eye(4), torch.arange(4))
+    assert not torch.equal(before, network[2].weight)
 
 
 def test_a_bare_linear_layer_cannot_be_replaced() -> None:

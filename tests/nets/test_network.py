@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dualcba.engine.torch_private import has_forward_hooks
 from dualcba.nets import NETWORKS, Network, make_network
+from dualcba.plugin import BiasAdaptor
 
 
 class Unordered(nn.Module):
@@ -119,6 +120,58 @@ def test_networks_that_do_not_fit(module: nn.Module, head: str | None, words: li
     assert all(word in str(caught.value) for word in words), caught.value
     assert "\n" not in str(caught.value)
     assert not any(has_forward_hooks(m) for m in module.modules())
+
+
+class ByKeyword(nn.Module):
+    """Calls its last layer by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(input=self.inside(x).relu())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("cosine", [False, True])
+def test_a_last_layer_may_be_called_by_keyword(cosine: bool) -> None:
+    module, x = ByKeyword(), torch.randn(5, 4)
+    network = Network(module, (4,), 3)
+    if cosine:
+        network.use_cosine_head(2.0, learnt=False)
+    z, h = network(x)
+    assert torch.equal(z, module(x))
+    assert torch.equal(h, module.inside(x).relu())
+    assert not has_forward_hooks(network.head)
+    if not cosine:
+        adaptor = BiasAdaptor(module.out, torch.optim.SGD(module.parameters(), lr=0.1))
+        assert all(map(torch.equal, adaptor.outputs(module, x), (z, h)))
+
+
+class InPlace(nn.Module):
+    """Normalises its input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x[:, 0].mul_(2.0)  # a view of it; zeros stay zeros
+        return self.out(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_network_that_changes_its_input_is_refused(inference: bool) -> None:
+    module = InPlace()
+    words = "the network changes its input in place, expected it unchanged"
+    with torch.inference_mode(inference), pytest.raises(ValueError, match=words):
+        Network(module, (4,), 3)
+
+
+def test_changes_of_what_a_layer_returned_are_accepted() -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 3))
+    with torch.inference_mode():
+        assert Network(module, (4,), 3).head_name == "2"
 
 
 def test_no_hooks_remain_on_the_module() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,49 @@ def test_at_most_one_sample_of_the_memory_per_observed_sample(
         assert sum(seen) <= observed[-1]
     assert max(seen) <= PART
     assert sum(seen) > observed[-1] - 2 * PART
+
+
+@pytest.mark.parametrize("way", ["straight", "loaded", "copied"])
+@pytest.mark.parametrize("size", [1, 20])
+def test_samples_are_counted_whatever_the_batch_size(
+    size: int, way: str, images: Dataset, make_learner: Make, batches: Batches, monkeypatch: Any
+) -> None:
+    learner = make(make_learner)
+    for x, y in many(batches, 30):
+        learner.observe(x, y)
+    learner.predict(images.test_x[:4])
+    if way != "straight":
+        for x, y in batches[:3]:
+            learner.observe(x, y)  # 24 samples that no part has followed yet
+        other = copy.deepcopy(learner) if way == "copied" else make(make_learner)
+        if way == "loaded":
+            other.load_state_dict(learner.state_dict())
+        learner = other
+    passed = passed_rows(learner, monkeypatch)
+    x, y = images.train_x[:size], images.train_y[:size]
+    for _ in range(80 // size):
+        learner.observe(x, y)
+        learner.predict(images.test_x[:4])
+    assert sum(passed) == (2 * PART if way == "straight" else 3 * PART)
+
+
+def test_an_estimate_of_an_earlier_version_is_gone_on_with(
+    images: Dataset, make_learner: Make, batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, other = make(make_learner), make(make_learner)
+    for x, y in many(batches, 30):
+        learner.observe(x, y)
+    learner.predict(images.test_x[:4])
+    learner.observe(x, y)
+    state = learner.state_dict()
+    state["estimate"]["observed"] = 8 * 31 - state["estimate"].pop("since")
+    other.load_state_dict(state)
+    passed = passed_rows(other, monkeypatch)
+    for _ in range(3):
+        assert sum(passed) == 0
+        other.observe(x, y)
+        other.predict(images.test_x[:4])
+    assert sum(passed) == PART
 
 
 def test_the_first_prediction_and_one_after_long_learning_are_exact(
@@ -181,7 +225,8 @@ def test_a_failed_step_changes_no_answer(
     ("name", "value", "message"),
     [
         ("task", [1], "'estimate.task' is \\[1\\], expected a count and a bool"),
-        ("observed", -1, "'estimate.observed' is -1, expected a count"),
+        ("since", -1, "'estimate.since' is -1, expected a count"),
+        ("observed", 8, "'estimate' is not valid, expected a dict of"),
         ("moved", float("nan"), "'estimate.moved' is nan, expected a number of at least 0"),
         ("tensors", {}, "has no entry 'estimate.0.mean'"),
         ("tensors", None, "has no tensors"),

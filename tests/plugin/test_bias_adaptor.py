@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from plugin_helpers import BATCH, CLASSES, Loop, bits, make_net, make_stream
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from dualcba.adaptors.virtual_step import follow
 from dualcba.options import TrainingOptions
@@ -274,6 +275,10 @@ BAD_ARGUMENTS: list[tuple[Callable[[nn.Linear], Any], str]] = [
         "type of head is 'Conv2d', expected Linear",
     ),
     (lambda h: BiasAdaptor(h.double(), sgd(h)), "dtype of head.weight is torch.float64, expected "),
+    (
+        lambda h: BiasAdaptor(weight_norm(h), sgd(h)),
+        "head.weight is computed from other parameters",
+    ),
     (lambda h: BiasAdaptor(frozen(h), sgd(h)), "head.bias requires no gradient, expected a train"),
     (lambda h: BiasAdaptor(h, None), "optimizer is None, expected an optimiser of the network's"),
     (

@@ -45,6 +45,16 @@ def test_a_tensor_an_iterable_and_a_function_give_the_same(net: nn.Sequential) -
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.parametrize("n", [101, 201, 301])
+def test_a_last_batch_of_one_joins_the_one_before(net: nn.Sequential, n: int) -> None:
+    x = samples(n)
+    found = []
+    for given in (lambda: x.split(100), x.split([100] * (n // 100 - 1) + [101])):
+        with ibn(net, given):
+            found.append(bits(net))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_all_is_restored_after_an_error(net: nn.Sequential, training: bool) -> None:
     net.train(training)
@@ -84,7 +94,7 @@ def test_a_network_in_evaluation_mode_has_its_statistics_estimated(net: nn.Seque
         assert not torch.equal(net[0].running_mean, before)
 
 
-@pytest.mark.parametrize("given", [samples(1), samples(0), [], list], ids=range(4))
+@pytest.mark.parametrize("given", [samples(1), samples(0), [], list, [samples(1)]], ids=range(5))
 def test_without_samples_running_statistics_are_used(net: nn.Sequential, given: Any) -> None:
     before = bits(net)
     with ibn(net, given):

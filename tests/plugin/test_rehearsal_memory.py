@@ -50,6 +50,18 @@ def test_a_balanced_draw_has_each_class_of_memory_and_batch() -> None:
     assert labels.unique().tolist() == [0, 1, 2, 7, 8]
 
 
+def test_a_balanced_draw_has_the_same_samples_whatever_the_numbers_of_the_classes() -> None:
+    small, large = RehearsalMemory(20, seed=1), RehearsalMemory(20, seed=1)
+    names = torch.tensor([3, 10, 2**40, 2**62])
+    x, y = torch.arange(40.0)[:, None], torch.arange(40) % 4
+    drawn = []
+    for memory, labels in ((small, y), (large, names[y])):
+        memory.update(x[:30], labels[:30])
+        drawn.append(memory.draw_balanced(50, x[30:], labels[30:]))
+    assert torch.equal(drawn[0][0], drawn[1][0])
+    assert torch.equal(names[drawn[0][1]], drawn[1][1])
+
+
 def test_it_changes_no_tensor_of_the_caller_and_keeps_none() -> None:
     memory, x = RehearsalMemory(4), torch.ones(4, 2, requires_grad=True)
     memory.update(x, [0, 1, 0, 1])

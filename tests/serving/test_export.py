@@ -108,6 +108,30 @@ def test_a_state_dict_fits_the_network(
     assert close(model.logits(x), scores(learner, x))
 
 
+class Shared(nn.Module):
+    """Two layers share their weights, and a buffer is a part of another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.Linear(8, 8)
+        self.layers = nn.Sequential(nn.Linear(4, 8), layer, nn.ReLU(), layer, nn.Linear(8, 2))
+        self.register_buffer("shifts", torch.arange(8.0).view(2, 4))
+        self.register_buffer("shift", self.shifts[1])  # type: ignore[index]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x + self.shift)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_a_state_dict_of_shared_weights_fits_the_network(fold: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    learner = Learner(Shared(), (4,), 2, dtype=torch.float32, method="er", boundaries="inferred")
+    learner.observe(torch.eye(4), [0, 1, 0, 1])
+    learner.export(tmp_path / "model.safetensors", fold=fold)
+    model = load_model(tmp_path / "model.safetensors", Shared())
+    assert close(model.logits(torch.eye(4)), scores(learner, torch.eye(4)))
+
+
 def test_folding_leaves_no_normalisation_and_the_last_layers_of_the_classes(
     tmp_path: Path,
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import queue
 import random
 import signal
 import sys
@@ -277,6 +279,40 @@ def test_a_deferred_signal_arrives_after_the_context() -> None:
         work()
     assert passed
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals wake nobody on Windows")
+def test_a_deferred_signal_wakes_a_loop_that_waits() -> None:
+    batches: queue.Queue[None] = queue.Queue()
+    timer = threading.Timer(5, batches.put, [None])  # the next batch of a stream
+    timer.start()
+
+    def work() -> None:
+        with interrupts:
+            interrupts.defer()
+            signal.raise_signal(signal.SIGINT)
+        batches.get()
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    timer.cancel()
+    assert time.monotonic() - started < 4
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="loops have no signal handlers on Windows")
+def test_a_signal_handler_of_a_loop_is_called_once() -> None:
+    calls = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, calls.append, True)
+        with interrupts:
+            interrupts.defer()
+            os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.1)
+
+    asyncio.run(work())
+    assert calls == [True]
 
 
 def test_a_signal_before_the_deferral_interrupts() -> None:

@@ -166,6 +166,8 @@ def _label_tensor(y: ArrayLike | Tensor, name: str) -> Tensor:
     if isinstance(y, Tensor):
         y = plain_tensor(y, name)
     try:
+        if hasattr(y, "__array__") and not isinstance(y, Tensor | np.ndarray | np.generic):
+            y = np.array(y)  # such as a Series, which torch would read by its index
         labels = torch.as_tensor(_native(y) if isinstance(y, np.ndarray) else y)
         whole = not (labels.is_floating_point() or labels.is_complex())
         return labels.long() if whole and labels.dtype != torch.bool else labels

@@ -44,21 +44,8 @@ class Pool:
         self.counts = (self.labels[:, None] == classes).sum(0)  # (C,) samples of each class
 
     def balanced_rows(self, u: Tensor) -> Tensor:
-        """Return the rows (n,) that numbers u (n,) in [0, 1) choose, evenly over the classes.
-
-        With K classes present, ⌊K·u⌋ is the class among them and the rest of K·u chooses one of its
-        samples. So a uniform u gives every class the same probability, and every sample of a class.
-        At least one sample must have a label.
-        """
-        order = torch.where(self.labels < 0, len(self.counts), self.labels).argsort(stable=True)
-        first = self.counts.cumsum(0) - self.counts  # where each class starts in that order
-        present = (self.counts > 0).cumsum(0)  # the number of classes present up to each class
-        place = u * present[-1]
-        slot = torch.minimum(place.long(), present[-1] - 1)
-        label = torch.searchsorted(present, slot + 1)
-        count = self.counts[label]
-        within = torch.minimum(((place - slot) * count).long(), count - 1)
-        return order[first[label] + within]
+        """Return the rows (n,) that numbers u (n,) in [0, 1) choose, evenly over the classes."""
+        return balanced_rows(self.labels, self.counts, u)
 
     def balanced_counts(self) -> Tensor:
         """Return the expected counts (C,) of classes in a balanced draw as large as the pool."""
@@ -79,3 +66,22 @@ class Pool:
         own = x.index_select(0, (rows - size).clamp(min=0))
         new = self.is_new(rows).view(-1, *[1] * (x.ndim - 1))
         return torch.where(new, own, stored), self.labels[rows], columns
+
+
+def balanced_rows(labels: Tensor, counts: Tensor, u: Tensor) -> Tensor:
+    """Return the rows (n,) of samples that numbers u (n,) in [0, 1) choose, evenly over classes.
+
+    `labels` are those of all samples, −1 for none, and `counts` (C,) the samples of each class.
+    With K classes present, ⌊K·u⌋ is the class among them and the rest of K·u chooses one of its
+    samples. So a uniform u gives every class the same probability, and every sample of a class. At
+    least one sample must have a label.
+    """
+    order = torch.where(labels < 0, len(counts), labels).argsort(stable=True)
+    first = counts.cumsum(0) - counts  # where each class starts in that order
+    present = (counts > 0).cumsum(0)  # the number of classes present up to each class
+    place = u * present[-1]
+    slot = torch.minimum(place.long(), present[-1] - 1)
+    label = torch.searchsorted(present, slot + 1)
+    count = counts[label]
+    within = torch.minimum(((place - slot) * count).long(), count - 1)
+    return order[first[label] + within]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,6 +12,18 @@ from torch import Tensor, nn
 from dualcba.tasks.outputs import fitted
 
 Scale = Tensor | float
+
+
+def check_weight(head: nn.Module, name: str) -> None:
+    """Raise unless the weight of a last layer is a parameter, and not computed from others."""
+    if not isinstance(head._parameters.get("weight"), nn.Parameter):
+        wanted = "a parameter: remove weight_norm, spectral_norm or the like"
+        raise ValueError(f"{name} is computed from other parameters, expected {wanted}")
+
+
+def head_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """Return what a last layer is called with, by position or as in `layer(input=h)`."""
+    return args[0] if args else next(iter(kwargs.values()))  # type: ignore[no-any-return]
 
 
 def resize_head(head: nn.Module, outputs: int) -> None:
@@ -20,6 +35,7 @@ def resize_head(head: nn.Module, outputs: int) -> None:
     >>> head.out_features, torch.equal(head.weight, kept[[0, 1, 1, 1]])
     (4, True)
     """
+    check_weight(head, "head.weight")
     for name in ("weight", "bias"):
         old = getattr(head, name, None)
         if old is not None:
@@ -70,9 +86,9 @@ class CosineHead(nn.Module):
         with torch.autocast(h.device.type, enabled=False):
             return F.linear(F.normalize(h.to(weight.dtype)), F.normalize(weight))
 
-    def forward(self, h: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # named as that of nn.Linear
         """Return logits (n, C) of features (n, d)."""
-        return self.scale * self.cosine(h)
+        return self.scale * self.cosine(input)
 
 
 # With ĥ and ŵ the normalised features and weights, z_ic = s·⟨ĥ_i, ŵ_c⟩, so that

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dualcba.engine.torch_private import BatchNormBase, foreach_copy_
 from dualcba.errors import expected, unknown
-from dualcba.nets.heads import CosineHead, resize_head
+from dualcba.nets.heads import CosineHead, head_input, resize_head
 from dualcba.nets.inputs import Inputs, Part, logits_of
 from dualcba.normalization.statistics import batch_norms, evaluation_mode
 
@@ -117,7 +117,9 @@ class Network(nn.Module):
         """Return the logits (n, C) and features (n, d) of inputs (n, ...), in at least float32."""
         features: list[Tensor] = []
         # removed after the call: the caller may use, copy or save the module at any time
-        hook = self.head.register_forward_pre_hook(lambda _, args: features.append(args[0]))
+        hook = self.head.register_forward_pre_hook(
+            lambda _, args, kwargs: features.append(head_input(args, kwargs)), with_kwargs=True
+        )
         try:
             if self._plain and not self._cast_weights:
                 z = self.module(x)
@@ -153,12 +155,17 @@ class Network(nn.Module):
     def _probe(self) -> None:
         weight = next(self.module.parameters())
         calls: list[tuple[Tensor, Tensor]] = []
-        hook = self.head.register_forward_hook(lambda m, a, out: calls.append((a[0], out)))
+        hook = self.head.register_forward_hook(
+            lambda _, args, kwargs, out: calls.append((head_input(args, kwargs), out)),
+            with_kwargs=True,
+        )
         shape = (2, *self.input_shape)
         try:
             with evaluation_mode(self.module):
                 dtype = self.inputs.dtype if self.inputs.whole else weight.dtype
-                x = torch.zeros(shape, dtype=dtype, device=weight.device)
+                with torch.inference_mode(False):  # its tensors do not count their changes
+                    x = torch.zeros(shape, dtype=dtype, device=weight.device)
+                version = x._version
                 out = self.inputs.call(self.module, x, {})
         except Exception as error:  # the caller's network may raise anything
             raise ValueError(
@@ -167,6 +174,9 @@ class Network(nn.Module):
             ) from error
         finally:
             hook.remove()
+        if x._version != version:
+            wanted = "it unchanged, as by x - mean in place of x.sub_(mean)"
+            raise ValueError(f"the network changes its input in place, expected {wanted}")
         z = logits_of(out)
         self._plain = z is out and type(self.inputs) is Inputs
         if not calls or calls[-1][1] is not z or calls[-1][0].dim() != 2:

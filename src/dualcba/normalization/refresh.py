@@ -55,18 +55,19 @@ class MovingEstimate:
     """The statistics that predictions use between two passes over the whole memory.
 
     >>> estimate = MovingEstimate([])
-    >>> estimate.due(0, 1000, (1, True)).whole
+    >>> estimate.due(1000, (1, True)).whole
     True
-    >>> estimate.keep(0, (1, True))
-    >>> estimate.due(10, 1000, (1, True)).parts, estimate.due(70, 1000, (1, True)).parts
-    (0, 2)
-    >>> estimate.due(1000, 1000, (1, True)).whole, estimate.due(10, 1000, (2, True)).whole
+    >>> estimate.keep((1, True))
+    >>> estimate.observe(70)
+    >>> estimate.due(1000, (1, True)).parts
+    2
+    >>> estimate.due(70, (1, True)).whole, estimate.due(1000, (2, True)).whole
     (True, True)
     """
 
     def __init__(self, layers: Sequence[BatchNormBase]) -> None:
         self.statistics = RunningStatistics(layers)
-        self._observed = 0  # samples up to the last part
+        self._since = 0  # samples observed since the last part
         self._task: Task | None = None  # None: there is no estimate
         self._moved = 0.0  # squared distance of the weights from those of the estimate
         self._weights: Tensor | None = None  # those that it was compared with last
@@ -80,18 +81,21 @@ class MovingEstimate:
         """Have no estimate; the next one is that of the whole memory."""
         self._task = None
 
-    def due(self, observed: int, filled: int, task: Task) -> Due:
-        """Return what is due after so many observed samples, with so many samples in the memory.
+    def observe(self, samples: int) -> None:
+        """Count samples that were learnt."""
+        self._since += samples
+
+    def due(self, filled: int, task: Task) -> Due:
+        """Return what is due with so many samples in the memory.
 
         In another task it is the whole memory: at the boundaries of tasks, methods may change the
         network and the memory as a whole.
         """
-        since = observed - self._observed
         known = self._task is not None and task == self._task and self._moved <= LIMIT**2
-        if not known or not 0 <= since < filled:
+        if not known or self._since >= filled:
             return Due(whole=True)
         size = max(2, min(PART, filled // FRACTION))
-        return Due(parts=since // size, size=size)
+        return Due(parts=self._since // size, size=size)
 
     def follow(self, weights: Tensor) -> None:
         """Note how far the weights, as one vector, have moved since the last call."""
@@ -100,15 +104,15 @@ class MovingEstimate:
             self._moved += float(change / norm.clamp(min=1e-12)) ** 2
         self._weights = weights
 
-    def keep(self, observed: int, task: Task) -> None:
-        """Keep the layers' present statistics as the estimate after so many observed samples."""
+    def keep(self, task: Task) -> None:
+        """Keep the layers' present statistics as the estimate."""
         self.statistics.save()
-        self._observed, self._task, self._moved = observed, task, 0.0
+        self._since, self._task, self._moved = 0, task, 0.0
 
     def advance(self, due: Due) -> None:
         """Keep the layers' present statistics as the estimate, to which these parts were added."""
         self.statistics.save()
-        self._observed += due.parts * due.size
+        self._since -= due.parts * due.size
         self._moved *= (1.0 - WEIGHT) ** due.parts
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -116,18 +120,23 @@ class MovingEstimate:
         if self._task is None:
             return None
         tensors = {name: t.cpu().clone() for name, t in self.tensors().items()}
-        counts = {"observed": self._observed, "task": list(self._task), "moved": self._moved}
+        counts = {"since": self._since, "task": list(self._task), "moved": self._moved}
         return {"tensors": tensors, **counts}
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Restore what `state_dict` returned, checked."""
+    def load_state_dict(self, state: Mapping[str, Any] | None, observed: int) -> None:
+        """Restore what `state_dict` returned, checked.
+
+        States of earlier versions have the `observed` samples up to the last part, counted as
+        steps times the batch size; the argument is that number now.
+        """
         if state is None:
             self.forget()
             return
         self._weights = None
         for name, t in self.tensors().items():
             t.copy_(state["tensors"][name])
-        self._observed, (tasks, is_open) = state["observed"], state["task"]
+        since = state["since"] if "since" in state else max(0, observed - state["observed"])
+        self._since, (tasks, is_open) = since, state["task"]
         self._task, self._moved = (tasks, is_open), state["moved"]
 
     def tensors(self) -> dict[str, Tensor]:

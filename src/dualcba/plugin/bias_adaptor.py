@@ -20,6 +20,7 @@ from dualcba.engine.optimizers import first_state
 from dualcba.errors import at_least, expected
 from dualcba.losses import Adapt, Batch, CrossEntropy, Term
 from dualcba.methods import Method
+from dualcba.nets.heads import head_input
 from dualcba.normalization.statistics import batch_norms, evaluation_mode, without_tracking
 from dualcba.plugin import given, ranks
 from dualcba.plugin.states import State, check_tensors, split_state
@@ -136,7 +137,9 @@ class BiasAdaptor:
         A loop can also pass logits and features that it has of its own.
         """
         features: list[Tensor] = []
-        hook = self.head.register_forward_pre_hook(lambda _, args: features.append(args[0]))
+        hook = self.head.register_forward_pre_hook(
+            lambda _, args, kwargs: features.append(head_input(args, kwargs)), with_kwargs=True
+        )
         try:
             z = network(*inputs)
         finally:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dualcba.data.dataset import check_labels
 from dualcba.errors import expected, unknown
-from dualcba.nets.heads import CosineHead
+from dualcba.nets.heads import CosineHead, check_weight
 from dualcba.options import (
     CBA,
     TrainingOptions,
@@ -45,6 +45,7 @@ def last_layer(head: nn.Module) -> list[Tensor]:
     """Return the parameters of a last layer, weights first; raise if it is none for an adaptor."""
     if not isinstance(head, nn.Linear | CosineHead):
         raise ValueError(expected("type of head", type(head).__name__, "Linear, the last layer"))
+    check_weight(head, "head.weight")
     if head.weight.dtype != torch.float32:
         wanted = "torch.float32; use autocast for other precisions"
         raise ValueError(expected("dtype of head.weight", head.weight.dtype, wanted))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -37,8 +38,8 @@ def ibn(network: nn.Module, batches: Batches) -> Iterator[None]:
         their statistics. Of a network under DistributedDataParallel, pass its `module`.
     batches
         All inputs as one tensor, or an iterable of batches, or a function that returns one. Each
-        batch is passed as `network(batch)`. Without samples, and with a tensor of one sample, the
-        running statistics are used.
+        batch is passed as `network(batch)`, a last one of one sample together with the one before.
+        Without samples, and with one sample alone, the running statistics are used.
 
     >>> net = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1)).train()
     >>> with ibn(net, torch.tensor([[1.0], [5.0]])):
@@ -66,10 +67,23 @@ def _batches(given: Batches) -> Iterator[Any]:
         parts = portions(len(given), IBN_BATCH, 1) if len(given) > 1 else ()
         return (given[part] for _, _, part in parts)
     try:
-        return iter(given() if callable(given) else given)
+        return _merged(iter(given() if callable(given) else given))
     except TypeError:
         wanted = "a tensor, an iterable of batches or a function that returns one"
         raise ValueError(expected("batches", given, wanted)) from None
+
+
+def _merged(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield batches; a last one of one sample, without statistics, joins the one before."""
+    held = list(islice(batches, 2))
+    for batch in batches:
+        yield held.pop(0)
+        held.append(batch)
+    single = bool(held) and isinstance(held[-1], Tensor) and len(held[-1]) == 1
+    alike = all(isinstance(b, Tensor) and b.shape[1:] == held[-1].shape[1:] for b in held)
+    if single and alike:
+        held = [torch.cat(held)] if len(held) > 1 else []
+    yield from held
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from dualcba.checkpoint import check_same_layout, collect_tensors, entries_of
 from dualcba.engine.host_to_device import to_device
 from dualcba.errors import at_least, expected
 from dualcba.memory import Indices, Pool, Reservoir
+from dualcba.memory.pool import balanced_rows
 from dualcba.plugin.given import labels
 from dualcba.plugin.states import State, check_tensors, split_state
 from dualcba.randomness import generator, restore_generator
@@ -68,10 +69,14 @@ class RehearsalMemory:
         reservoir = self._filled("draw_balanced")
         x, y = self._check(x, y)
         u = torch.from_numpy((np.arange(n) + self._rng.random(n)) / n)
-        classes = int(torch.cat([reservoir.y, y]).max()) + 1
-        filled = torch.tensor([len(self)], device=y.device)
-        pool = Pool(reservoir, filled, y, classes)
-        x, y, _ = pool.read(pool.balanced_rows(to_device(u, y.device)), x)
+        pool = Pool(reservoir, torch.tensor([len(self)], device=y.device), y, 0)
+        labelled = pool.labels >= 0
+        # labels may be any numbers, classes are as many as there are
+        _, classes, counts = torch.unique(
+            pool.labels[labelled], return_inverse=True, return_counts=True
+        )
+        labels = pool.labels.masked_scatter(labelled, classes)
+        x, y, _ = pool.read(balanced_rows(labels, counts, to_device(u, y.device)), x)
         return x, y
 
     def samples(self) -> Samples:

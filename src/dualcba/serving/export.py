@@ -20,7 +20,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -120,9 +120,20 @@ def _state_dict(model: Model, example: Tensor, meta: dict[str, Any]) -> bytes:
         wanted = "the last linear layer of one network: write a file ending in .pt2 or .onnx"
         raise ValueError(f"the predictions are made by {kind}, expected {wanted}")
     resize_head(scorer.head, len(model.hidden))
-    tensors = {k: v.contiguous() for k, v in scorer.whole().state_dict().items()}
+    tensors = _unshared(scorer.whole().state_dict())
     meta = {**meta, **_preprocessing(model.transform, example), "hidden": model.hidden.tolist()}
     return save(tensors, {META: json.dumps(meta)})
+
+
+def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous tensors without shared memory, which a safetensors file cannot have."""
+    made: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, value in tensors.items():
+        memory = value.untyped_storage().data_ptr()
+        made[name] = (value.clone() if memory in seen else value).contiguous()
+        seen.add(memory)
+    return made
 
 
 def _preprocessing(transform: Transform, example: Tensor) -> dict[str, list[float]]:

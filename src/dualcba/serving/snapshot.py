@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dualcba.nets.inputs import Inputs, Samples
 from dualcba.prediction import PREDICT_BATCH
+from dualcba.tasks.labels import as_list
 from dualcba.training.precision import default_modes
 
 
@@ -71,7 +72,7 @@ class Snapshot:
     @property
     def classes_(self) -> list[Any]:
         """The labels of the classes, in the order of the scores."""
-        return list(range(self.num_classes)) if self.labels is None else self.labels.tolist()
+        return list(range(self.num_classes)) if self.labels is None else as_list(self.labels)
 
     def logits(self, x: Samples) -> Any:
         """Return the scores of each class, (n, num_classes), whose softmax are probabilities.
@@ -98,13 +99,14 @@ class Snapshot:
         made.bf16 = self.bf16 and made.device.type == self.device.type
         return made
 
-    def for_estimator(self, labels: NDArray[Any]) -> Self:
-        """Return the same model with other labels, which takes and returns what an estimator does.
+    def for_estimator(self, labels: NDArray[Any] | None) -> Self:
+        """Return the same model, which takes and returns what an estimator does.
 
         It accepts numbers of any type where the learner's samples are float32, and returns arrays.
+        `labels` are those of the classes, if the learner has none.
         """
         made = copy.copy(self)
-        made.labels, made.convert = labels.copy(), True
+        made.labels, made.convert = self.labels if labels is None else labels.copy(), True
         return made
 
     def _scores(self, x: Samples) -> Tensor:

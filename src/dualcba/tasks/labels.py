@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,10 @@ from torch import Tensor
 
 from dualcba.errors import expected, reason
 
-SAVED = "a str, an int, a finite float, a bool, None or a tuple of these"
+SAVED = "a str, an int, a finite float, a bool, None, a NumPy date or a tuple of these"
 """The labels that can be part of a state."""
+
+DATES = (np.datetime64, np.timedelta64)
 
 
 class Labels:
@@ -91,7 +93,7 @@ class Labels:
 
     def to_json(self) -> list[Any]:
         """Return the labels as JSON types; tuples become lists."""
-        return [_encode(label) for label in self._classes]
+        return labels_to_json(self._classes)
 
     def from_json(self, value: object) -> list[Hashable]:
         """Return the labels of a state; raise unless they are labels and not too many."""
@@ -114,12 +116,12 @@ def read_labels(y: Any, length: int | None, name: str) -> list[Any]:
     ['a', 'b']
     """
     if isinstance(y, list | tuple):
-        labels = [v.item() if isinstance(v, np.generic | Tensor) else v for v in y]
+        labels = [_python_object(v) for v in y]
         shape: tuple[int, ...] = (len(labels),)
     else:
         try:
             array = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
-            labels, shape = array.reshape(-1).tolist(), array.shape
+            labels, shape = as_list(array.reshape(-1)), array.shape
         except Exception as error:  # an object may raise anything
             raise ValueError(f"{name} cannot be read as labels: {reason(error)}") from error
     if len(shape) != 1 or length not in (None, len(labels)):
@@ -129,17 +131,37 @@ def read_labels(y: Any, length: int | None, name: str) -> list[Any]:
 
 
 def as_array(labels: Sequence[Any]) -> NDArray[Any]:
-    """Return labels as an array of strings or numbers if all have one type, else of objects.
+    """Return labels as an array of strings, numbers or dates if NumPy keeps them, else of objects.
 
     >>> as_array(["a", "b"]).dtype.kind, as_array([1, "b"]).dtype.kind
     ('U', 'O')
     """
-    if len({type(label) for label in labels}) == 1 and isinstance(labels[0], str | int | float):
-        return np.array(labels)
+    kinds = {label.dtype if type(label) in DATES else type(label) for label in labels}
+    if len(kinds) == 1 and type(labels[0]) in (str, int, float, bool, *DATES):
+        unsigned = kinds == {int} and min(labels) >= 0 and 2**63 <= max(labels) < 2**64
+        array = np.array(labels, dtype=np.uint64 if unsigned else None)
+        kept = as_list(array)
+        if type(kept[0]) is type(labels[0]) and kept == list(labels):
+            return array  # otherwise NumPy has cut "a\0" to "a", or made a float of an int
     array = np.empty(len(labels), dtype=object)
     for k, label in enumerate(labels):
         array[k] = label
     return array
+
+
+def as_list(array: NDArray[Any]) -> list[Any]:
+    """Return the labels in an array as Python objects; dates, which may have none, as they are."""
+    return list(array) if array.dtype.kind in "mM" else array.tolist()
+
+
+def labels_to_json(labels: Iterable[Any]) -> list[Any]:
+    """Return labels as JSON types; tuples become lists, and dates dicts."""
+    return [_encode(label) for label in labels]
+
+
+def _python_object(label: Any) -> Any:
+    plain = isinstance(label, np.generic | Tensor) and not isinstance(label, DATES)
+    return label.item() if plain else label
 
 
 def _check_label(label: Any, i: int) -> None:
@@ -159,11 +181,29 @@ def _encode(label: Any) -> Any:
         return label
     if isinstance(label, float) and math.isfinite(label):
         return label
+    if isinstance(label, np.datetime64) and not np.isnat(label):
+        return {"datetime64": str(label)}
+    if isinstance(label, np.timedelta64) and not np.isnat(label):
+        unit, step = np.datetime_data(label)
+        return {"timedelta64": [int(label.astype(np.int64)) * step, unit]}
     raise ValueError(expected("a label of the learner's state", label, SAVED))
 
 
 def _decode(value: Any) -> Hashable:
     if isinstance(value, list):
         return tuple(_decode(part) for part in value)
+    if isinstance(value, dict):
+        return _decode_date(value)
     _encode(value)  # raises unless it is a label that can be saved
     return value  # type: ignore[no-any-return]
+
+
+def _decode_date(value: dict[str, Any]) -> Hashable:
+    try:
+        ((kind, content),) = value.items()
+        label = np.datetime64(content) if kind == "datetime64" else np.timedelta64(*content)
+    except (TypeError, ValueError):
+        label = None
+    if label is None or _encode(label) != value:
+        raise ValueError(expected("a label of the learner's state", value, SAVED))
+    return label

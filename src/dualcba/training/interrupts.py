@@ -14,6 +14,12 @@ DELAY = 0.001  # seconds until a signal is sent again, so that it arrives outsid
 _functions: Any = import_module("_signal")  # `signal` without enums, which take most of its time
 _main = threading.main_thread()
 
+BY_LOOP = "_sighandler_noop"
+"""The handler of a signal that asyncio's loop reads from a file descriptor, after the step anyway.
+
+It would read one that is sent again twice.
+"""
+
 
 class Interrupts:
     """A context in which signals can be deferred: from a call of `defer` to the end of the context.
@@ -37,7 +43,7 @@ class Interrupts:
             return
         for number in SIGNALS:
             handler = _functions.getsignal(number)
-            if callable(handler):
+            if callable(handler) and getattr(handler, "__name__", "") != BY_LOOP:
                 self._before.append((number, handler))
                 _functions.signal(number, self._wait)
 
@@ -50,11 +56,19 @@ class Interrupts:
         while self._before:
             _functions.signal(*self._before.pop())
         while self._pending:
-            threading.Timer(DELAY, signal.raise_signal, [self._pending.pop()]).start()
+            threading.Timer(DELAY, _send, [self._pending.pop()]).start()
 
     def _wait(self, number: int, frame: FrameType | None) -> None:
         if number not in self._pending:
             self._pending.append(number)
+
+
+def _send(number: int) -> None:
+    """Send a signal to the main thread; one to another thread would not wake it."""
+    if hasattr(signal, "pthread_kill") and _main.ident is not None:
+        signal.pthread_kill(_main.ident, number)
+    else:  # Windows
+        signal.raise_signal(number)
 
 
 interrupts = Interrupts()

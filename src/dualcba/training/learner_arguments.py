@@ -18,6 +18,7 @@ from dualcba.data.transforms import Unchanged
 from dualcba.errors import at_least, expected, unknown
 from dualcba.methods import Method, check_options, parse_method
 from dualcba.nets import Network, head_outputs
+from dualcba.nets.heads import check_weight
 from dualcba.nets.inputs import DTYPES, Inputs, Part, make_inputs
 from dualcba.options import (
     DATA,
@@ -281,7 +282,7 @@ def resolve(method: str | Method, options: Any, adaptor: str | None) -> tuple[Me
 
 
 def check_network(network: nn.Module) -> None:
-    """Raise unless it is a network in float32 with trainable parameters."""
+    """Raise unless it is a network in float32 with trainable parameters, which it leaves alone."""
     if not isinstance(network, nn.Module):
         raise ValueError(expected("network", network, "an nn.Module"))
     weights = list(network.named_parameters())
@@ -291,12 +292,20 @@ def check_network(network: nn.Module) -> None:
             raise ValueError(expected(f"dtype of the network's {name}", weight.dtype, wanted))
     if weights and not any(weight.requires_grad for _, weight in weights):
         raise ValueError("no parameter of the network requires a gradient, expected at least one")
+    for name, module in network.named_modules():
+        limit = getattr(module, "max_norm", None)
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and limit is not None:
+            wanted = "None: with it every pass changes the weights, even in predictions"
+            raise ValueError(expected(f"max_norm of the network's {name}", limit, wanted))
 
 
-def check_head(network: Network, outer_loop: OuterLoop) -> None:
-    """Raise if the last layer is frozen and the adaptor is trained by a virtual step of it."""
+def check_head(network: Network, outer_loop: OuterLoop, *, grows: bool) -> None:
+    """Raise if the last layer cannot grow or have a virtual step, where it must."""
+    stepped = outer_loop.optimizer is not None and outer_loop.levels == "bi"
+    if stepped or grows:
+        check_weight(network.head, f"the weight of the last layer {network.head_name!r}")
     frozen = [name for name, p in network.head.named_parameters() if not p.requires_grad]
-    if frozen and outer_loop.optimizer is not None and outer_loop.levels == "bi":
+    if frozen and stepped:
         name = f"{network.head_name}.{frozen[0]}"
         wanted = "a trainable last layer: the adaptor is trained by a step of it"
         raise ValueError(f"the network's {name} requires no gradient, expected {wanted}")

@@ -111,13 +111,17 @@ def check_state(
 
 
 def check_estimate(own: Tensors, estimate: Any) -> None:
-    """Raise unless the state's `estimate` is None or valid; `own` has the learner's tensors."""
+    """Raise unless the state's `estimate` is None or valid; `own` has the learner's tensors.
+
+    States of earlier versions have `observed` in place of `since`.
+    """
     if estimate is None:
         return
-    names = ["moved", "observed", "task", "tensors"]
+    count = "observed" if isinstance(estimate, Mapping) and "observed" in estimate else "since"
+    names = sorted(["moved", count, "task", "tensors"])
     if not isinstance(estimate, Mapping) or sorted(estimate, key=str) != names:
         raise ValueError(f"the state's 'estimate' is not valid, expected a dict of {names}")
-    tensors, observed, task = estimate["tensors"], estimate["observed"], estimate["task"]
+    tensors, samples, task = estimate["tensors"], estimate[count], estimate["task"]
     if not isinstance(tensors, Mapping):
         raise ValueError("the state's 'estimate' has no tensors, expected a dict of them")
     check_dense(tensors)
@@ -127,8 +131,8 @@ def check_estimate(own: Tensors, estimate: Any) -> None:
             raise ValueError(f"the state's entry {name!r} has values that are not finite")
         if name.endswith("var") and bool((t < 0).any()):
             raise ValueError(f"the state's entry {name!r} has values below 0")
-    if type(observed) is not int or observed < 0:
-        raise ValueError(expected("the state's 'estimate.observed'", observed, "a count"))
+    if type(samples) is not int or samples < 0:
+        raise ValueError(expected(f"the state's 'estimate.{count}'", samples, "a count"))
     moved = estimate["moved"]
     if type(moved) is not float or not 0 <= moved < math.inf:
         raise ValueError(expected("the state's 'estimate.moved'", moved, "a number of at least 0"))
