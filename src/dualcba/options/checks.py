@@ -1,0 +1,78 @@
+"""Which options fit each other."""
+
+from __future__ import annotations
+
+from dualcba.errors import expected
+from dualcba.options.defaults import COSINE_DEFAULTS
+from dualcba.options.definition import definitions
+from dualcba.options.training import TrainingOptions
+
+
+def check_learnt_parts(specific: str, agnostic: bool, prior: bool) -> None:
+    """Raise if an adaptor has no part and no prior."""
+    if specific == "none" and not agnostic and not prior:
+        raise ValueError("specific is 'none' and agnostic is False, expected at least one part")
+
+
+def check_logit_space(space: str, **options: bool) -> None:
+    """Raise if one of these options is on in another space."""
+    for name, value in options.items():
+        if value and space != "logit":
+            raise ValueError(expected(name, value, "False unless space is 'logit'"))
+
+
+def check_tracking(tracking: str, forward: str) -> None:
+    """Raise if batches that are normalised together are to be tracked separately."""
+    if tracking != "all" and forward == "concat":
+        raise ValueError(expected("tracking", tracking, "'all' if forward is 'concat'"))
+
+
+def check_optimizer(options: TrainingOptions) -> None:
+    """Raise unless the options of the optimiser and of the virtual step fit each other."""
+    name, known = options.optimizer, definitions(TrainingOptions)
+    for other in ("momentum", "nesterov") if name != "sgd" else ("beta1", "beta2"):
+        value = getattr(options, other)
+        if value != known[other].default:
+            wanted = "no value: it is an option of " + ("sgd" if name != "sgd" else "adam")
+            raise ValueError(expected(other, value, f"{wanted}, and optimizer is {name!r}"))
+    if options.nesterov and not options.momentum:
+        raise ValueError(expected("nesterov", True, "False if momentum is 0"))
+    if options.beta1**2 >= options.beta2:
+        raise ValueError(expected("beta2", options.beta2, f"above beta1² = {options.beta1**2:g}"))
+    if options.lr * options.weight_decay >= 1:
+        wanted = f"less than 1 / lr = {1 / options.lr:g}"
+        raise ValueError(expected("weight_decay", options.weight_decay, wanted))
+    if options.virtual == "sgd" and options.levels != "bi":
+        wanted = f"'optimizer' if levels is {options.levels!r}: there is no virtual step"
+        raise ValueError(expected("virtual", options.virtual, wanted))
+    if options.virtual_lr is not None and options.virtual != "sgd":
+        raise ValueError(expected("virtual_lr", options.virtual_lr, "None unless virtual is 'sgd'"))
+
+
+def check_while_empty(while_empty: str, stores_in_steps: bool) -> None:
+    """Raise if steps wait for a memory that is only filled when a task ends."""
+    if while_empty != "train" and not stores_in_steps:
+        wanted = "'train': the method fills its memory when a task ends"
+        raise ValueError(expected("while_empty", while_empty, wanted))
+
+
+def check_head_options(options: TrainingOptions, method: str, own_head: bool) -> None:
+    """Raise unless the options of the head fit it; `own_head` is that of the method."""
+    if options.head == "cosine" and own_head:
+        raise ValueError(expected("head", options.head, f"'linear': {method} has its own head"))
+    for name in COSINE_DEFAULTS if options.head != "cosine" else ():
+        if (value := getattr(options, name)) is not None:
+            raise ValueError(expected(name, value, f"no value: the head is {options.head}"))
+
+
+def check_adaptor_parts(options: TrainingOptions) -> None:
+    """Raise unless the parts of an adaptor fit each other."""
+    if options.agnostic_from is not None and not options.agnostic:
+        wanted = "None if agnostic is False"
+        raise ValueError(expected("agnostic_from", options.agnostic_from, wanted))
+    check_learnt_parts(options.specific, options.agnostic, options.prior)
+    check_logit_space(options.space, strength=options.strength, prior=options.prior)
+    trained = options.agnostic and options.agnostic_from is None
+    if options.freeze_after is not None and not trained:
+        wanted = "None if no class-agnostic part is trained"
+        raise ValueError(expected("freeze_after", options.freeze_after, wanted))

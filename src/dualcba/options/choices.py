@@ -1,0 +1,53 @@
+"""The values that options can have by name, and the groups that options are shown in."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+AdaptorKind = Literal["cba", "dual-cba", "balanced-cba"]
+OuterDraw = Literal["memory", "balanced"]
+Targets = Literal["adapted", "raw"]
+PseudoLabels = Literal["adapted", "raw"]
+OptimizerName = Literal["sgd", "adam", "adamw"]
+VirtualStepName = Literal["optimizer", "sgd"]
+OuterLoss = Literal["method", "ce", "adjusted"]
+Levels = Literal["bi", "joint", "buffer"]
+UpdateOrder = Literal["adaptor-first", "network-first"]
+SpecificPart = Literal["single", "individual", "none"]
+Space = Literal["logit", "probability"]
+Norm = Literal["bn", "cn", "adab2n"]
+Statistics = Literal["bn", "ibn"]
+ForwardMode = Literal["split", "concat"]
+Head = Literal["linear", "cosine"]
+Tracking = Literal["all", "labelled", "memory"]
+IBNAverage = Literal["cumulative", "ema", "literal"]
+IBNRefresh = Literal["parts", "full"]
+Augmentation = Literal["none", "partial", "full", "strong"]
+BoundaryMode = Literal["given", "inferred"]
+OnOutlier = Literal["raise", "skip", "clip"]
+LossMean = Literal["batches", "samples"]
+WhileEmpty = Literal["train", "store"]
+Pixels = Literal["normalised", "unit"]
+ProtocolName = Literal["paper", "p10"]
+Readout = Literal["head", "ncm", "both"]
+LabelledBatches = Literal["mixed", "cycled"]
+UnlabelledSamples = Literal["rest", "all"]
+AnytimeScores = Literal["both", "bn", "ibn"]
+NetworkName = Literal["resnet18", "resnet18-slim", "mlp"]
+EngineName = Literal["auto", "eager", "captured"]
+PlaceName = Literal["local", "ray", "slurm"]
+PrecisionName = Literal["auto", "fp32", "bf16"]
+Scale = Literal["paper", "small"]
+Colour = Literal["auto", "grey", "rgb"]
+
+CBA: tuple[AdaptorKind, ...] = get_args(AdaptorKind)
+DUAL: tuple[AdaptorKind, ...] = CBA[1:]
+"""The kinds with a class-specific and a class-agnostic part."""
+
+BALANCED: AdaptorKind = CBA[-1]
+
+DATA, METHOD, ADAPTOR = "Data", "Method", "Adaptor"
+NETWORK, EVALUATION = "Network and optimiser", "Evaluation"
+SWEEP, OUTPUT, HARDWARE = "Sweep", "Output", "Hardware"
+GROUPS = (DATA, METHOD, ADAPTOR, NETWORK, EVALUATION, SWEEP, OUTPUT, HARDWARE)
+"""The sections of `--help`, in order."""

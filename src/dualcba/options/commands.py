@@ -1,0 +1,233 @@
+"""The options of commands, and of the hardware that they use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+from dualcba.options.choices import (
+    DATA,
+    EVALUATION,
+    HARDWARE,
+    METHOD,
+    NETWORK,
+    OUTPUT,
+    SWEEP,
+    Colour,
+    EngineName,
+    NetworkName,
+    PlaceName,
+    PrecisionName,
+    Scale,
+)
+from dualcba.options.definition import fill, option, same_as
+from dualcba.options.training import RunOptions, TrainingOptions
+from dualcba.options.values import (
+    Interval,
+    TrackerName,
+    interval,
+    mapping,
+    name_and_value,
+    name_and_values,
+    not_negative,
+    path,
+    read_interval,
+    titles,
+    trackers,
+    words,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """Where runs are computed; changes their speed, not their meaning."""
+
+    def __post_init__(self) -> None:
+        fill(self, {}, None)
+
+    device: str = option("auto", "auto, cpu, cuda or cuda:N", HARDWARE)
+    engine: EngineName = option(
+        "auto", "eager, or captured as CUDA graphs; auto captures on a GPU", HARDWARE
+    )
+    precision: PrecisionName = option(
+        "auto", "of the forward pass; auto is bf16 on a GPU that has it", HARDWARE
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionOptions(Hardware):
+    """How many runs are computed at a time and where, from which data, who logs them."""
+
+    jobs: int | None = option(None, "processes on a CPU; by default one per core", HARDWARE, low=1)
+    abreast: int = option(1, "runs side by side on a GPU", HARDWARE, low=1)
+    on: PlaceName = option(
+        "local", "this machine, or Ray or Slurm; the latter need their extras", HARDWARE
+    )
+    cpus_per_task: int = option(1, "cores of a task of Ray or Slurm, as threads", HARDWARE, low=1)
+    gpus_per_task: float = option(
+        1.0, "number of GPUs of a task that runs on GPUs; on Ray also a fraction", HARDWARE
+    )
+    ray_address: str | None = option(
+        None, "address HOST:PORT of a Ray cluster; by default $RAY_ADDRESS, else one here", HARDWARE
+    )
+    slurm: dict[str, Any] = option(
+        dict, "parameter of submitit: partition=gpu, time=240; cluster=local runs here", HARDWARE,
+        repeatable=True, parse=partial(name_and_value, flag="--slurm"), accept=mapping,
+    )  # fmt: skip
+    checkpoint_every: str = option(
+        "1m",
+        "interval of checkpoints inside a run: minutes, or 30s, 5m, 1h, 200steps, off",
+        OUTPUT,
+        accept=interval,
+    )
+    data_dir: Path | None = option(
+        None, "folder of the datasets; by default $DUALCBA_DATA, else ./data", DATA, accept=path
+    )
+    watch: bool = option(
+        False, "write numbers of the runs in progress to their folders, for `dualcba watch`", OUTPUT
+    )
+    track: list[str] = option(
+        list, f"also log to: {', '.join(get_args(TrackerName))}; each needs its extra", OUTPUT,
+        repeatable=True, accept=trackers,
+    )  # fmt: skip
+
+    @property
+    def checkpoints(self) -> Interval | None:
+        """The interval of checkpoints; None for none."""
+        return read_interval(self.checkpoint_every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What a command prints."""
+
+    def __post_init__(self) -> None:
+        fill(self, {}, None)
+
+    quiet: bool = option(False, "print no progress and no table", OUTPUT)
+    json: bool = option(False, "print the results as JSON", OUTPUT)
+
+    @property
+    def verbose(self) -> bool:
+        """Whether text for people is printed."""
+        return not self.quiet and not self.json
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCommand(RunOptions, ExecutionOptions, OutputOptions):
+    """Everything that `dualcba run` takes, on the command line and in a TOML file."""
+
+    imports: list[str] = option(
+        list, "file of Python that registers methods of your own; it is executed", METHOD,
+        flag="import", repeatable=True, accept=words,
+    )  # fmt: skip
+    seeds: int = option(1, "number of seeds, counted from --seed", DATA, low=1)
+    sweep: dict[str, Any] = option(
+        dict,
+        "values of an option to try: NAME=VALUE,VALUE; a range NAME=LOW:HIGH or NAME=LOW:HIGH:log "
+        "with samples=N; score=NAME; scored on --validation 0.1 unless it is given",
+        SWEEP, repeatable=True, parse=name_and_values, accept=mapping,
+    )  # fmt: skip
+    score: list[str] = option(
+        list, "further scores in the table, such as learning_acc, see docs/scores.md", OUTPUT,
+        repeatable=True, accept=words,
+    )  # fmt: skip
+    out: Path | None = option(
+        None,
+        "folder for the results; by default a new one below ./runs, runs/NAME with NAME.toml, and "
+        "runs/demo without any option",
+        OUTPUT, accept=path,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeCommand(ExecutionOptions, OutputOptions):
+    """Everything that `dualcba resume` takes."""
+
+    score: list[str] = same_as(RunCommand, "score")
+    imports: list[str] = same_as(RunCommand, "imports")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnCommand(OutputOptions):
+    """Everything that `dualcba learn` takes."""
+
+    size: int | None = option(
+        None, "height and width of the model's images; by default that of the first ones, up to 32",
+        DATA, low=1,
+    )  # fmt: skip
+    colour: Colour = option(
+        "auto", "grey or rgb images in the model; auto: grey if the first ones are", DATA
+    )
+    flip: bool = option(False, "whether to learn mirror images too", DATA)
+    every: float = option(1.0, "seconds between two looks at the folder", DATA)
+    settle: float = option(
+        1.0, "seconds that a file must be unchanged before it is read", DATA, accept=not_negative
+    )
+    wait: float = option(
+        5.0, "seconds that images wait for others to fill a batch", DATA, accept=not_negative
+    )
+    once: bool = option(False, "learn what is there, and end", OUTPUT)
+    model: Path = option(lambda: Path("runs/model"), "folder of the model", OUTPUT, accept=path)
+    save_every: float = option(
+        10.0, "seconds between two saves while there is something to learn", OUTPUT,
+        accept=not_negative,
+    )  # fmt: skip
+    method: str = option("er-balanced-cba", "rehearsal method, see `dualcba list methods`", METHOD)
+    method_options: dict[str, Any] = same_as(TrainingOptions, "method_options")
+    imports: list[str] = same_as(RunCommand, "imports")
+    buffer: int = option(500, "number of images in the memory", METHOD, low=1)
+    batch_size: int = option(10, "images per step", NETWORK, low=1)
+    memory_batch: int = option(32, "images from the memory per step", NETWORK, low=1)
+    lr: float = option(0.03, "learning rate of the network", NETWORK)
+    network: NetworkName | None = option(
+        None, "network to train; by default mlp on a CPU, resnet18-slim on a GPU", NETWORK
+    )
+    seed: int = same_as(TrainingOptions, "seed")
+    device: str = same_as(Hardware, "device")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceCommand(ExecutionOptions, OutputOptions):
+    """Everything that `dualcba reproduce` takes."""
+
+    seeds: int = option(3, "number of seeds, counted from 0", DATA, low=1)
+    dataset: str | None = option(None, "cifar10, cifar100 or tiny-imagenet", DATA)
+    column: str | None = option(
+        None, "only columns whose title contains this text, such as 'M = 2000'", DATA
+    )
+    row: list[str] = option(
+        list,
+        "only the row of this title, with its adaptors, or else rows whose title contains this "
+        "text; several are separated by ;",
+        DATA, parse=titles, accept=words,
+    )  # fmt: skip
+    scale: Scale = option("paper", "paper, or small: digits, for a CPU", DATA)
+    imports: list[str] = same_as(RunCommand, "imports")
+    out: Path | None = option(
+        None, "folder for the results; by default runs/reproduce or runs/reproduce-small", OUTPUT,
+        accept=path,
+    )  # fmt: skip
+    dry_run: bool = option(False, "only print which runs are needed", OUTPUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchCommand(OutputOptions):
+    """Everything that `dualcba bench` takes."""
+
+    method: list[str] = option(
+        lambda: ["er", "er-dual-cba"], "methods to time", METHOD, repeatable=True
+    )
+    against: list[str] = option(
+        lambda: ["bare", "usual"], "loops to compare with: bare, usual", METHOD, repeatable=True
+    )
+    network: NetworkName = option("mlp", "network to train", NETWORK)
+    steps: int = option(20, "steps per round", EVALUATION, low=1)
+    rounds: int = option(9, "rounds in which all contenders take turns", EVALUATION, low=1)
+    memory: bool = option(
+        True, "also measure peak memory and the first step, in a process each", EVALUATION
+    )
+    out: Path | None = option(None, "also write the numbers to this file", OUTPUT, accept=path)
+    device: str = same_as(Hardware, "device")
