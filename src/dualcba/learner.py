@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -19,7 +22,7 @@ from dualcba.adaptors.pretrained import save_agnostic
 from dualcba.checkpoint import read_state_file, write_state_file
 from dualcba.data import check_labels
 from dualcba.engine import Ranks, make_engine, resolve_device
-from dualcba.errors import expected
+from dualcba.errors import expected, reason
 from dualcba.memory import Memory
 from dualcba.methods import Method
 from dualcba.nets import Network
@@ -546,6 +549,37 @@ class Learner:
         found = read() if self._ranks is None else self._ranks.each("load", read)
         self.load_state_dict(split_estimate(found))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Learner:
+        """Return a learner that goes on alike and shares nothing with this one."""
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        with self._lock:
+            self._predictor.check_outside("deepcopy")
+            for module in self._parts.modules().values():
+                for p in module.parameters():
+                    if id(p) not in memo:  # as other tensors, so that views of it stay views
+                        values = copy.deepcopy(p.detach(), memo)
+                        memo[id(p)] = torch.nn.Parameter(values, p.requires_grad)
+            made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the learner by torch.save: parts of it share the memory of tensors."""
+        wanted = "save or snapshot, or a learner on a CPU whose network can be pickled"
+        content = io.BytesIO()
+        try:
+            if self.device.type != "cpu":
+                raise ValueError(f"it is on {self.device}")
+            with self._lock:
+                self._predictor.check_outside("pickle")
+                torch.save(self.__dict__, content)
+        except Exception as error:  # the caller's network may raise anything
+            if self._ranks is not None:  # which say it themselves
+                raise
+            message = f"the learner cannot be pickled: {reason(error)}, expected {wanted}"
+            raise pickle.PicklingError(message) from error
+        return _unpickled, (type(self), content.getvalue())
+
     def save_agnostic(self, path: str | Path, provenance: Mapping[str, Any]) -> None:
         """Write the adaptor's class-agnostic part to a file for `agnostic_from`.
 
@@ -676,3 +710,9 @@ class Learner:
     def parts(self) -> Parts:
         """The internal parts, for evaluation and benchmarks; they may change between versions."""
         return self._parts
+
+
+def _unpickled(cls: type[Learner], content: bytes) -> Learner:
+    made = cls.__new__(cls)
+    made.__dict__.update(torch.load(io.BytesIO(content), weights_only=False))
+    return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import threading
 import warnings
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from dualcba import Learner
 
@@ -113,3 +115,91 @@ def test_a_copy_has_a_lock_of_its_own(make_learner: Make, teach: Any, differ: Di
         thread.start()
         thread.join(5)
         assert not thread.is_alive()
+
+
+COPIES: dict[str, Callable[[Learner], Learner]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda learner: pickle.loads(pickle.dumps(learner)),
+}
+METHODS = ["er-dual-cba", "er+mkd-dual-cba", "derpp", "clser-cba", "icarl", "lucir", "bic", "obc"]
+
+
+@pytest.mark.parametrize("copied", COPIES)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_copy_goes_on_alike_and_shares_nothing(
+    method: str, copied: str, make_learner: Make, teach: Any, make_batches: Any, images: Any,
+    differ: Differ,
+) -> None:  # fmt: skip
+    learner = teach(make_learner(method, ibn=True))
+    learner.predict(images.test_x)
+    before, other = learner.state_dict(), COPIES[copied](learner)
+    answers = []
+    for one in (other, learner):
+        one.new_task([4, 5])
+        for x, y in make_batches()[2]:
+            one.observe(x, y)
+            answers.append(one.predict_proba(images.test_x))
+        if one is other:
+            assert differ(before, learner.state_dict()) == []
+    assert differ(learner.state_dict(), other.state_dict()) == []
+    assert all(map(torch.equal, answers[:5], answers[5:]))
+
+
+@pytest.mark.parametrize("copied", COPIES)
+def test_the_outer_loss_of_a_copy_has_class_sets_of_its_own(
+    copied: str, make_learner: Make, teach: Any, make_batches: Any, differ: Differ
+) -> None:
+    learner = teach(make_learner("er-dual-cba", outer_loss="adjusted"))
+    other = COPIES[copied](learner)
+    learner.class_sets.seen.fill_(True)  # of the original alone
+    expected = teach(make_learner("er-dual-cba", outer_loss="adjusted"))
+    for one in (other, expected):
+        for x, y in make_batches()[1]:
+            one.observe(x, y)
+    assert differ(other.state_dict(), expected.state_dict()) == []
+
+
+@pytest.mark.parametrize("copied", COPIES)
+@pytest.mark.parametrize("method", ["er", "er+mkd", "clser", "obc"])
+def test_a_copy_undoes_a_step_that_is_refused(
+    method: str, copied: str, vectors: Make, differ: Differ
+) -> None:
+    learner = vectors(method=method)
+    learner.new_task([0, 1])
+    for _ in range(3):
+        learner.observe(torch.eye(5)[:4], [0, 1, 0, 1])
+    other = COPIES[copied](learner)
+    before = other.state_dict()
+    with pytest.raises(FloatingPointError):
+        other.observe(torch.full((4, 5), 1e38), [0, 1, 0, 1])
+    assert differ(before, other.state_dict()) == []
+
+
+@pytest.mark.parametrize("copied", COPIES)
+def test_a_copy_grows_alike(copied: str, differ: Differ) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    options: Any = {"dtype": torch.float32, "batch_size": 4, "boundaries": "inferred"}
+    learner = Learner(network, (4,), **options)
+    learner.observe(torch.eye(4), ["a", "b"] * 2)
+    other = COPIES[copied](learner)
+    for one in (other, learner):
+        for _ in range(3):
+            one.observe(torch.eye(4), ["b", "c", "d", "e"])
+    assert other.classes_ == ["a", "b", "c", "d", "e"]
+    assert differ(learner.state_dict(), other.state_dict()) == []
+
+
+class Unpicklable(nn.Linear):
+    def __reduce__(self) -> Any:
+        raise TypeError("no pickle\nof this")
+
+
+def test_a_learner_that_cannot_be_pickled_names_what_can() -> None:
+    network = nn.Sequential(nn.Linear(4, 8), Unpicklable(8, 2))
+    learner = Learner(network, (4,), 2, dtype=torch.float32)
+    words = "the learner cannot be pickled: no pickle of this, expected save or snapshot, or"
+    with pytest.raises(pickle.PicklingError, match=words):
+        pickle.dumps(learner)
+    with learner.evaluating("bn"), pytest.raises(ValueError, match="deepcopy was called inside"):
+        copy.deepcopy(learner)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from torch import Tensor
+from functools import partial
 
 from dualcba.losses import Batch, CrossEntropy, Shifted, Term
 from dualcba.methods import Method
@@ -23,12 +22,24 @@ def make_outer_terms(kind: str | None, method: Method, sets: ClassSets) -> Outer
     the batch is drawn from, with one sample more of each seen class (`Batch.frequencies`).
     """
     if kind == "ce":
-        return lambda batch: [CrossEntropy(batch)]
+        return _cross_entropy
     if kind == "adjusted":
-        return lambda batch: [Shifted(CrossEntropy(batch), _log_shares(batch, sets))]
-    return lambda batch: method.outer_terms(batch)
+        return partial(_adjusted, sets)
+    return partial(_own, method)
 
 
-def _log_shares(batch: Batch, sets: ClassSets) -> Tensor:
+# functions of the module, so that a copy of the learner refers to its own method and sets
+
+
+def _cross_entropy(batch: Batch) -> list[Term]:
+    return [CrossEntropy(batch)]
+
+
+def _adjusted(sets: ClassSets, batch: Batch) -> list[Term]:
     assert batch.frequencies is not None
-    return sets.centred_log(batch.frequencies).to(batch.z.dtype)
+    log_shares = sets.centred_log(batch.frequencies).to(batch.z.dtype)
+    return [Shifted(CrossEntropy(batch), log_shares)]
+
+
+def _own(method: Method, batch: Batch) -> list[Term]:
+    return method.outer_terms(batch)

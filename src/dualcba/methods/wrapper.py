@@ -152,14 +152,24 @@ def _make(base: type[Method], wrapper: type[Wrapper]) -> type[Method]:
         method = base(**{k.removeprefix(PREFIX): v for k, v in inner.items()})
         wrapper.__init__(self, method, **own)
 
+    def reduce(self: Any) -> tuple[Any, ...]:
+        return _blank, (base, wrapper), self.__dict__
+
     own = [p for p in _parameters(wrapper) if p.name != "method"]
     inner = [p.replace(name=PREFIX + p.name) for p in _parameters(base)]
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [p.replace(kind=keyword) for p in (*own, *inner)]
     init.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     members = {name: getattr(base, name) for name in KEPT} | {"wrapped": base}
-    members |= {"__init__": init, "__doc__": wrapper.__doc__, "__module__": wrapper.__module__}
+    members |= {"__init__": init, "__reduce__": reduce}
+    members |= {"__doc__": wrapper.__doc__, "__module__": wrapper.__module__}
     return type(f"{base.__name__}{wrapper.__name__}", (wrapper,), members)
+
+
+def _blank(base: type[Method], wrapper: type[Wrapper]) -> Method:
+    """Return a method without attributes, of a class that no module has by its name."""
+    made = around(base, wrapper)
+    return made.__new__(made)
 
 
 def _parameters(method: type[Method]) -> list[inspect.Parameter]:
