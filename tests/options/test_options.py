@@ -50,7 +50,7 @@ def test_a_command_takes_what_a_spec_takes() -> None:
 def test_choices_are_the_names_that_exist() -> None:
     assert set(get_args(options.NetworkName)) == set(NETWORKS)
     assert set(get_args(options.Norm)) == set(NORMALIZATIONS)
-    assert set(get_args(options.RecorderName)) == set(RECORDERS)
+    assert set(get_args(options.values.RecorderName)) == set(RECORDERS)
     assert set(options.DATASET_DEFAULTS) == set(DATASETS)
 
 
