@@ -30,12 +30,10 @@ from dualcba.nets import make_network
 from dualcba.randomness import first_weights
 from dualcba.serving import Snapshot, export_model
 from dualcba.tasks.labels import as_array, as_list, labels_to_json
+from dualcba.tasks.outputs import FIRST_OUTPUTS, UNANNOUNCED
 from dualcba.training.growth import widened
 
 Array = NDArray[Any]
-
-FIRST_OUTPUTS = 16
-"""Outputs of a network that is given by name, if classes are not announced; they are doubled."""
 
 
 class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -293,9 +291,8 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if name not in free:
                 raise ValueError(unknown("learner option", name, free))
         vectors = len(shape) == 1 and dtype == torch.float32 and "transform" not in options
-        # joint statistics: a batch of one class has none that tell it from others
-        own = {"ibn": True, "seen_only": True, "standardise": vectors, "forward": "concat"}
-        return {**own, **fixed, **options}
+        own = {"seen_only": True, "standardise": vectors}
+        return {**UNANNOUNCED, **own, **fixed, **options}
 
     def _make_learner(self, classes: Array | None) -> Learner:
         """Make a learner from `_recipe`, which later changes of parameters do not affect.

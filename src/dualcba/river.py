@@ -19,6 +19,7 @@ from dualcba.errors import expected
 from dualcba.learner import Learner
 from dualcba.nets import make_network
 from dualcba.randomness import first_weights
+from dualcba.tasks.outputs import FIRST_OUTPUTS, UNANNOUNCED
 from dualcba.training.growth import widened
 from dualcba.training.learner_state import split_estimate, with_estimate
 
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 Features = Mapping[Hashable, Any]
 
 LARGEST = float(np.finfo(np.float32).max)
-
-FIRST_OUTPUTS = 16
-"""Outputs of the network at first; they are doubled when classes arrive."""
 
 
 class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
@@ -135,8 +133,8 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         with first_weights(self._seed):
             network = make_network("mlp", (inputs,), FIRST_OUTPUTS)
         draw = max(10, self.batch_size)
-        own = {"ibn": True, "standardise": True, "forward": "concat", "memory_batch": draw}
-        options: dict[str, Any] = {**own, **(self.learner_options or {})}
+        own = {"standardise": True, "memory_batch": draw}
+        options: dict[str, Any] = {**UNANNOUNCED, **own, **(self.learner_options or {})}
         return Learner(
             network, (inputs,), method=self.method, buffer=self.buffer, lr=self.lr,
             batch_size=self.batch_size, seed=self._seed, dtype=torch.float32,

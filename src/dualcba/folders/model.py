@@ -16,12 +16,12 @@ from typing import Any
 from dualcba.checkpoint import read_state_file, write_state_file
 from dualcba.data import Transform
 from dualcba.errors import expected
-from dualcba.estimator import FIRST_OUTPUTS
 from dualcba.folders.ledger import Ledger, Saved
 from dualcba.learner import Learner
 from dualcba.methods.files import check_imported
 from dualcba.nets import make_network
 from dualcba.randomness import first_weights
+from dualcba.tasks.outputs import FIRST_OUTPUTS, UNANNOUNCED
 from dualcba.training.learner_state import split_estimate, with_estimate
 
 SCHEMA = 1
@@ -61,11 +61,7 @@ class Recipe:
         return f"{self.method}, {self.network}, {shape}, memory of {self.buffer}"
 
     def make_learner(self, device: str) -> Learner:
-        """Return a learner for classes that nobody announces.
-
-        New samples are normalised together with those of the memory, so that a batch of one image
-        is learnt as well as others are.
-        """
+        """Return a learner for classes that nobody announces."""
         check_imported(self.imports)
         with first_weights(self.seed):
             network = make_network(self.network, self.shape, FIRST_OUTPUTS)
@@ -73,8 +69,8 @@ class Recipe:
         return Learner(
             network, self.shape, None, method=self.method, method_options=self.method_options,
             buffer=self.buffer, batch_size=self.batch_size, memory_batch=self.memory_batch,
-            lr=self.lr, seed=self.seed, transform=transform, forward="concat",
-            boundaries="inferred", ibn=True, on_outlier="skip", device=device,
+            lr=self.lr, seed=self.seed, transform=transform, boundaries="inferred",
+            on_outlier="skip", device=device, **UNANNOUNCED,
         )  # fmt: skip
 
     @classmethod
