@@ -1,9 +1,10 @@
 """Predictions at any time: scores under BN or IBN statistics, without changing the learner.
 
 IBN re-estimates the running statistics in one pass over the memory (Algorithm 2). Predictions may
-re-estimate them part by part instead (`ibn_refresh`); evaluation never does. The read-out `ncm`
-computes class means in another pass, under BN or IBN statistics. All are cached until the next step
-and are never used in training.
+re-estimate them part by part instead (`ibn_refresh`); evaluation never does. The read-outs `ncm`
+and `both` compute class means in another pass, under BN or IBN statistics; part by part, the
+features of the memory's rows are kept, and those of new rows and of the parts are computed anew.
+All are cached until the next step and are never used in training.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import Any, cast, get_args
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualcba.engine.packet import Array, Layout, pack, unpack
 from dualcba.errors import one_of
-from dualcba.methods.nearest_mean import NearestMean, both_read_outs
+from dualcba.memory import Reservoir
+from dualcba.methods.nearest_mean import NearestMean, RowFeatures, both_read_outs
 from dualcba.methods.scorers import Logits, NearestMeans, scorer_of
 from dualcba.nets import Network
 from dualcba.normalization.refresh import WEIGHT, Due, MovingEstimate
@@ -91,6 +94,16 @@ class Predictor:
         weight = cast(Tensor, self.context.network.head.weight)
         self._nearest = NearestMean(len(weight), weight.detach()) if readout != "head" else None
         self._means: dict[Way, tuple[Tensor, Tensor]] = {}  # cached
+        self._rows: RowFeatures | None = None  # of the memory, for means under `refresh`
+        if self._nearest is not None and self.refresh == "parts" and self._knows_rows():
+            memory = self.context.memory
+            self._rows = RowFeatures(memory.size, weight.shape[1], self.engine.device)
+            memory.stale = self._rows.stale
+            self.moving = MovingEstimate(self.layers, self._rows.tensors())
+
+    def _knows_rows(self) -> bool:
+        """Whether the rows that are written are known on the host."""
+        return isinstance(self.context.memory, Reservoir)
 
     def of(self, parts: Parts) -> Predictor:
         """Return a predictor with the same options for other parts."""
@@ -190,6 +203,9 @@ class Predictor:
         self.forget()
         with self.engine.scope():
             self.moving.load_state_dict(estimate, step * self.context.batch_size)
+        saved = {} if estimate is None else estimate["tensors"]
+        if self._rows is not None and "estimate.features" not in saved:
+            self._rows.stale.fill_(True)
         if estimate is not None:
             self._follow()
 
@@ -204,7 +220,10 @@ class Predictor:
         if statistics in self._means:
             nearest.restore(self._means[statistics])
         else:
-            self._update_means(nearest)
+            if self._rows is not None and statistics == ("ibn", "parts") and self.moving.known:
+                self._update_rows(self._rows, nearest)
+            else:
+                self._update_means(nearest)
             self._means[statistics] = nearest.save()
         try:
             yield
@@ -220,6 +239,17 @@ class Predictor:
             self.engine.run(("ncm", filled), partial(self._pass_for_means, nearest))
         else:
             nearest.clear()
+
+    def _update_rows(self, rows: RowFeatures, nearest: NearestMean) -> None:
+        """Compute the features of rows that are out of date, and the means of all."""
+        memory, transform = self.context.memory, self.context.transform
+        due = rows.stale[: memory.filled].nonzero().flatten()
+        with self.precision.cast_weights(), self.precision.autocast():
+            for part in torch.split(due.to(rows.values.device), PREDICT_BATCH):
+                h = self.method.outputs(transform(memory.samples(part)))[1]
+                rows.values.index_copy_(0, part, F.normalize(h.float()))
+        rows.stale[due] = False
+        nearest.update_from(rows.values[: memory.filled], memory.y[: memory.filled])
 
     def _pass_for_means(self, nearest: NearestMean) -> None:
         memory, transform = self.context.memory, self.context.transform
@@ -252,6 +282,8 @@ class Predictor:
         if due.whole:
             self._estimate(step)
             moving.keep(task)
+            if self._rows is not None:
+                self._rows.stale.fill_(True)
             return
         moving.statistics.restore()
         if due.parts:
@@ -276,6 +308,8 @@ class Predictor:
         rng, filled = generator(self.seed, "ibn parts", step), self.context.memory.filled
         for _ in range(due.parts):
             rows = rng.choice(filled, due.size, replace=False)
+            if self._rows is not None:
+                self._rows.stale[torch.from_numpy(rows)] = True
             packet, layout = pack(self._augmented(rows, rng))
             run = partial(self._pass_over_part, layout=layout)
             self.engine.run(("ibn part", layout), run, packet)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dualcba import Dataset, Learner
 from dualcba.normalization.refresh import PART
+from dualcba.prediction import Predictor
 
 Make = Callable[..., Learner]
 Batches = list[tuple[Tensor, Tensor]]
@@ -270,3 +271,53 @@ def test_parts_on_a_gpu_are_those_of_a_cpu(
             other.load_state_dict(on_gpu.state_dict())
             assert torch.equal(other.predict_proba(images.test_x), answers[1])
     assert any(key[0] == "ibn part" for key in on_gpu.parts.engine.entries)  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------------- class means
+
+
+@pytest.mark.parametrize("readout", ["ncm", "both"])
+def test_class_means_are_those_of_rows_that_are_kept(
+    readout: str, images: Dataset, make_learner: Make, batches: Batches, monkeypatch: Any
+) -> None:
+    """New rows and those of parts are computed anew, and a loaded or copied learner goes on."""
+    learner, x = make(make_learner, readout=readout), images.test_x
+    computed, far, update = [], [], Predictor._update_rows
+
+    def count(predictor: Predictor, rows: Any, nearest: Any) -> None:
+        if predictor is learner._predictor:
+            computed.append(int(rows.stale[: learner.memory.filled].sum()))
+        update(predictor, rows, nearest)
+
+    monkeypatch.setattr(Predictor, "_update_rows", count)
+    for k, (new, y) in enumerate(many(batches, 60)):
+        learner.observe(new, y)
+        answers = learner.predict_proba(x)
+        rows = learner._predictor._rows
+        assert not rows.stale[: learner.memory.filled].any()
+        far.append(float((answers - exactly(learner, x)).abs().mean()))
+        if k in (5, 40):
+            other, copied = make(make_learner, readout=readout), copy.deepcopy(learner)
+            other.load_state_dict(learner.state_dict())
+            for one in (learner, other, copied):
+                one.observe(*batches[0])
+            want = learner.predict_proba(x)
+            assert torch.equal(other.predict_proba(x), want)
+            assert torch.equal(copied.predict_proba(x), want)
+    assert len(computed) == 62
+    assert 8 * learner.step < sum(computed) <= 2 * 8 * learner.step
+    assert max(far[10:]) < 0.05
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [("head", "both"), ("both", "head")])
+def test_the_read_out_may_change_between_two_states(
+    saved: str, loaded: str, images: Dataset, make_learner: Make, batches: Batches
+) -> None:
+    first, second = make(make_learner, readout=saved), make(make_learner, readout=loaded)
+    for x, y in many(batches, 20):
+        first.observe(x, y)
+        first.predict(images.test_x)
+    second.load_state_dict(first.state_dict())
+    answers = second.predict_proba(images.test_x)
+    assert answers.isfinite().all()
+    assert float((answers - exactly(second, images.test_x)).abs().mean()) < 0.03

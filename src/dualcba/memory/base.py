@@ -38,6 +38,9 @@ class Memory(nn.Module):
     y: Tensor
     ranks: Ranks | None = None  # the processes that share the rows, see `split`
 
+    stale: Tensor | None = None
+    """(size + 1,) on the host, of a read-out: rows that were written since it has read them."""
+
     births: tuple[Tensor, Tensor] | None = None
     """(size + 1,) when the sample of each row was stored, and () the present; of a monitor."""
 

@@ -59,6 +59,21 @@ def both_read_outs(z: Tensor, near: Tensor) -> Tensor:
     return (z.float().log_softmax(1) + near.float().log_softmax(1)) / 2
 
 
+class RowFeatures:
+    """The normalised features of each row of a memory, and which rows are out of date.
+
+    `stale` is on the host; its last entry is that of the spare row.
+    """
+
+    def __init__(self, size: int, features: int, device: torch.device) -> None:
+        self.values = torch.zeros(size, features, device=device)
+        self.stale = torch.ones(size + 1, dtype=torch.bool)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return both by name."""
+        return {"features": self.values, "stale": self.stale}
+
+
 class NearestMean:
     """The means of normalised features of each class, updated in place."""
 
@@ -69,6 +84,16 @@ class NearestMean:
     def update(self, h: Tensor, y: Tensor) -> None:
         """Set the means to those of features (n, d) with labels (n,)."""
         sums, counts = class_sums(F.normalize(h), y, len(self.means))
+        self.means.copy_(class_means(sums, counts))
+        self.has_mean.copy_(counts > 0)
+
+    def update_from(self, rows: Tensor, y: Tensor) -> None:
+        """Set the means to those of features (n, d) that are normalised, with labels (n,)."""
+        counts = torch.bincount(y, minlength=len(self.means))
+        if rows.device.type == "cpu":  # less work than a product, and in a fixed order
+            sums = torch.zeros_like(self.means).index_add_(0, y, rows.to(self.means))
+        else:
+            sums = class_sums(rows, y, len(self.means))[0]
         self.means.copy_(class_means(sums, counts))
         self.has_mean.copy_(counts > 0)
 

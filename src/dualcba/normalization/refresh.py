@@ -65,8 +65,11 @@ class MovingEstimate:
     (True, True)
     """
 
-    def __init__(self, layers: Sequence[BatchNormBase]) -> None:
+    def __init__(
+        self, layers: Sequence[BatchNormBase], others: Mapping[str, Tensor] | None = None
+    ) -> None:
         self.statistics = RunningStatistics(layers)
+        self.others = dict(others or {})  # what is saved with it
         self._since = 0  # samples observed since the last part
         self._task: Task | None = None  # None: there is no estimate
         self._moved = 0.0  # squared distance of the weights from those of the estimate
@@ -134,12 +137,14 @@ class MovingEstimate:
             return
         self._weights = None
         for name, t in self.tensors().items():
-            t.copy_(state["tensors"][name])
+            if name in state["tensors"]:  # others may be missing
+                t.copy_(state["tensors"][name])
         since = state["since"] if "since" in state else max(0, observed - state["observed"])
         self._since, (tasks, is_open) = since, state["task"]
         self._task, self._moved = (tasks, is_open), state["moved"]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the means and variances by name."""
+        """Return the means and variances by name, and the other tensors."""
         both = self.statistics.saved[0]
-        return {f"estimate.{i // 2}.{('mean', 'var')[i % 2]}": t for i, t in enumerate(both)}
+        found = {f"estimate.{i // 2}.{('mean', 'var')[i % 2]}": t for i, t in enumerate(both)}
+        return found | {f"estimate.{name}": t for name, t in self.others.items()}

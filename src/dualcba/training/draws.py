@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -175,9 +176,12 @@ class StepSampler:
     def _slots(self, n: int, storable: NDArray[np.bool_] | None) -> Array:
         memory, rng = self.context.memory, self.rng["memory"]
         if storable is None:
-            return memory.slots(n, rng)
-        slots = np.full(n, memory.size)
-        slots[storable] = memory.slots(int(storable.sum()), rng)
+            slots = memory.slots(n, rng)
+        else:
+            slots = np.full(n, memory.size)
+            slots[storable] = memory.slots(int(storable.sum()), rng)
+        if memory.stale is not None:
+            memory.stale[torch.from_numpy(slots)] = True
         return slots
 
     def _batches(self, n: int, outer_batch: bool) -> BatchDraws[Array]:

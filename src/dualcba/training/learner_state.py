@@ -110,6 +110,10 @@ def check_state(
     check_boundaries(given)
 
 
+ROWS = ("estimate.features", "estimate.stale")
+"""The features of the memory's rows that predictions keep, and which of them are out of date."""
+
+
 def check_estimate(own: Tensors, estimate: Any) -> None:
     """Raise unless the state's `estimate` is None or valid; `own` has the learner's tensors.
 
@@ -125,7 +129,12 @@ def check_estimate(own: Tensors, estimate: Any) -> None:
     if not isinstance(tensors, Mapping):
         raise ValueError("the state's 'estimate' has no tensors, expected a dict of them")
     check_dense(tensors)
-    check_same_layout(own, tensors)
+    # those of a read-out may be missing, or be there in vain
+    optional = {k for k in {*own, *tensors} if k in ROWS and not (k in own and k in tensors)}
+    check_same_layout(
+        {k: v for k, v in own.items() if k not in optional},
+        {k: v for k, v in tensors.items() if k not in optional},
+    )
     for name, t in tensors.items():
         if not bool(t.isfinite().all()):
             raise ValueError(f"the state's entry {name!r} has values that are not finite")
