@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from dualcba.data.dataset import DataOrigin
 from dualcba.experiments import Result, Spec
 from dualcba.experiments.result import ForeignSpec, make_spec
+from dualcba.experiments.store import distinct
 from dualcba.report.commands import command, repeat
 from dualcba.report.results import collections, task_classes
 
@@ -53,6 +55,46 @@ def test_results_on_validation_data_are_in_a_table_of_their_own() -> None:
         (group,) = c.served
         assert [(r.seed, r.validation) for r in group.results] == [(0, v), (1, v)]
         assert ("--validation" in repeat(group)) == bool(v)
+
+
+def on(digest: str | None, **given: Any) -> Result:
+    """Return a result on data of a digest."""
+    data = None if digest is None else DataOrigin("own", None, digest * 64)
+    return replace(made(method="er", **given), data=data)
+
+
+def test_results_on_different_data_of_one_name_are_in_tables_of_their_own() -> None:
+    results = [on("a", seed=0), on("b", seed=0), on("b", seed=1), on(None, seed=2)]
+    for ordered in (results, results[::-1]):
+        found = collections(distinct(ordered))
+        assert [c.title for c in found] == [
+            "Digits, online, M = 100",  # an earlier version, which does not name its data
+            f"Digits (digest {'a' * 12}), online, M = 100",
+            f"Digits (digest {'b' * 12}), online, M = 100",
+        ]
+        seeds = [[r.seed for s in c.served for r in s.results] for c in found]
+        assert seeds == [[2], [0], [0, 1]]
+
+
+def test_results_that_do_not_name_their_data_are_of_one_group_with_the_others() -> None:
+    results = [on("a", seed=0), on(None, seed=0), on(None, seed=1)]
+    (group,) = collections(distinct(results))
+    assert group.title == "Digits, online, M = 100"
+    assert [r.seed for r in group.served[0].results] == [0, 1]
+    assert len(distinct(results)) == 2
+
+
+def test_two_files_of_one_name_have_their_paths_in_the_titles() -> None:
+    fields = made(method="er").fields
+    specs = [make_spec({**fields, "dataset": path}) for path in ("/a/own.npz", "/b/own.npz")]
+    titles = [c.title for c in collections([Result(spec, 0, NOTHING) for spec in specs])]
+    assert titles == ["/a/own.npz, online, M = 100", "/b/own.npz, online, M = 100"]
+
+
+def test_a_part_of_a_report_names_its_data_as_the_whole_does() -> None:
+    first, second = on("a"), on("b")
+    (group,) = collections([first], among=[first, second])
+    assert group.title == f"Digits (digest {'a' * 12}), online, M = 100"
 
 
 def test_seeds_are_in_the_order_of_numbers() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dualcba.data.dataset import DataOrigin
 from dualcba.errors import expected, unknown
-from dualcba.experiments.result import SCHEMA, SCHEMAS, Result, frozen, read_origin
+from dualcba.experiments.result import SCHEMA, SCHEMAS, Digests, Result, frozen, read_origin
 from dualcba.experiments.spec import Spec, fields, upgrade_fields
 from dualcba.io import folder_lock, write_json
 from dualcba.methods.files import NotImportedError
@@ -103,10 +103,11 @@ def find_runs(*outs: Path) -> dict[Path, Result]:
 
 
 def distinct(results: Iterable[Result]) -> list[Result]:
-    """Return results, each spec and seed once."""
-    found: dict[Hashable, Result] = {}
-    for result in results:
-        found.setdefault((result.seed, frozen(result.fields)), result)
+    """Return results, each spec and seed once for each of the data that the spec's dataset is."""
+    every = list(results)
+    digests, found = Digests(every), dict[Hashable, Result]()
+    for result in every:
+        found.setdefault((result.seed, frozen(result.fields), digests.of(result)), result)
     return list(found.values())
 
 

@@ -12,7 +12,7 @@ from dualcba.data.stream import split_classes
 from dualcba.experiments.matching import own_origin
 from dualcba.experiments.paper.catalogue import Entry
 from dualcba.experiments.provenance import PROVENANCE
-from dualcba.experiments.result import NAMED, Fields, Result, frozen
+from dualcba.experiments.result import NAMED, Digests, Fields, Result, frozen
 from dualcba.experiments.spec import Spec
 from dualcba.methods import METHODS
 from dualcba.options import overridden
@@ -35,6 +35,8 @@ class Collection:
 
     title: str
     served: tuple[Served, ...]
+    stream: str
+    """Dataset and setting in words."""
 
     @property
     def first(self) -> Result:
@@ -42,20 +44,26 @@ class Collection:
         return self.served[0].results[0]
 
 
-def collections(results: Iterable[Result]) -> list[Collection]:
+def collections(
+    results: Iterable[Result], among: Iterable[Result] | None = None
+) -> list[Collection]:
     """Return the results by dataset, setting, buffer, protocol and the data that score them.
 
-    In each collection there is one entry per group of seeds.
+    In each collection there is one entry per group of seeds. `among` are all results of a report,
+    if these are a part of them: where several datasets have one name, titles say which one it is.
     """
-    ordered = sorted(results, key=_order)
+    data = DataTitles(results := list(results), among)
+    ordered = sorted(results, key=lambda result: (*_order(result), data.title(result)))
     grouping = Grouping(ordered)
-    places: dict[str, dict[Hashable, dict[int, Result]]] = {}
+    places: dict[tuple[str, str], dict[Hashable, dict[int, Result]]] = {}
     for result in ordered:
-        groups = places.setdefault(place_title(result), {})
+        stream = f"{data.title(result)}, {result.spec.setting}"
+        title = f"{stream}, M = {result.spec.buffer}{notes(result)}"
+        groups = places.setdefault((title, stream), {})
         groups.setdefault(grouping.key(result), {}).setdefault(result.seed, result)
     return [
-        Collection(title, tuple(_serve(title, list(groups.values()), grouping)))
-        for title, groups in places.items()
+        Collection(title, tuple(_serve(title, list(groups.values()), grouping)), stream)
+        for (title, stream), groups in places.items()
     ]
 
 
@@ -69,16 +77,26 @@ def _order(result: Result) -> tuple[str, bool, str, int, bool, float]:
     return *place, other, result.validation
 
 
-def place_title(result: Result) -> str:
-    """Return dataset, setting, buffer and what `notes` adds, in words."""
-    return f"{stream_title(result)}, M = {result.spec.buffer}{notes(result)}"
+class DataTitles:
+    """Names the data of results: by their path or digest too, where several have one name."""
+
+    def __init__(self, results: Sequence[Result], among: Iterable[Result] | None = None) -> None:
+        every = results if among is None else [*results, *among]
+        self._digests = Digests(every)
+        pairs = {(_dataset_title(result), result.dataset) for result in every}
+        titles = [title for title, _ in pairs]
+        self._shared = {title for title in titles if titles.count(title) > 1}
+
+    def title(self, result: Result) -> str:
+        """Return a name of the data that no other data have."""
+        title, digest = _dataset_title(result), self._digests.of(result)
+        name = result.dataset if title in self._shared else title
+        return name if digest is None else f"{name} (digest {digest[:12]})"
 
 
-def stream_title(result: Result) -> str:
-    """Return dataset and setting in words."""
-    spec = result.spec
-    dataset = DATASETS.get(spec.dataset, Path(spec.dataset).name or spec.dataset)
-    return f"{dataset}, {spec.setting}"
+def _dataset_title(result: Result) -> str:
+    dataset = result.dataset
+    return DATASETS.get(dataset, Path(dataset).name or dataset)
 
 
 def notes(result: Result) -> str:
@@ -131,13 +149,14 @@ def _defaults(given: tuple[tuple[str, Any], ...]) -> Fields:
 
 
 class Grouping:
-    """Tells which of some results differ only by seed.
+    """Tells which of some results, on the same data, differ only by seed.
 
     Runs that loaded the same class-agnostic part differ only by seed; so do runs that each loaded
     one from a run of their own seed, if those runs differ only by seed.
     """
 
-    def __init__(self, results: Iterable[Result]) -> None:
+    def __init__(self, results: Sequence[Result]) -> None:
+        self._digests = Digests(results)
         seeds: dict[str, set[int]] = {}
         for result in results:
             if path := result.spec.agnostic_from:
@@ -156,7 +175,8 @@ class Grouping:
         """Return a value that is equal for results that differ only by seed."""
         found = self.origin(result)
         path = {} if found is None else {"agnostic_from": None}
-        return frozen({**result.fields, "seed": None, **path}), frozen(found)
+        fields = frozen({**result.fields, "seed": None, **path})
+        return fields, frozen(found), self._digests.of(result)
 
     def fields(self, result: Result) -> dict[str, Any]:
         """Return the fields that all seeds of a group share."""

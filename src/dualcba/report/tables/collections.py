@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dualcba.report.comparison import Served, measure
 from dualcba.report.names import MISSING, STATISTICS, score_info
-from dualcba.report.results import Collection, stream_title, validation_note
+from dualcba.report.results import Collection, validation_note
 from dualcba.report.tables.model import Column, Table, number, spread, text_columns
 
 MOST_SEEDS = 12
@@ -17,7 +17,7 @@ def by_stream(groups: Sequence[Collection]) -> dict[str, list[Collection]]:
     """Return collections that differ only by their buffer, by dataset and setting in words."""
     found: dict[str, list[Collection]] = {}
     for group in groups:
-        title = stream_title(group.first) + validation_note(group.first)
+        title = group.stream + validation_note(group.first)
         found.setdefault(title, []).append(group)
     return {title: part for title, part in found.items() if len(part) > 1}
 
