@@ -14,7 +14,9 @@ from dualcba.data.dataset import DataOrigin
 from dualcba.experiments import Result, Spec
 from dualcba.experiments.result import ForeignSpec, make_spec
 from dualcba.experiments.store import distinct
+from dualcba.options import CBA
 from dualcba.report.commands import command, repeat
+from dualcba.report.names import method_title
 from dualcba.report.results import collections, task_classes
 
 NOTHING: Mapping[str, Mapping[str, None]] = {"bn": {}, "ibn": {}}
@@ -39,6 +41,49 @@ def test_groups_of_one_method_are_named_by_what_differs() -> None:
         "ER-Dual-CBA",
     ]
     assert [r.seed for r in first.served[0].results] == [0, 1]
+
+
+def rows(*specs: dict[str, Any]) -> list[list[str]]:
+    """Return the rows of each collection."""
+    found = collections([made(**spec) for spec in specs])
+    return [[s.entry.row for s in group.served] for group in found]
+
+
+def test_options_that_every_method_has_are_compared_between_methods() -> None:
+    er, dual = {"method": "er", "lr": 0.3}, {"method": "er-dual-cba"}
+    assert rows(er, dual) == [["ER, lr 0.3", "ER-Dual-CBA"]]
+    assert rows(er, dual | {"lr": 0.3}) == [["ER", "ER-Dual-CBA"]]
+    assert rows(er, dual | {"lr": 0.3, "width": 8}) == [["ER", "ER-Dual-CBA"]]
+
+
+def test_an_optimiser_is_named_beside_a_learning_rate_that_it_sets() -> None:
+    adam = {"method": "er", "optimizer": "adam"}
+    assert rows(adam | {"lr": 0.03}, adam) == [
+        ["ER, optimizer adam, lr 0.03", "ER, optimizer adam"]
+    ]
+    assert rows({"method": "er"}, adam) == [["ER", "ER, optimizer adam"]]
+    assert rows(adam, adam | {"method": "derpp"}) == [["ER", "DER++"]]
+
+
+def test_rows_with_different_options_are_told_apart_between_buffers() -> None:
+    er, dual = {"method": "er"}, {"method": "er-dual-cba"}
+    found = rows(er, dual, er | {"buffer": 50, "lr": 0.3}, dual | {"buffer": 50, "width": 8})
+    assert found == [["ER, lr 0.3", "ER-Dual-CBA, width 8"], ["ER", "ER-Dual-CBA"]]
+
+
+@pytest.mark.parametrize("dataset", ["digits", "cifar10", "cifar100"])
+@pytest.mark.parametrize("protocol", ["paper", "p10"])
+@pytest.mark.parametrize("setting", ["online", "offline"])
+def test_plain_runs_are_named_by_their_methods(dataset: str, protocol: str, setting: str) -> None:
+    methods = ["er", "derpp", "lucir", *(f"er-{kind}" for kind in CBA), "derpp-dual-cba"]
+    place = {"dataset": dataset, "protocol": protocol, "setting": setting}
+    specs = [{"method": m, "buffer": b, **place} for m in methods for b in (50, 70)]
+    if protocol != "paper":
+        specs = [spec for spec in specs if spec["method"] != "lucir"]  # it stores at task ends
+    wanted = {method_title(str(spec["method"])) for spec in specs}
+    *found, last = rows(*specs, {"method": "er", "buffer": 90, "lr": 0.3, **place})
+    assert [set(names) for names in found] == [wanted, wanted]
+    assert last == ["ER, lr 0.3"]
 
 
 def test_groups_that_differ_in_how_they_were_scored_alone_are_named_by_that() -> None:

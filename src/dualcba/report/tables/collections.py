@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dualcba.report.comparison import Served, measure
 from dualcba.report.names import MISSING, STATISTICS, score_info
-from dualcba.report.results import Collection, notes
+from dualcba.report.results import Collection
 from dualcba.report.tables.model import Column, Table, number, spread, text_columns
 
 MOST_SEEDS = 12
@@ -17,7 +17,7 @@ def by_stream(groups: Sequence[Collection]) -> dict[str, list[Collection]]:
     """Return collections that differ only by their buffer, by what they share in words."""
     found: dict[str, list[Collection]] = {}
     for group in groups:
-        found.setdefault(group.stream + notes(group.first), []).append(group)
+        found.setdefault(group.stream, []).append(group)
     return {title: part for title, part in found.items() if len(_buffers(part)) > 1}
 
 
