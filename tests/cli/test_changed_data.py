@@ -120,6 +120,23 @@ def test_results_of_two_datasets_of_one_name_are_refused(dualcba: Run, tmp_path:
     refused(dualcba("resume", out, "--device", "cpu"), str(result.parent), "own.npz", "digest")
 
 
+def test_a_report_does_not_average_over_runs_on_other_data(dualcba: Run) -> None:
+    folder = dualcba("list", "methods").folder
+    for seed, out in enumerate(("first", "second")):
+        make_npz(folder / "own.npz", seed)
+        run = ("run", "--method", "er", "--dataset", "own.npz", "--tasks", 2, "--out", out)
+        assert dualcba(*run, *QUICK).code == 0
+    pages = []
+    for outs in (("first", "second"), ("second", "first")):
+        assert dualcba("report", *outs, "--out", "page.html").code == 0
+        pages.append((folder / "page.html").read_text(encoding="utf-8").split("</header>")[1])
+    assert pages[0] == pages[1]
+    assert "own.npz, online" not in pages[0]
+    for path in folder.glob("*/*/result.json"):
+        digest = json.loads(path.read_text())["data"]["digest"]
+        assert f"own.npz (digest {digest[:12]}), online" in pages[0]
+
+
 def test_reproduce_refuses_to_reuse_results_of_other_data(dualcba: Run, tmp_path: Path) -> None:
     spec = Spec(method="er", dataset="digits")
     data = DataOrigin("digits", None, "0" * 64)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dualcba.data.dataset import DataOrigin
 from dualcba.experiments import Result, Spec, matches
 from dualcba.experiments.matching import Index
 from dualcba.experiments.paper.catalogue import Entry, experiments
@@ -48,6 +49,19 @@ def test_the_papers_experiments_take_test_data_only() -> None:
     held_out = [Result(Spec(**g, validation=0.1), 0, {}) for g in given]
     assert any(s.results for s in serve(experiment, on_test))
     assert not any(s.results for s in serve(experiment, held_out))
+
+
+def test_results_on_two_datasets_of_one_name_do_not_serve_one_table() -> None:
+    """Whatever their order, and whether they serve one entry or two."""
+    first, other, old = (
+        replace(result(seed, method=m), data=digest and DataOrigin("own", None, digest * 64))
+        for seed, m, digest in ((0, "er", "a"), (1, "er-cba", "b"), (1, "er", None))
+    )
+    table = replace(experiments()["main"], entries=(entry(method="er"), entry(method="er-cba")))
+    assert [len(s.results) for s in serve(table, [first, old])] == [2, 0]
+    for results in ([first, other], [other, first], [first, replace(first, data=other.data)]):
+        with pytest.raises(ValueError, match=r"on two datasets digits: .*, expected one"):
+            serve(table, results)
 
 
 def test_other_options_of_the_method_are_another_spec() -> None:

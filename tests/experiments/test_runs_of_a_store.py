@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dualcba.data.dataset import DataOrigin
 from dualcba.experiments import Result, Spec, read_plan, write_plan, write_result
 from dualcba.experiments.runs import (
     DAMAGED,
@@ -18,6 +22,7 @@ from dualcba.experiments.runs import (
     remove_run,
     stored_runs,
 )
+from dualcba.report.tables.runs import difference_tables
 
 ONE, TWO, THREE = (Spec(method="er", seed=k) for k in range(3))
 
@@ -59,6 +64,11 @@ def test_a_damaged_plan_is_one_line_of_the_list(store: Path) -> None:
 def test_a_folder_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere is missing, expected a folder of runs"):
         stored_runs([tmp_path / "nowhere"])
+    (tmp_path / "plan.json").touch()
+    with pytest.raises(
+        NotADirectoryError, match=r"plan\.json is a file, expected a folder of runs"
+    ):
+        stored_runs([tmp_path / "plan.json"])
 
 
 def test_a_run_is_opened_by_its_folder_or_file(store: Path) -> None:
@@ -80,6 +90,21 @@ def test_what_two_runs_differ_in() -> None:
     assert not same.spec
 
 
+def test_runs_on_other_data_differ_in_them() -> None:
+    first, moved, changed = (
+        replace(made(ONE), data=DataOrigin("own", path, digest * 64))
+        for path, digest in (("/a.npz", "a"), ("/b.npz", "a"), ("/a.npz", "b"))
+    )
+    assert difference(first, first).data == {}
+    assert difference(first, moved).data == {"path": ("/a.npz", "/b.npz")}
+    assert difference(first, changed).data == {"digest": ("a" * 64, "b" * 64)}
+    assert difference(made(ONE), first).data == {
+        "path": (None, "/a.npz"), "digest": (None, "a" * 64)
+    }  # fmt: skip
+    table, _ = difference_tables(difference(made(ONE), changed))
+    assert table.rows == (("data: path", "–", "/a.npz"), ("data: digest", "–", "b" * 12))
+
+
 def test_a_removed_run_is_neither_there_nor_planned(store: Path) -> None:
     (folder,) = removable([store / "a" / ONE.name / "result.json"])
     remove_run(folder)
@@ -88,6 +113,26 @@ def test_a_removed_run_is_neither_there_nor_planned(store: Path) -> None:
     remove_run(store / "a" / TWO.name)  # a damaged one too
     remove_run(store / "b" / "deep" / ONE.name)  # where there is no plan
     assert [run.status for run in stored_runs([store])] == [PLANNED]
+
+
+@pytest.mark.parametrize("plan", [True, False])
+def test_a_run_that_cannot_be_removed_is_one_line(
+    store: Path, plan: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that can only be read, where the plan cannot be written either."""
+
+    def refuse(path: object, *_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    if plan:
+        monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    folder = store / "a" / ONE.name if plan else store / "b" / "deep" / ONE.name
+    says = f"{folder} cannot be removed: Read-only file system, expected a run in a folder that "
+    with pytest.raises(OSError, match=re.escape(says)) as error:
+        remove_run(folder)
+    assert ".draft" not in str(error.value)
+    assert (folder / "result.json").exists()
 
 
 def test_only_the_folder_of_one_run_is_removed(store: Path) -> None:

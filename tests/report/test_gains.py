@@ -12,7 +12,8 @@ from dualcba.evaluation import interval
 from dualcba.experiments import Result, Spec
 from dualcba.experiments.paper.catalogue import Entry
 from dualcba.report.comparison import Served
-from dualcba.report.gains import Gain, Gap, alike, gains, in_one_line, means, paired_t
+from dualcba.report.gains import SAME, Gain, Gap, alike, gains, in_one_line, means, paired_t
+from dualcba.report.results import SCORING
 
 
 def served(method: str, bn: list[float | None], by: float = 0.0, **spec: Any) -> Served:
@@ -99,6 +100,27 @@ def test_nor_are_runs_under_another_ibn_or_with_labels_served_otherwise(
     dual = served("er-dual-cba", [25.0, 26.0], **{field: usual}, **semi)
     assert gains([served("er", [20.0, 21.0], **{field: other}, **semi), dual]) == []
     assert len(gains([served("er", [20.0, 21.0], **semi), dual])) == 1  # the default
+
+
+def test_every_field_but_the_adaptors_is_compared() -> None:
+    """A new option is compared unless it is one of the adaptor or of how a run is scored."""
+    assert {"tracking", "on_outlier", "validation", "method_options", "lr"} <= SAME
+    assert not SAME & {"method", "seed", *SCORING, "width", "relative_cost"}
+
+
+@pytest.mark.parametrize("given", [{"tracking": "memory"}, {"validation": 0.1}])
+def test_runs_with_other_running_statistics_or_scored_on_other_data_are_not_paired(
+    given: dict[str, Any],
+) -> None:
+    dual = served("er-dual-cba", [25.0, 26.0], **given)
+    assert gains([served("er", [20.0, 21.0]), dual]) == []
+    assert len(gains([served("er", [20.0, 21.0], **given), dual])) == 1
+
+
+def test_in_real_time_the_cost_of_an_adaptor_is_its_own() -> None:
+    base = served("er", [20.0, 21.0], real_time=True, relative_cost=1.0)
+    dual = served("er-dual-cba", [25.0, 26.0], real_time=True, relative_cost=1.4)
+    assert len(gains([base, dual])) == 1
 
 
 def test_a_spec_that_stands_twice_is_tested_once() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dualcba.data.dataset import DataOrigin
 from dualcba.experiments import Result, Spec, make_specs, write_plan, write_result
 from dualcba.experiments.paper.catalogue import Experiment, experiments
 from dualcba.experiments.paper.selection import scaled
@@ -152,6 +153,20 @@ def test_a_sweep_has_a_section_of_its_own(tmp_path: Path) -> None:
     text = write_report(tmp_path).read_text(encoding="utf-8")
     assert "best er: buffer 50 (ACC 90.5±6.4, IBN)" in text
     assert "on the test data: dualcba run --method er --dataset digits --buffer 50" in text
+
+
+def test_a_sweep_does_not_stand_for_runs_on_other_data(tmp_path: Path) -> None:
+    spec = Spec(method="er", buffer=20, validation=0.1)
+    swept, plain = (replace(one(spec, 0, 40.0), data=DataOrigin("own", None, d * 64)) for d in "ab")
+    write(tmp_path / "swept", [swept])
+    add_sweep(tmp_path / "swept", read_sweep({"buffer": [20, 50]}), [spec.name])
+    write(tmp_path / "plain", [plain])
+    runs = find_runs(tmp_path)
+    _, sections = report_sections(distinct(runs.values()), made_for(runs))
+    assert [s.title for s in sections[:2]] == [
+        "Sweep over buffer",
+        f"Digits (digest {'b' * 12}), online, M = 20, 10 % validation split",
+    ]
 
 
 def test_a_table_that_cannot_be_read_here_leaves_its_runs_among_ones_own(tmp_path: Path) -> None:

@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
+from dualcba.data.dataset import DataOrigin
 from dualcba.experiments import Result, Spec
 from dualcba.experiments.result import ForeignSpec, make_spec
+from dualcba.experiments.store import distinct
+from dualcba.options import CBA
 from dualcba.report.commands import command, repeat
+from dualcba.report.names import method_title
 from dualcba.report.results import collections, task_classes
 
 NOTHING: Mapping[str, Mapping[str, None]] = {"bn": {}, "ibn": {}}
@@ -39,6 +43,49 @@ def test_groups_of_one_method_are_named_by_what_differs() -> None:
     assert [r.seed for r in first.served[0].results] == [0, 1]
 
 
+def rows(*specs: dict[str, Any]) -> list[list[str]]:
+    """Return the rows of each collection."""
+    found = collections([made(**spec) for spec in specs])
+    return [[s.entry.row for s in group.served] for group in found]
+
+
+def test_options_that_every_method_has_are_compared_between_methods() -> None:
+    er, dual = {"method": "er", "lr": 0.3}, {"method": "er-dual-cba"}
+    assert rows(er, dual) == [["ER, lr 0.3", "ER-Dual-CBA"]]
+    assert rows(er, dual | {"lr": 0.3}) == [["ER", "ER-Dual-CBA"]]
+    assert rows(er, dual | {"lr": 0.3, "width": 8}) == [["ER", "ER-Dual-CBA"]]
+
+
+def test_an_optimiser_is_named_beside_a_learning_rate_that_it_sets() -> None:
+    adam = {"method": "er", "optimizer": "adam"}
+    assert rows(adam | {"lr": 0.03}, adam) == [
+        ["ER, optimizer adam, lr 0.03", "ER, optimizer adam"]
+    ]
+    assert rows({"method": "er"}, adam) == [["ER", "ER, optimizer adam"]]
+    assert rows(adam, adam | {"method": "derpp"}) == [["ER", "DER++"]]
+
+
+def test_rows_with_different_options_are_told_apart_between_buffers() -> None:
+    er, dual = {"method": "er"}, {"method": "er-dual-cba"}
+    found = rows(er, dual, er | {"buffer": 50, "lr": 0.3}, dual | {"buffer": 50, "width": 8})
+    assert found == [["ER, lr 0.3", "ER-Dual-CBA, width 8"], ["ER", "ER-Dual-CBA"]]
+
+
+@pytest.mark.parametrize("dataset", ["digits", "cifar10", "cifar100"])
+@pytest.mark.parametrize("protocol", ["paper", "p10"])
+@pytest.mark.parametrize("setting", ["online", "offline"])
+def test_plain_runs_are_named_by_their_methods(dataset: str, protocol: str, setting: str) -> None:
+    methods = ["er", "derpp", "lucir", *(f"er-{kind}" for kind in CBA), "derpp-dual-cba"]
+    place = {"dataset": dataset, "protocol": protocol, "setting": setting}
+    specs = [{"method": m, "buffer": b, **place} for m in methods for b in (50, 70)]
+    if protocol != "paper":
+        specs = [spec for spec in specs if spec["method"] != "lucir"]  # it stores at task ends
+    wanted = {method_title(str(spec["method"])) for spec in specs}
+    *found, last = rows(*specs, {"method": "er", "buffer": 90, "lr": 0.3, **place})
+    assert [set(names) for names in found] == [wanted, wanted]
+    assert last == ["ER, lr 0.3"]
+
+
 def test_groups_that_differ_in_how_they_were_scored_alone_are_named_by_that() -> None:
     (group,) = collections([made(method="er"), made(method="er", eval_every=0)])
     assert [s.entry.row for s in group.served] == ["ER", "ER, eval every 0"]
@@ -53,6 +100,46 @@ def test_results_on_validation_data_are_in_a_table_of_their_own() -> None:
         (group,) = c.served
         assert [(r.seed, r.validation) for r in group.results] == [(0, v), (1, v)]
         assert ("--validation" in repeat(group)) == bool(v)
+
+
+def on(digest: str | None, **given: Any) -> Result:
+    """Return a result on data of a digest."""
+    data = None if digest is None else DataOrigin("own", None, digest * 64)
+    return replace(made(method="er", **given), data=data)
+
+
+def test_results_on_different_data_of_one_name_are_in_tables_of_their_own() -> None:
+    results = [on("a", seed=0), on("b", seed=0), on("b", seed=1), on(None, seed=2)]
+    for ordered in (results, results[::-1]):
+        found = collections(distinct(ordered))
+        assert [c.title for c in found] == [
+            "Digits, online, M = 100",  # an earlier version, which does not name its data
+            f"Digits (digest {'a' * 12}), online, M = 100",
+            f"Digits (digest {'b' * 12}), online, M = 100",
+        ]
+        seeds = [[r.seed for s in c.served for r in s.results] for c in found]
+        assert seeds == [[2], [0], [0, 1]]
+
+
+def test_results_that_do_not_name_their_data_are_of_one_group_with_the_others() -> None:
+    results = [on("a", seed=0), on(None, seed=0), on(None, seed=1)]
+    (group,) = collections(distinct(results))
+    assert group.title == "Digits, online, M = 100"
+    assert [r.seed for r in group.served[0].results] == [0, 1]
+    assert len(distinct(results)) == 2
+
+
+def test_two_files_of_one_name_have_their_paths_in_the_titles() -> None:
+    fields = made(method="er").fields
+    specs = [make_spec({**fields, "dataset": path}) for path in ("/a/own.npz", "/b/own.npz")]
+    titles = [c.title for c in collections([Result(spec, 0, NOTHING) for spec in specs])]
+    assert titles == ["/a/own.npz, online, M = 100", "/b/own.npz, online, M = 100"]
+
+
+def test_a_part_of_a_report_names_its_data_as_the_whole_does() -> None:
+    first, second = on("a"), on("b")
+    (group,) = collections([first], among=[first, second])
+    assert group.title == f"Digits (digest {'a' * 12}), online, M = 100"
 
 
 def test_seeds_are_in_the_order_of_numbers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from dualcba.cli.progress import run_with_progress
 from dualcba.cli.run import checked_on, usable_here
 from dualcba.experiments import Load, Loader, Spec, check_all
 from dualcba.experiments.eta import estimate, in_words
-from dualcba.experiments.paper.catalogue import Experiment, named
+from dualcba.experiments.paper.catalogue import Experiment, experiments, named
 from dualcba.experiments.paper.coverage import Coverage, Wanted, cover, ready_spec, rounds
 from dualcba.experiments.paper.selection import choose, choose_own
 from dualcba.experiments.pool import process_count
@@ -25,6 +26,7 @@ from dualcba.experiments.store import check_folder, known_data, make_folder, rea
 from dualcba.methods.files import import_methods
 from dualcba.options import ReproduceCommand, definitions
 from dualcba.report import render
+from dualcba.report.comparison import serve
 from dualcba.report.data import experiment_data
 from dualcba.report.names import count
 from dualcba.report.own_tables import is_file, read_table
@@ -35,8 +37,8 @@ AGAIN = "the same command goes on"
 
 def reproduce_command(name: str, given: Mapping[str, Any]) -> None:
     """Print what is needed and how long it takes, run what is missing, show and write all."""
-    chosen, asked, options = _asked(name, given)
-    options = usable_here(options)
+    asked = _asked(name, given)
+    chosen, options = asked.chosen, usable_here(asked.options)
     out = _folder(options)
     check_folder(out)
     results = read_results(out)
@@ -44,23 +46,39 @@ def reproduce_command(name: str, given: Mapping[str, Any]) -> None:
     coverage = cover(chosen, options.seeds, results)
     needed = count(len(coverage.needed), "run")
     _say(options, f"{needed} needed, {coverage.there} already there")
+    if more := _further_seeds(chosen, list(results.values()), options.seeds):
+        _say(options, more)
     able = coverage if options.dry_run else _with_data(coverage, load, options)
     if able.missing and options.verbose:
         _say(options, _how_long(able, load, options))
     paths: list[Path] = []
     failed: list[FailedRunsError] = []
     if not options.dry_run:
-        failed = run_missing(able, load, options, out, asked)
-        paths = write_files(chosen, out)
+        failed = run_missing(able, load, options, out, asked.tables)
+        paths = write_files(asked.whole, out)
     _print(chosen, coverage, paths, options)
     if failed:
         raise failed[0]
 
 
-def _asked(
-    name: str, given: Mapping[str, Any]
-) -> tuple[list[Experiment], list[AskedTable], ReproduceCommand]:
-    """Return the tables to run, how their folder notes them, and the options."""
+@dataclass(frozen=True)
+class Asked:
+    """What a call asks for."""
+
+    chosen: list[Experiment]
+    """The tables to run and show, or the part of them that the options select."""
+
+    whole: list[Experiment]
+    """The same without a selection: files have all that was ever run."""
+
+    tables: list[AskedTable]
+    """How the folder notes them."""
+
+    options: ReproduceCommand
+
+
+def _asked(name: str, given: Mapping[str, Any]) -> Asked:
+    """Read which tables are asked for, and the options."""
     own_files = read_toml(Path(name)).get("imports", []) if is_file(name) else []
     imports = definitions(ReproduceCommand)["imports"]
     import_methods([*imports.check(own_files), *imports.check(given.get("imports", []))])
@@ -68,18 +86,31 @@ def _asked(
         options = ReproduceCommand(**given)
         part = options.dataset, options.scale, options.column, options.row
         chosen = choose(named(name), *part)
-        return chosen, [AskedTable(one.name, options.scale) for one in chosen], options
+        whole = choose([experiments()[one.name] for one in chosen], None, options.scale)
+        return Asked(chosen, whole, [AskedTable(e.name, options.scale) for e in chosen], options)
     own = read_table(Path(name))
     seeds = {} if own.seeds is None else {"seeds": own.seeds}
     options = ReproduceCommand(**{"out": Path("runs") / Path(name).stem, **seeds, **given})
     part = options.dataset, options.scale, options.column, options.row
     chosen = choose_own(own.experiment, *part)
-    return chosen, [AskedTable(own.experiment.name, toml=own.toml)], options
+    tables = [AskedTable(own.experiment.name, toml=own.toml)]
+    return Asked(chosen, [own.experiment], tables, options)
 
 
 def _folder(options: ReproduceCommand) -> Path:
     small = "" if options.scale == "paper" else f"-{options.scale}"
     return options.out or Path(f"runs/reproduce{small}")
+
+
+def _further_seeds(chosen: Sequence[Experiment], results: Sequence[Result], asked: int) -> str:
+    """Return a line on seeds that the tables use beyond those asked for; empty if there are none.
+
+    Results are never left out of a table: its files would then lose values that were measured.
+    """
+    served = [s for one in chosen for s in serve(one, results)]
+    more = sorted({r.seed for s in served for r in s.results if r.seed >= asked})
+    named = ", ".join(map(str, more))
+    return f"seeds beyond the {asked} asked for are there and used: {named}" if more else ""
 
 
 def _say(options: ReproduceCommand, line: str) -> None:
@@ -169,10 +200,10 @@ def _results(out: Path) -> list[Result]:
     return list(read_results(out).values())
 
 
-def write_files(chosen: Sequence[Experiment], out: Path) -> list[Path]:
+def write_files(whole: Sequence[Experiment], out: Path) -> list[Path]:
     """Write the tables and figures of each experiment as files."""
     results = _results(out)
-    return [path for one in chosen for path in render(one, results, out / "tables")]
+    return [path for one in whole for path in render(one, results, out / "tables")]
 
 
 # ---------------------------------------------------------------------- output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dualcba.data.dataset import DataOrigin
 from dualcba.experiments.paper.catalogue import Entry
 from dualcba.experiments.provenance import PROVENANCE
 from dualcba.experiments.result import AnySpec, Fields, Result, identity
@@ -57,18 +58,34 @@ class Index:
     """Results by method and dataset, so that few specs of the catalogue have to be constructed."""
 
     def __init__(self, results: Iterable[Result]) -> None:
+        self._data: dict[str, DataOrigin] = {}
         self._results: dict[tuple[str, str], list[Result]] = {}
         for result in results:
             self._results.setdefault((result.method, result.dataset), []).append(result)
 
     def serving(self, entry: Entry) -> tuple[Result, ...]:
-        """Return the results that serve an entry in the order of their seeds, each seed once."""
+        """Return the results that serve an entry in the order of their seeds, each seed once.
+
+        Raises a ValueError if they, or those of an earlier entry, are on different data.
+        """
         found: dict[int, Result] = {}
         for result in self._near(entry):
-            new = result.seed not in found and result.identity == entry.identity
-            if new and _serves(result, entry.spec, entry.source):
-                found[result.seed] = result
+            if result.identity == entry.identity and _serves(result, entry.spec, entry.source):
+                self._check_data(result)
+                found.setdefault(result.seed, result)
         return tuple(found[seed] for seed in sorted(found))
+
+    def _check_data(self, result: Result) -> None:
+        """Raise if a dataset is not the same in all results that serve an entry."""
+        if result.data is None:
+            return
+        first = self._data.setdefault(result.dataset, result.data)
+        if result.data.digest != first.digest:
+            found = f"{first}, and {result.data}"
+            raise ValueError(
+                f"a table has results on two datasets {result.dataset}: {found}, expected one; "
+                "report their folders separately"
+            )
 
     def _near(self, entry: Entry) -> list[Result]:
         """Return the results that agree with the given fields that are cheap to compare."""

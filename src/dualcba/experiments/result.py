@@ -6,7 +6,7 @@ a loaded class-agnostic part came from; `upgrade` brings it to schema 2, which i
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -262,6 +262,32 @@ def identity(spec: AnySpec) -> Hashable:
     """
     fields = content_of(spec.to_dict())
     return frozen({name: v for name, v in fields.items() if name not in _FREE})
+
+
+class Digests:
+    """Tells results on different data apart whose specs name the dataset alike.
+
+    Results of earlier versions do not name their data. They count as results on the data of the
+    others, unless these are on several.
+    """
+
+    def __init__(self, results: Iterable[Result]) -> None:
+        found: dict[str, set[str]] = {}
+        for result in results:
+            if result.data is not None:
+                found.setdefault(result.dataset, set()).add(result.data.digest)
+        self._ambiguous = {dataset for dataset, digests in found.items() if len(digests) > 1}
+
+    def of(self, result: Result) -> str | None:
+        """Return the digest of a result's data if those of its dataset differ, else None.
+
+        >>> a, same, b = (Result(Spec(), 0, {}, data=DataOrigin("x", None, d)) for d in "aab")
+        >>> Digests([a, same]).of(a), Digests([a, same, b]).of(a)
+        (None, 'a')
+        """
+        if result.data is None or result.dataset not in self._ambiguous:
+            return None
+        return result.data.digest
 
 
 def frozen(value: Any) -> Hashable:

@@ -15,6 +15,7 @@ from dualcba.experiments.spec import Spec
 from dualcba.experiments.store import (
     PLAN,
     RESULT,
+    check_runs_folder,
     drop_from_plan,
     files_below,
     read_plan,
@@ -61,8 +62,7 @@ def stored_runs(folders: Iterable[Path]) -> list[StoredRun]:
     """
     found: dict[Path, StoredRun] = {}
     for folder in folders:
-        if not folder.is_dir():
-            raise FileNotFoundError(f"{folder} is missing, expected a folder of runs")
+        check_runs_folder(folder)
         for path in files_below(folder, RESULT):
             with suppress(FileNotFoundError):  # removed meanwhile
                 found.setdefault(path.parent, _stored(path))
@@ -114,6 +114,9 @@ class Difference:
     """
 
     spec: dict[str, Pair]
+    data: dict[str, Pair]
+    """The path of the dataset and the digest of its content."""
+
     versions: dict[str, Pair]
     scores: dict[str, dict[str, Pair]]
     """By statistics; those that at least one run has, also where they agree."""
@@ -126,10 +129,16 @@ def difference(first: Result, second: Result) -> Difference:
     statistics = dict.fromkeys((*first.scores, *second.scores))
     return Difference(
         spec=_differing(first.fields, second.fields),
+        data=_differing(_data(first), _data(second)),
         versions=_differing(first.versions, second.versions),
         scores={s: _both(first.scores.get(s, {}), second.scores.get(s, {})) for s in statistics},
         equal=_measured(first) == _measured(second),
     )
+
+
+def _data(result: Result) -> dict[str, Any]:
+    """Return the data of a result; nothing of one that does not name them."""
+    return {} if result.data is None else {"path": result.data.path, "digest": result.data.digest}
 
 
 def _measured(result: Result) -> list[Any]:
@@ -168,6 +177,10 @@ def remove_run(folder: Path) -> None:
 
     The result goes first: a run that was removed in part has none, and so is not complete.
     """
-    drop_from_plan(folder.parent, folder.name)
-    (folder / RESULT).unlink()
-    shutil.rmtree(folder)
+    try:
+        drop_from_plan(folder.parent, folder.name)
+        (folder / RESULT).unlink()
+        shutil.rmtree(folder)
+    except OSError as error:
+        wanted = "a run in a folder that can be written"
+        raise OSError(f"{folder} cannot be removed: {error.strerror}, expected {wanted}") from error

@@ -11,7 +11,7 @@ from typing import Any
 
 from dualcba.data.dataset import DataOrigin
 from dualcba.errors import expected, unknown
-from dualcba.experiments.result import SCHEMA, SCHEMAS, Result, frozen, read_origin
+from dualcba.experiments.result import SCHEMA, SCHEMAS, Digests, Result, frozen, read_origin
 from dualcba.experiments.spec import Spec, fields, upgrade_fields
 from dualcba.io import folder_lock, write_json
 from dualcba.methods.files import NotImportedError
@@ -31,6 +31,14 @@ def check_folder(out: Path) -> None:
     for folder in (out, *out.parents):
         if folder.exists() and not folder.is_dir():
             raise FileExistsError(f"{folder} is a file, expected a folder for the results")
+
+
+def check_runs_folder(out: Path) -> None:
+    """Raise an OSError unless there is a folder, in which runs can be looked for."""
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"{out} is a file, expected a folder of runs")
+    if not out.is_dir():
+        raise FileNotFoundError(f"{out} is missing, expected a folder of runs")
 
 
 def make_folder(out: Path) -> None:
@@ -92,8 +100,7 @@ def find_runs(*outs: Path) -> dict[Path, Result]:
     """Return the complete runs below folders, at any depth, by the folder of each run."""
     found: dict[Path, Result] = {}
     for out in outs:
-        if not out.is_dir():
-            raise FileNotFoundError(f"{out} is missing, expected a folder of runs")
+        check_runs_folder(out)
         runs = _read_each(files_below(out, RESULT))
         complete = {folder: result for folder, result in runs if result.complete}
         if not complete:
@@ -103,10 +110,11 @@ def find_runs(*outs: Path) -> dict[Path, Result]:
 
 
 def distinct(results: Iterable[Result]) -> list[Result]:
-    """Return results, each spec and seed once."""
-    found: dict[Hashable, Result] = {}
-    for result in results:
-        found.setdefault((result.seed, frozen(result.fields)), result)
+    """Return results, each spec and seed once for each of the data that the spec's dataset is."""
+    every = list(results)
+    digests, found = Digests(every), dict[Hashable, Result]()
+    for result in every:
+        found.setdefault((result.seed, frozen(result.fields), digests.of(result)), result)
     return list(found.values())
 
 
@@ -194,6 +202,8 @@ def _entry(spec: Spec, origin: DataOrigin | None) -> dict[str, Any]:
 
 def _read_entries(out: Path) -> list[tuple[Spec, DataOrigin | None]]:
     path = out / PLAN
+    if out.is_file():
+        raise NotADirectoryError(f"{out} is a file, expected the --out of a `dualcba run`")
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected the plan that `dualcba run` leaves")
     try:

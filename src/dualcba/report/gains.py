@@ -13,17 +13,13 @@ from dualcba.experiments.result import frozen
 from dualcba.options import BALANCED
 from dualcba.report.comparison import Served
 from dualcba.report.names import KINDS, score_info, split_method
-from dualcba.report.results import SCORING
+from dualcba.report.results import SCORING, common_fields
 
-SAME = (
-    "protocol", "dataset", "setting", "buffer", "tasks", "class_order", "epochs", "network",
-    "batch_size", "memory_batch", "loss_mean", "while_empty", "pixels", "augmentation",
-    "optimizer", "lr", "momentum", "nesterov", "weight_decay", "beta1", "beta2", "norm", "forward",
-    "ibn_augment", "ibn_average", "seen_only", "boundaries", "labelled_batches",
-    "unlabelled_samples", "method_options", "real_time", "head", "head_scale", "learn_scale",
-    "readout",
-)  # fmt: skip
-"""Fields of the spec that a method must share with and without an adaptor to be compared."""
+SAME = common_fields() - {"method", "seed", *SCORING} | {"method_options"}
+"""Fields of the spec that a method must share with and without an adaptor to be compared.
+
+Not the relative cost in real time, which is larger with an adaptor.
+"""
 
 PAIRED = ("dual-cba", BALANCED)
 """The kinds of adaptors whose gains are shown."""

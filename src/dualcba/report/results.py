@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ from dualcba.data.stream import split_classes
 from dualcba.experiments.matching import own_origin
 from dualcba.experiments.paper.catalogue import Entry
 from dualcba.experiments.provenance import PROVENANCE
-from dualcba.experiments.result import NAMED, Fields, Result, frozen
+from dualcba.experiments.result import NAMED, Digests, Fields, Result, frozen
 from dualcba.experiments.spec import Spec
 from dualcba.methods import METHODS
-from dualcba.options import overridden
+from dualcba.options import definitions, overridden
 from dualcba.randomness import generator
 from dualcba.report.comparison import Served
 from dualcba.report.names import KINDS, method_title, split_method
@@ -35,6 +35,8 @@ class Collection:
 
     title: str
     served: tuple[Served, ...]
+    stream: str
+    """What it shares with collections that differ only by their buffer, in words."""
 
     @property
     def first(self) -> Result:
@@ -42,20 +44,30 @@ class Collection:
         return self.served[0].results[0]
 
 
-def collections(results: Iterable[Result]) -> list[Collection]:
+def collections(
+    results: Iterable[Result], among: Iterable[Result] | None = None
+) -> list[Collection]:
     """Return the results by dataset, setting, buffer, protocol and the data that score them.
 
-    In each collection there is one entry per group of seeds.
+    In each collection there is one entry per group of seeds. `among` are all results of a report,
+    if these are a part of them: where several datasets have one name, titles say which one it is.
     """
-    ordered = sorted(results, key=_order)
+    data = DataTitles(results := list(results), among)
+    ordered = sorted(results, key=lambda result: (*_order(result), data.title(result)))
     grouping = Grouping(ordered)
-    places: dict[str, dict[Hashable, dict[int, Result]]] = {}
+    places: dict[tuple[str, str], dict[Hashable, Group]] = {}
+    compared: dict[str, list[Group]] = {}
     for result in ordered:
-        groups = places.setdefault(place_title(result), {})
-        groups.setdefault(grouping.key(result), {}).setdefault(result.seed, result)
+        where, note = f"{data.title(result)}, {result.spec.setting}", notes(result)
+        title, stream = f"{where}, M = {result.spec.buffer}{note}", where + note
+        groups = places.setdefault((title, stream), {})
+        if (key := grouping.key(result)) not in groups:
+            groups[key] = _group(result, grouping)
+            compared.setdefault(stream, []).append(groups[key])
+        groups[key].results.setdefault(result.seed, result)
     return [
-        Collection(title, tuple(_serve(title, list(groups.values()), grouping)))
-        for title, groups in places.items()
+        Collection(title, tuple(_serve(title, list(groups.values()), compared[stream])), stream)
+        for (title, stream), groups in places.items()
     ]
 
 
@@ -69,16 +81,26 @@ def _order(result: Result) -> tuple[str, bool, str, int, bool, float]:
     return *place, other, result.validation
 
 
-def place_title(result: Result) -> str:
-    """Return dataset, setting, buffer and what `notes` adds, in words."""
-    return f"{stream_title(result)}, M = {result.spec.buffer}{notes(result)}"
+class DataTitles:
+    """Names the data of results: by their path or digest too, where several have one name."""
+
+    def __init__(self, results: Sequence[Result], among: Iterable[Result] | None = None) -> None:
+        every = results if among is None else [*results, *among]
+        self._digests = Digests(every)
+        pairs = {(_dataset_title(result), result.dataset) for result in every}
+        titles = [title for title, _ in pairs]
+        self._shared = {title for title in titles if titles.count(title) > 1}
+
+    def title(self, result: Result) -> str:
+        """Return a name of the data that no other data have."""
+        title, digest = _dataset_title(result), self._digests.of(result)
+        name = result.dataset if title in self._shared else title
+        return name if digest is None else f"{name} (digest {digest[:12]})"
 
 
-def stream_title(result: Result) -> str:
-    """Return dataset and setting in words."""
-    spec = result.spec
-    dataset = DATASETS.get(spec.dataset, Path(spec.dataset).name or spec.dataset)
-    return f"{dataset}, {spec.setting}"
+def _dataset_title(result: Result) -> str:
+    dataset = result.dataset
+    return DATASETS.get(dataset, Path(dataset).name or dataset)
 
 
 def notes(result: Result) -> str:
@@ -131,13 +153,14 @@ def _defaults(given: tuple[tuple[str, Any], ...]) -> Fields:
 
 
 class Grouping:
-    """Tells which of some results differ only by seed.
+    """Tells which of some results, on the same data, differ only by seed.
 
     Runs that loaded the same class-agnostic part differ only by seed; so do runs that each loaded
     one from a run of their own seed, if those runs differ only by seed.
     """
 
-    def __init__(self, results: Iterable[Result]) -> None:
+    def __init__(self, results: Sequence[Result]) -> None:
+        self._digests = Digests(results)
         seeds: dict[str, set[int]] = {}
         for result in results:
             if path := result.spec.agnostic_from:
@@ -156,7 +179,8 @@ class Grouping:
         """Return a value that is equal for results that differ only by seed."""
         found = self.origin(result)
         path = {} if found is None else {"agnostic_from": None}
-        return frozen({**result.fields, "seed": None, **path}), frozen(found)
+        fields = frozen({**result.fields, "seed": None, **path})
+        return fields, frozen(found), self._digests.of(result)
 
     def fields(self, result: Result) -> dict[str, Any]:
         """Return the fields that all seeds of a group share."""
@@ -180,23 +204,39 @@ def origin_title(found: Fields) -> str:
 # ---------------------------------------------------------------------- the names of groups
 
 
-def _serve(column: str, groups: list[dict[int, Result]], grouping: Grouping) -> list[Served]:
-    """Return groups of results, by seed, as the entries of a column."""
-    first = [next(iter(group.values())) for group in groups]
-    full = [grouping.fields(result) for result in first]
-    brief = [_brief(spec, grouping.origin(r)) for spec, r in zip(full, first, strict=True)]
-    labels = [_label(spec, brief, without=SCORING) for spec in brief]
+@dataclass(frozen=True)
+class Group:
+    """Results that differ only by seed."""
+
+    full: Fields
+    """The fields that all seeds share."""
+
+    brief: Fields
+    """The same; of the run that a class-agnostic part was trained in only the dataset."""
+
+    results: dict[int, Result] = field(default_factory=dict)
+    """By seed."""
+
+
+def _group(result: Result, grouping: Grouping) -> Group:
+    full, found = grouping.fields(result), grouping.origin(result)
+    return Group(full, full if found is None else full | {"agnostic_from": found["dataset"]})
+
+
+def _serve(column: str, groups: list[Group], compared: list[Group]) -> list[Served]:
+    """Return groups as the entries of a column, named by what they differ in from those compared.
+
+    These are of all columns that may stand beside this one.
+    """
+    brief, full = [other.brief for other in compared], [other.full for other in compared]
+    labels = [_label(group.brief, brief, without=SCORING) for group in groups]
     served = []
-    for group, spec, label in zip(groups, full, labels, strict=True):
-        row = label if labels.count(label) == 1 else _label(spec, full)
-        entry = Entry(row, column, spec, "ibn", {})
-        served.append(Served(entry, tuple(group[seed] for seed in sorted(group))))
+    for group, label in zip(groups, labels, strict=True):
+        row = label if labels.count(label) == 1 else _label(group.full, full)
+        entry = Entry(row, column, group.full, "ibn", {})
+        results = tuple(group.results[seed] for seed in sorted(group.results))
+        served.append(Served(entry, results))
     return sorted(served, key=lambda s: _place(s.entry.method))
-
-
-def _brief(spec: Fields, found: Fields | None) -> Fields:
-    """Name only the dataset of the run that a class-agnostic part was trained in."""
-    return spec if found is None else {**spec, "agnostic_from": found["dataset"]}
 
 
 def _place(method: str) -> tuple[int, str, int]:
@@ -207,19 +247,42 @@ def _place(method: str) -> tuple[int, str, int]:
 
 
 def _label(spec: Fields, specs: Sequence[Fields], without: Sequence[str] = ()) -> str:
-    """Return the method, its options, and the unusual fields in which runs of it differ.
+    """Return the method, its options, and the unusual fields in which it differs from other runs.
 
-    Fields in which a run departs from its protocol are named in any case.
+    Fields that only some methods have are compared among runs of the same method. Fields in which
+    a run departs from its protocol are named in any case.
     """
-    method, plain = str(spec["method"]), usual(spec)
+    method, plain = str(spec["method"]), _plain(spec)
     rivals = [other for other in specs if other["method"] == method]
-    varying = [k for k in spec if any(r.get(k, plain.get(k)) != spec[k] for r in rivals)]
+
+    def varies(name: str) -> bool:
+        others = [other for other in specs if name in other and name in common_fields()]
+        found = [other.get(name, plain.get(name)) for other in (*rivals, *others)]
+        return any(value != spec[name] for value in found)
+
+    unusual = [k for k in spec if k not in NAMED and not (k in plain and spec[k] == plain[k])]
+    varying = [k for k in unusual if varies(k) or (k == "optimizer" and plain and varies("lr"))]
     always = overridden(spec) + (["method_options"] if spec.get("method_options") else [])
     varying += [k for k in always if k not in varying]
-    varying = [k for k in varying if k not in without and not (k in plain and spec[k] == plain[k])]
-    named = {k: "" if k == "method_options" else k.replace("_", " ") + " " for k in varying}
-    parts = [name + _short(spec[k]) for k, name in named.items()]
+    titles = {k: "" if k == "method_options" else k.replace("_", " ") + " " for k in varying}
+    parts = [title + _short(spec[k]) for k, title in titles.items() if k not in without]
     return ", ".join([method_title(method), *parts])
+
+
+def _plain(spec: Fields) -> Fields:
+    """Return `usual`, with the optimiser of the protocol and what the given one sets by default."""
+    plain = usual(spec)
+    if spec.get("optimizer") == plain.get("optimizer"):
+        return plain
+    with_own = usual(spec, (*NAMED, "protocol", "optimizer"))
+    return {**with_own, "optimizer": plain["optimizer"]} if plain else {}
+
+
+@cache
+def common_fields() -> frozenset[str]:
+    """Return the names of the fields that mean the same for every method."""
+    own = ("method_options", "relative_cost")
+    return frozenset(k for k, o in definitions(Spec).items() if not o.adaptors and k not in own)
 
 
 def _short(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dualcba.experiments.matching import matches
 from dualcba.experiments.paper.catalogue import Experiment
-from dualcba.experiments.result import Result
+from dualcba.experiments.result import Digests, Result
 from dualcba.experiments.sweep import Sweep
 from dualcba.report.agreement import agreement_tables
 from dualcba.report.commands import repeat
@@ -101,7 +101,7 @@ def report_sections(
     made = made or MadeFor()
     groups = collections(results)
     every = [s for group in groups for s in group.served]
-    rest = collections(_beyond(made.shown, results))
+    rest = collections(_beyond(made.shown, results), among=results)
     paper = [row for e, s in made.paper for row in rows(s, e.scores)]
     facts = [
         *_agreement(paper),
@@ -151,20 +151,22 @@ def _by_buffer(title: str, groups: list[Collection]) -> Section:
 
 def _beyond(shown: Sequence[Result], results: Sequence[Result]) -> list[Result]:
     """Return the results that are not shown and that no shown result can stand for."""
+    digests = Digests([*shown, *results])
+
+    def kind(result: Result) -> tuple[Any, ...]:
+        spec = result.spec
+        named = spec.method, spec.dataset, spec.setting, spec.buffer
+        return *named, result.seed, digests.of(result)
+
     like: dict[tuple[Any, ...], dict[int, Result]] = {}
     for r in shown:
-        like.setdefault(_kind(r), {})[id(r)] = r
+        like.setdefault(kind(r), {})[id(r)] = r
     return [
         r
         for r in results
-        if id(r) not in like.get(_kind(r), {})
-        and not any(matches(other, r.spec) for other in like.get(_kind(r), {}).values())
+        if id(r) not in like.get(kind(r), {})
+        and not any(matches(other, r.spec) for other in like.get(kind(r), {}).values())
     ]
-
-
-def _kind(result: Result) -> tuple[Any, ...]:
-    spec = result.spec
-    return spec.method, spec.dataset, spec.setting, spec.buffer, result.seed
 
 
 def _main_gain(shown: list[tuple[Experiment, list[Served]]]) -> list[Fact]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dualcba.report.comparison import Served, measure
 from dualcba.report.names import MISSING, STATISTICS, score_info
-from dualcba.report.results import Collection, stream_title, validation_note
+from dualcba.report.results import Collection
 from dualcba.report.tables.model import Column, Table, number, spread, text_columns
 
 MOST_SEEDS = 12
@@ -14,12 +14,15 @@ MOST_SEEDS = 12
 
 
 def by_stream(groups: Sequence[Collection]) -> dict[str, list[Collection]]:
-    """Return collections that differ only by their buffer, by dataset and setting in words."""
+    """Return collections that differ only by their buffer, by what they share in words."""
     found: dict[str, list[Collection]] = {}
     for group in groups:
-        title = stream_title(group.first) + validation_note(group.first)
-        found.setdefault(title, []).append(group)
-    return {title: part for title, part in found.items() if len(part) > 1}
+        found.setdefault(group.stream, []).append(group)
+    return {title: part for title, part in found.items() if len(_buffers(part)) > 1}
+
+
+def _buffers(groups: Sequence[Collection]) -> set[int]:
+    return {group.first.spec.buffer for group in groups}
 
 
 def buffer_table(groups: Sequence[Collection], title: str, score: str) -> Table:
