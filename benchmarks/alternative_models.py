@@ -142,12 +142,15 @@ Make = Callable[[int, int], Contender]
 SEPARATE = "separate statistics"
 """`DualCBAClassifier` with batch statistics of its own for the new batch and the memory draw."""
 
+HEAD = {"readout": "head"}
+"""Predictions by the last layer alone."""
+
 CONTENDERS: dict[str, Make] = {
     "DualCBAClassifier": lambda seed, classes: Ours(seed),
+    "DualCBAClassifier head": lambda seed, classes: Ours(seed, learner_options=HEAD),
     "DualCBAClassifier ncm": lambda seed, classes: Ours(seed, learner_options={"readout": "ncm"}),
-    "DualCBAClassifier both": lambda seed, classes: Ours(seed, learner_options={"readout": "both"}),
-    "ER": lambda seed, classes: Ours(seed, method="er"),
-    SEPARATE: lambda seed, classes: Ours(seed, learner_options={"forward": "split"}),
+    "ER": lambda seed, classes: Ours(seed, method="er", learner_options=HEAD),
+    SEPARATE: lambda seed, classes: Ours(seed, learner_options={**HEAD, "forward": "split"}),
     "nearest sample": lambda seed, classes: NearestSample(seed),
     "nearest class mean": lambda seed, classes: NearestMean(classes),
     "SGDClassifier": Linear,

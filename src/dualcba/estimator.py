@@ -30,8 +30,8 @@ from dualcba.nets import make_network
 from dualcba.randomness import first_weights
 from dualcba.serving import Snapshot, export_model
 from dualcba.tasks.labels import as_array, as_list, labels_to_json
-from dualcba.tasks.outputs import FIRST_OUTPUTS, UNANNOUNCED
 from dualcba.training.growth import widened
+from dualcba.training.unannounced import FIRST_OUTPUTS, unannounced_options
 
 Array = NDArray[Any]
 
@@ -292,7 +292,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError(unknown("learner option", name, free))
         vectors = len(shape) == 1 and dtype == torch.float32 and "transform" not in options
         own = {"seen_only": True, "standardise": vectors}
-        return {**UNANNOUNCED, **own, **fixed, **options}
+        return {**unannounced_options(self.method), **own, **fixed, **options}
 
     def _make_learner(self, classes: Array | None) -> Learner:
         """Make a learner from `_recipe`, which later changes of parameters do not affect.

@@ -19,9 +19,9 @@ from dualcba.errors import expected
 from dualcba.learner import Learner
 from dualcba.nets import make_network
 from dualcba.randomness import first_weights
-from dualcba.tasks.outputs import FIRST_OUTPUTS, UNANNOUNCED
 from dualcba.training.growth import widened
 from dualcba.training.learner_state import split_estimate, with_estimate
+from dualcba.training.unannounced import FIRST_OUTPUTS, unannounced_options
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,12 +133,11 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         with first_weights(self._seed):
             network = make_network("mlp", (inputs,), FIRST_OUTPUTS)
         draw = max(10, self.batch_size)
-        own = {"standardise": True, "memory_batch": draw}
-        options: dict[str, Any] = {**UNANNOUNCED, **own, **(self.learner_options or {})}
+        own = {"standardise": True, "memory_batch": draw, **unannounced_options(self.method)}
+        options: dict[str, Any] = {**own, **(self.learner_options or {})}
         return Learner(
             network, (inputs,), method=self.method, buffer=self.buffer, lr=self.lr,
-            batch_size=self.batch_size, seed=self._seed, dtype=torch.float32,
-            boundaries="inferred", **options,
+            batch_size=self.batch_size, seed=self._seed, dtype=torch.float32, **options,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ prediction

@@ -21,8 +21,8 @@ from dualcba.learner import Learner
 from dualcba.methods.files import check_imported
 from dualcba.nets import make_network
 from dualcba.randomness import first_weights
-from dualcba.tasks.outputs import FIRST_OUTPUTS, UNANNOUNCED
 from dualcba.training.learner_state import split_estimate, with_estimate
+from dualcba.training.unannounced import FIRST_OUTPUTS, unannounced_options
 
 SCHEMA = 1
 MODEL, SEEN, LOCK, REPORT = "model.safetensors", "seen.jsonl", "lock", "report.html"
@@ -69,8 +69,8 @@ class Recipe:
         return Learner(
             network, self.shape, None, method=self.method, method_options=self.method_options,
             buffer=self.buffer, batch_size=self.batch_size, memory_batch=self.memory_batch,
-            lr=self.lr, seed=self.seed, transform=transform, boundaries="inferred",
-            on_outlier="skip", device=device, **UNANNOUNCED,
+            lr=self.lr, seed=self.seed, transform=transform, on_outlier="skip",
+            device=device, **unannounced_options(self.method),
         )  # fmt: skip
 
     @classmethod

@@ -12,17 +12,9 @@ begin with equal weights are slow to be told apart.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-
-FIRST_OUTPUTS = 16
-"""Outputs of a network that is made for classes that nobody announces; they are doubled."""
-
-UNANNOUNCED: dict[str, Any] = {"forward": "concat", "ibn": True}
-"""Options of a learner for such classes, which may arrive one at a time: new and memory samples are
-normalised together, because a batch of one class has no statistics that tell it from others."""
 
 
 def outputs_for(count: int, first: int) -> int:
