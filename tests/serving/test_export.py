@@ -161,6 +161,10 @@ def test_labels_shape_and_type_are_in_the_file(ending: str, tmp_path: Path) -> N
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(60, 5)), np.array(["b", "a", "c"])[np.arange(60) % 3]
     clf = DualCBAClassifier(random_state=0).fit(X, y)
+    if ending == ".safetensors":
+        with pytest.raises(ValueError, match=r"by class means, expected .* with readout='head'"):
+            clf.export(tmp_path / "model.safetensors")
+        clf = DualCBAClassifier(random_state=0, learner_options={"readout": "head"}).fit(X, y)
     clf.export(tmp_path / f"model{ending}")
     own = make_network("mlp", (5,), 3) if ending == ".safetensors" else None
     model = load_model(tmp_path / f"model{ending}", own)

@@ -52,11 +52,17 @@ def scores_by_means(
 def both_read_outs(z: Tensor, near: Tensor) -> Tensor:
     """Return the mean of the log-probabilities of logits and of `scores_by_means`, (n, C).
 
-    >>> z = torch.tensor([[0.0, 0.0]])
-    >>> both_read_outs(z, torch.tensor([[0.0, -torch.inf]])).exp().tolist()
-    [[0.707..., 0.0]]
+    The means share the probability that the logits give to all classes with a mean, so that a class
+    without one has that of the logits.
+
+    >>> z, near = torch.tensor([[0.0, 0.0, 0.0]]), torch.tensor([[0.0, 0.0, -torch.inf]])
+    >>> both_read_outs(z, near).exp().tolist()
+    [[0.333..., 0.333..., 0.333...]]
     """
-    return (z.float().log_softmax(1) + near.float().log_softmax(1)) / 2
+    p, has_mean = z.float().log_softmax(1), near > -torch.inf
+    known = p.masked_fill(~has_mean, -torch.inf).logsumexp(1, keepdim=True)
+    q = near.float().log_softmax(1) + known
+    return torch.where(has_mean, (p + q) / 2, p)
 
 
 class RowFeatures:

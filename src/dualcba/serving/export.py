@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from dualcba.data.transforms import Transform
 from dualcba.errors import expected, reason
 from dualcba.io import atomic_write, user_path
-from dualcba.methods.scorers import Logits
+from dualcba.methods.scorers import Logits, NearestMeans
 from dualcba.nets.heads import resize_head
 from dualcba.nets.inputs import SeveralInputs
 from dualcba.serving.folding import fold_normalization
@@ -117,7 +117,11 @@ def _state_dict(model: Model, example: Tensor, meta: dict[str, Any]) -> bytes:
     ):
         kind = type(scorer.head if isinstance(scorer, Logits) else scorer).__name__
         kind = "a frozen trunk and its last layer" if model.trunk is not None else kind
-        wanted = "the last linear layer of one network: write a file ending in .pt2 or .onnx"
+        kind = "class means" if isinstance(scorer, NearestMeans) else kind
+        wanted = (
+            "the last linear layer of one network: write a file ending in .pt2 or .onnx"
+            + ", or learn with readout='head'" * isinstance(scorer, NearestMeans)
+        )
         raise ValueError(f"the predictions are made by {kind}, expected {wanted}")
     resize_head(scorer.head, len(model.hidden))
     tensors = _unshared(scorer.whole().state_dict())
