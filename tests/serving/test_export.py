@@ -192,7 +192,7 @@ def test_what_cannot_be_exported_is_refused_in_one_line(
 ) -> None:
     learner = teach(make_learner("icarl"), tasks=1)
     with pytest.raises(
-        ValueError, match=r"^the predictions are made by NearestMeans, expected [^\n]*$"
+        ValueError, match=r"^the predictions are made by class means, expected [^\n]*$"
     ):
         learner.export(tmp_path / "model.safetensors")
     with pytest.raises(

@@ -117,11 +117,10 @@ def _state_dict(model: Model, example: Tensor, meta: dict[str, Any]) -> bytes:
     ):
         kind = type(scorer.head if isinstance(scorer, Logits) else scorer).__name__
         kind = "a frozen trunk and its last layer" if model.trunk is not None else kind
-        kind = "class means" if isinstance(scorer, NearestMeans) else kind
-        wanted = (
-            "the last linear layer of one network: write a file ending in .pt2 or .onnx"
-            + ", or learn with readout='head'" * isinstance(scorer, NearestMeans)
-        )
+        means = isinstance(scorer, NearestMeans)
+        kind = "class means" if means else kind
+        wanted = "the last linear layer of one network: write a file ending in .pt2 or .onnx"
+        wanted += ", or learn with readout='head'" if means and scorer.both else ""
         raise ValueError(f"the predictions are made by {kind}, expected {wanted}")
     resize_head(scorer.head, len(model.hidden))
     tensors = _unshared(scorer.whole().state_dict())
