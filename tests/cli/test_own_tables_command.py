@@ -84,6 +84,26 @@ def test_parts_of_it_and_other_seeds(dualcba: Run, file: Path) -> None:
     assert {one["column"] for one in printed["experiments"]["mine"]} == {"M = 60"}
 
 
+def test_files_have_all_that_was_run_whatever_is_selected(dualcba: Run, file: Path) -> None:
+    assert dualcba("reproduce", file, "--seeds", 1, *HERE).code == 0
+    tables = dualcba("list", "methods").folder / "runs" / "mine" / "tables"
+    before = {path.name: path.read_bytes() for path in tables.iterdir()}
+    part = ("--column", "M = 60", "--row", "plain", "--seeds", 1)
+    got = dualcba("reproduce", file, *part, *HERE)
+    assert "1 run needed, 1 already there" in got.out
+    assert "M = 20" not in got.out
+    assert {path.name: path.read_bytes() for path in tables.iterdir()} == before
+
+
+def test_files_name_what_was_not_run(dualcba: Run, file: Path) -> None:
+    got = dualcba("reproduce", file, "--column", "M = 60", "--row", "plain", "--seeds", 1, *HERE)
+    tables = got.folder / "runs" / "mine" / "tables"
+    text = (tables / "mine.md").read_text(encoding="utf-8")
+    assert text.endswith("\nNot run: M = 20.\n\nRows not run: corrected.\n")
+    assert "corrected" not in (tables / "mine.csv").read_text()
+    assert {p.name for p in tables.iterdir()} >= {"mine-2.svg", "mine-2.png"}
+
+
 def test_mistakes_are_one_line(dualcba: Run, file: Path) -> None:
     for given, says in (
         (("--scale", "small"), "scale is 'small', expected 'paper': a table of one's own is run"),

@@ -269,6 +269,19 @@ def test_a_figure_without_its_recording_is_a_line(
     assert "Alignment: left out" in (tmp_path / "small.md").read_text()
 
 
+def test_files_of_an_earlier_call_that_are_not_written_again_are_removed(
+    tmp_path: Path, results: list[Result], experiment: Callable[..., Experiment]
+) -> None:
+    render(experiment(figures=("anytime", "stability")), results, tmp_path)
+    assert (tmp_path / "small-anytime-1.svg").exists()
+    (tmp_path / "small-anytime-9.svg").touch()  # may be a figure of another experiment
+    (tmp_path / "small-2.md").touch()
+    left = {"small-anytime-9.svg", "small-2.md"}
+    paths = render(experiment(figures=("anytime",), scores=()), results, tmp_path)
+    assert {p.name for p in paths} == {"small-1.svg", "small-1.png", "small.md"}
+    assert {p.name for p in tmp_path.iterdir()} == left | {p.name for p in paths}
+
+
 def test_an_experiment_without_runs_is_one_clear_line(
     tmp_path: Path, experiment: Callable[..., Experiment]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ AGAIN = "the same command goes on"
 
 def reproduce_command(name: str, given: Mapping[str, Any]) -> None:
     """Print what is needed and how long it takes, run what is missing, show and write all."""
-    chosen, asked, options = _asked(name, given)
-    options = usable_here(options)
+    asked = _asked(name, given)
+    chosen, options = asked.chosen, usable_here(asked.options)
     out = _folder(options)
     check_folder(out)
     results = read_results(out)
@@ -50,17 +51,31 @@ def reproduce_command(name: str, given: Mapping[str, Any]) -> None:
     paths: list[Path] = []
     failed: list[FailedRunsError] = []
     if not options.dry_run:
-        failed = run_missing(able, load, options, out, asked)
-        paths = write_files(chosen, out)
+        failed = run_missing(able, load, options, out, asked.tables)
+        paths = write_files(asked.whole, out)
     _print(chosen, coverage, paths, options)
     if failed:
         raise failed[0]
 
 
-def _asked(
-    name: str, given: Mapping[str, Any]
-) -> tuple[list[Experiment], list[AskedTable], ReproduceCommand]:
-    """Return the tables to run, how their folder notes them, and the options."""
+@dataclass(frozen=True)
+class Asked:
+    """What a call asks for."""
+
+    chosen: list[Experiment]
+    """The tables to run and show, or the part of them that the options select."""
+
+    whole: list[Experiment]
+    """The same without a selection: files have all that was ever run."""
+
+    tables: list[AskedTable]
+    """How the folder notes them."""
+
+    options: ReproduceCommand
+
+
+def _asked(name: str, given: Mapping[str, Any]) -> Asked:
+    """Read which tables are asked for, and the options."""
     own_files = read_toml(Path(name)).get("imports", []) if is_file(name) else []
     imports = definitions(ReproduceCommand)["imports"]
     import_methods([*imports.check(own_files), *imports.check(given.get("imports", []))])
@@ -68,13 +83,16 @@ def _asked(
         options = ReproduceCommand(**given)
         part = options.dataset, options.scale, options.column, options.row
         chosen = choose(named(name), *part)
-        return chosen, [AskedTable(one.name, options.scale) for one in chosen], options
+        names = [one.name for one in chosen]
+        whole = choose([e for e in named(name) if e.name in names], None, options.scale)
+        return Asked(chosen, whole, [AskedTable(e.name, options.scale) for e in chosen], options)
     own = read_table(Path(name))
     seeds = {} if own.seeds is None else {"seeds": own.seeds}
     options = ReproduceCommand(**{"out": Path("runs") / Path(name).stem, **seeds, **given})
     part = options.dataset, options.scale, options.column, options.row
     chosen = choose_own(own.experiment, *part)
-    return chosen, [AskedTable(own.experiment.name, toml=own.toml)], options
+    tables = [AskedTable(own.experiment.name, toml=own.toml)]
+    return Asked(chosen, [own.experiment], tables, options)
 
 
 def _folder(options: ReproduceCommand) -> Path:
@@ -169,10 +187,10 @@ def _results(out: Path) -> list[Result]:
     return list(read_results(out).values())
 
 
-def write_files(chosen: Sequence[Experiment], out: Path) -> list[Path]:
+def write_files(whole: Sequence[Experiment], out: Path) -> list[Path]:
     """Write the tables and figures of each experiment as files."""
     results = _results(out)
-    return [path for one in chosen for path in render(one, results, out / "tables")]
+    return [path for one in whole for path in render(one, results, out / "tables")]
 
 
 # ---------------------------------------------------------------------- output

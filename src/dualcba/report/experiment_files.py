@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dualcba.experiments.paper.catalogue import Experiment
@@ -19,14 +20,20 @@ from dualcba.report.tables.markdown import markdown
 from dualcba.report.tables.model import Table
 from dualcba.report.tables.scores import with_gains
 
+FORMATS = ("svg", "png")
+"""Of figures."""
+
 
 def render(experiment: Experiment, results: list[Result], out: Path) -> list[Path]:
     """Write the experiment's files into a folder and return their paths.
 
-    A figure that cannot be drawn is left out; the Markdown file says why.
+    They have the columns and rows that have results; the Markdown file names the others. A figure
+    that cannot be drawn is left out; the Markdown file says why. Files of an earlier call that are
+    not written again are removed.
     """
     served = serve(experiment, results)
     done = {s.entry.column for s in served if s.results}
+    ran = {s.entry.row for s in served if s.results}
     if not done:
         raise ValueError(
             f"no result serves the experiment {experiment.name!r}, expected runs of its specs"
@@ -37,13 +44,34 @@ def render(experiment: Experiment, results: list[Result], out: Path) -> list[Pat
     if experiment.figures:
         plots, remarks = figures.draw_all(experiment.figures, served, experiment.name)
         for plot in plots:
-            for format in ("svg", "png"):
+            for format in FORMATS:
                 contents[f"{plot.name}.{format}"] = style.render(plot, format)
     absent = dict.fromkeys(s.entry.column for s in served if s.entry.column not in done)
     remarks += [f"Not run: {'; '.join(absent)}."] if absent else []
     served = [s for s in served if s.entry.column in done]
+    lacking = dict.fromkeys(s.entry.row for s in served if s.entry.row not in ran)
+    remarks += [f"Rows not run: {'; '.join(lacking)}."] if lacking else []
+    served = [s for s in served if s.entry.row in ran]
     contents |= _texts(experiment, served, plots, remarks)
-    return [_write(out / name, content) for name, content in contents.items()]
+    stale = _stale(experiment.name, contents, out)
+    paths = [_write(out / name, content) for name, content in contents.items()]
+    for path in stale:
+        path.unlink(missing_ok=True)
+    return paths
+
+
+def _stale(name: str, contents: Mapping[str, bytes], out: Path) -> list[Path]:
+    """Return the tables and figures of an earlier call that are not among the new contents.
+
+    The figures are those that its Markdown file shows: other files may have a name that begins
+    like those of the experiment.
+    """
+    page = out / f"{name}.md"
+    text = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else ""
+    shown = re.findall(rf"\]\(({re.escape(name)}[^()/\\]*)\.svg\)", text)
+    figures = [f"{plot}.{format}" for plot in shown for format in FORMATS]
+    tables = [f"{name}{end}" for end in (".csv", "-seeds.csv", "-gains.csv", ".tex")]
+    return [out / file for file in (*figures, *tables) if file not in contents]
 
 
 def _texts(
