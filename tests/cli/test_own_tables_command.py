@@ -84,6 +84,18 @@ def test_parts_of_it_and_other_seeds(dualcba: Run, file: Path) -> None:
     assert {one["column"] for one in printed["experiments"]["mine"]} == {"M = 60"}
 
 
+def test_more_seeds_than_asked_for_are_used_and_named(dualcba: Run, file: Path) -> None:
+    part = ("reproduce", file, "--column", "M = 60", "--row", "plain", *HERE)
+    first = dualcba(*part, "--seeds", 3)
+    assert "beyond" not in first.out
+    again = dualcba(*part, "--seeds", 1)
+    assert "1 run needed, 1 already there\n" in again.out
+    assert "seeds beyond the 1 asked for are there and used: 1, 2\n" in again.out
+    assert "over 3 seeds" in again.out
+    (row,) = json.loads(dualcba(*part, "--seeds", 1, "--json").out)["experiments"]["mine"]
+    assert row["seeds"] == [0, 1, 2]
+
+
 def test_files_have_all_that_was_run_whatever_is_selected(dualcba: Run, file: Path) -> None:
     assert dualcba("reproduce", file, "--seeds", 1, *HERE).code == 0
     tables = dualcba("list", "methods").folder / "runs" / "mine" / "tables"

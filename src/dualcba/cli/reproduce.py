@@ -26,6 +26,7 @@ from dualcba.experiments.store import check_folder, known_data, make_folder, rea
 from dualcba.methods.files import import_methods
 from dualcba.options import ReproduceCommand, definitions
 from dualcba.report import render
+from dualcba.report.comparison import serve
 from dualcba.report.data import experiment_data
 from dualcba.report.names import count
 from dualcba.report.own_tables import is_file, read_table
@@ -45,6 +46,8 @@ def reproduce_command(name: str, given: Mapping[str, Any]) -> None:
     coverage = cover(chosen, options.seeds, results)
     needed = count(len(coverage.needed), "run")
     _say(options, f"{needed} needed, {coverage.there} already there")
+    if more := _further_seeds(chosen, list(results.values()), options.seeds):
+        _say(options, more)
     able = coverage if options.dry_run else _with_data(coverage, load, options)
     if able.missing and options.verbose:
         _say(options, _how_long(able, load, options))
@@ -98,6 +101,17 @@ def _asked(name: str, given: Mapping[str, Any]) -> Asked:
 def _folder(options: ReproduceCommand) -> Path:
     small = "" if options.scale == "paper" else f"-{options.scale}"
     return options.out or Path(f"runs/reproduce{small}")
+
+
+def _further_seeds(chosen: Sequence[Experiment], results: Sequence[Result], asked: int) -> str:
+    """Return a line on seeds that the tables use beyond those asked for; empty if there are none.
+
+    Results are never left out of a table: its files would then lose values that were measured.
+    """
+    served = [s for one in chosen for s in serve(one, results)]
+    more = sorted({r.seed for s in served for r in s.results if r.seed >= asked})
+    named = ", ".join(map(str, more))
+    return f"seeds beyond the {asked} asked for are there and used: {named}" if more else ""
 
 
 def _say(options: ReproduceCommand, line: str) -> None:
