@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dualcba.data.dataset import DataOrigin
 from dualcba.experiments import Result, Spec, read_plan, write_plan, write_result
 from dualcba.experiments.runs import (
     DAMAGED,
@@ -18,6 +19,7 @@ from dualcba.experiments.runs import (
     remove_run,
     stored_runs,
 )
+from dualcba.report.tables.runs import difference_tables
 
 ONE, TWO, THREE = (Spec(method="er", seed=k) for k in range(3))
 
@@ -78,6 +80,21 @@ def test_what_two_runs_differ_in() -> None:
     same = difference(made(ONE), replace(made(ONE), seconds={"total": 9.0}))
     assert same.equal
     assert not same.spec
+
+
+def test_runs_on_other_data_differ_in_them() -> None:
+    first, moved, changed = (
+        replace(made(ONE), data=DataOrigin("own", path, digest * 64))
+        for path, digest in (("/a.npz", "a"), ("/b.npz", "a"), ("/a.npz", "b"))
+    )
+    assert difference(first, first).data == {}
+    assert difference(first, moved).data == {"path": ("/a.npz", "/b.npz")}
+    assert difference(first, changed).data == {"digest": ("a" * 64, "b" * 64)}
+    assert difference(made(ONE), first).data == {
+        "path": (None, "/a.npz"), "digest": (None, "a" * 64)
+    }  # fmt: skip
+    table, _ = difference_tables(difference(made(ONE), changed))
+    assert table.rows == (("data: path", "–", "/a.npz"), ("data: digest", "–", "b" * 12))
 
 
 def test_a_removed_run_is_neither_there_nor_planned(store: Path) -> None:

@@ -114,6 +114,9 @@ class Difference:
     """
 
     spec: dict[str, Pair]
+    data: dict[str, Pair]
+    """The path of the dataset and the digest of its content."""
+
     versions: dict[str, Pair]
     scores: dict[str, dict[str, Pair]]
     """By statistics; those that at least one run has, also where they agree."""
@@ -126,10 +129,16 @@ def difference(first: Result, second: Result) -> Difference:
     statistics = dict.fromkeys((*first.scores, *second.scores))
     return Difference(
         spec=_differing(first.fields, second.fields),
+        data=_differing(_data(first), _data(second)),
         versions=_differing(first.versions, second.versions),
         scores={s: _both(first.scores.get(s, {}), second.scores.get(s, {})) for s in statistics},
         equal=_measured(first) == _measured(second),
     )
+
+
+def _data(result: Result) -> dict[str, Any]:
+    """Return the data of a result; nothing of one that does not name them."""
+    return {} if result.data is None else {"path": result.data.path, "digest": result.data.digest}
 
 
 def _measured(result: Result) -> list[Any]:

@@ -10,6 +10,9 @@ from dualcba.experiments.runs import Difference, Pair, StoredRun
 from dualcba.report.names import MISSING, STATISTICS, score_info
 from dualcba.report.tables.model import Column, Table, number, text_columns
 
+DIGEST = 12
+"""Characters of a digest that a table shows."""
+
 
 def store_table(runs: Sequence[StoredRun]) -> Table:
     """Return a table of one line per run: what it is, its ACC, how long it took, its status."""
@@ -40,8 +43,9 @@ def _known(values: Sequence[float | None]) -> list[bool]:
 
 
 def difference_tables(found: Difference) -> list[Table]:
-    """Return a table of the options and versions that differ, and one of the scores."""
+    """Return a table of the options, data and versions that differ, and one of the scores."""
     fields = [(name.replace("_", " "), *_texts(pair)) for name, pair in found.spec.items()]
+    fields += [_data_line(name, pair) for name, pair in found.data.items()]
     fields += [(f"version: {name}", *_texts(pair)) for name, pair in found.versions.items()]
     heads = (*text_columns("", "first", "second"),)
     tables = [Table("What differs", heads, tuple(fields))] if fields else []
@@ -52,6 +56,12 @@ def difference_tables(found: Difference) -> list[Table]:
     ]
     columns = (*text_columns("score"), *map(Column, ("first", "second", "Δ")))
     return [*tables, Table("Scores", columns, tuple(scores))]
+
+
+def _data_line(name: str, pair: Pair) -> tuple[str, str, str]:
+    """Return a line on the dataset; of a digest only its first characters."""
+    first, second = (text[: DIGEST if name == "digest" else None] for text in _texts(pair))
+    return f"data: {name}", first, second
 
 
 def _numbers(pair: Pair) -> tuple[str, str, str]:
