@@ -61,6 +61,11 @@ def test_a_damaged_plan_is_one_line_of_the_list(store: Path) -> None:
 def test_a_folder_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere is missing, expected a folder of runs"):
         stored_runs([tmp_path / "nowhere"])
+    (tmp_path / "plan.json").touch()
+    with pytest.raises(
+        NotADirectoryError, match=r"plan\.json is a file, expected a folder of runs"
+    ):
+        stored_runs([tmp_path / "plan.json"])
 
 
 def test_a_run_is_opened_by_its_folder_or_file(store: Path) -> None:

@@ -68,6 +68,10 @@ def test_a_report_finds_runs_at_any_depth_and_each_once(tmp_path: Path) -> None:
 def test_a_folder_that_is_missing_or_empty_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere is missing, expected a folder of runs$"):
         find_results(tmp_path / "nowhere")
+    (tmp_path / "mine.toml").touch()
+    for read in (find_results, read_plan):
+        with pytest.raises(NotADirectoryError, match=r"mine\.toml is a file, expected "):
+            read(tmp_path / "mine.toml")
     with pytest.raises(ValueError, match="holds no complete run, expected") as error:
         find_results(tmp_path)
     assert "\n" not in str(error.value)

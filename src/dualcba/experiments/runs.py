@@ -15,6 +15,7 @@ from dualcba.experiments.spec import Spec
 from dualcba.experiments.store import (
     PLAN,
     RESULT,
+    check_runs_folder,
     drop_from_plan,
     files_below,
     read_plan,
@@ -61,8 +62,7 @@ def stored_runs(folders: Iterable[Path]) -> list[StoredRun]:
     """
     found: dict[Path, StoredRun] = {}
     for folder in folders:
-        if not folder.is_dir():
-            raise FileNotFoundError(f"{folder} is missing, expected a folder of runs")
+        check_runs_folder(folder)
         for path in files_below(folder, RESULT):
             with suppress(FileNotFoundError):  # removed meanwhile
                 found.setdefault(path.parent, _stored(path))

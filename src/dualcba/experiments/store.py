@@ -33,6 +33,14 @@ def check_folder(out: Path) -> None:
             raise FileExistsError(f"{folder} is a file, expected a folder for the results")
 
 
+def check_runs_folder(out: Path) -> None:
+    """Raise an OSError unless there is a folder, in which runs can be looked for."""
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"{out} is a file, expected a folder of runs")
+    if not out.is_dir():
+        raise FileNotFoundError(f"{out} is missing, expected a folder of runs")
+
+
 def make_folder(out: Path) -> None:
     """Make the folder for the results; raise an OSError that says what is accepted."""
     wanted = "a folder for the results that can be written, as --out"
@@ -92,8 +100,7 @@ def find_runs(*outs: Path) -> dict[Path, Result]:
     """Return the complete runs below folders, at any depth, by the folder of each run."""
     found: dict[Path, Result] = {}
     for out in outs:
-        if not out.is_dir():
-            raise FileNotFoundError(f"{out} is missing, expected a folder of runs")
+        check_runs_folder(out)
         runs = _read_each(files_below(out, RESULT))
         complete = {folder: result for folder, result in runs if result.complete}
         if not complete:
@@ -195,6 +202,8 @@ def _entry(spec: Spec, origin: DataOrigin | None) -> dict[str, Any]:
 
 def _read_entries(out: Path) -> list[tuple[Spec, DataOrigin | None]]:
     path = out / PLAN
+    if out.is_file():
+        raise NotADirectoryError(f"{out} is a file, expected the --out of a `dualcba run`")
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected the plan that `dualcba run` leaves")
     try:
