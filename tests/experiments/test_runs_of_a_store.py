@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,6 +113,26 @@ def test_a_removed_run_is_neither_there_nor_planned(store: Path) -> None:
     remove_run(store / "a" / TWO.name)  # a damaged one too
     remove_run(store / "b" / "deep" / ONE.name)  # where there is no plan
     assert [run.status for run in stored_runs([store])] == [PLANNED]
+
+
+@pytest.mark.parametrize("plan", [True, False])
+def test_a_run_that_cannot_be_removed_is_one_line(
+    store: Path, plan: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that can only be read, where the plan cannot be written either."""
+
+    def refuse(path: object, *_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    if plan:
+        monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    folder = store / "a" / ONE.name if plan else store / "b" / "deep" / ONE.name
+    says = f"{folder} cannot be removed: Read-only file system, expected a run in a folder that "
+    with pytest.raises(OSError, match=re.escape(says)) as error:
+        remove_run(folder)
+    assert ".draft" not in str(error.value)
+    assert (folder / "result.json").exists()
 
 
 def test_only_the_folder_of_one_run_is_removed(store: Path) -> None:

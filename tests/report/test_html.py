@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import errno
+import os
 import re
 from base64 import b64decode
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dualcba.experiments import Result
+from dualcba.experiments import Result, Spec, write_result
 from dualcba.experiments.paper.catalogue import Experiment
 from dualcba.experiments.result import Anytime, ForeignSpec, make_spec
 from dualcba.report import render, sections, write_report
@@ -231,6 +233,25 @@ def test_an_empty_folder_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="expected a folder of runs"):
         write_report(tmp_path / "nowhere")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_that_cannot_be_written_is_one_clear_line(
+    tmp_path: Path, results: list[Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (result, *_) = results
+    assert isinstance(result.spec, Spec)
+    write_result(tmp_path, result.spec, result.to_dict())
+    with pytest.raises(IsADirectoryError, match=r"is a folder, expected a file .*report\.html$"):
+        write_report(tmp_path, to=tmp_path)
+
+    def refuse(path: object, *_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(
+        OSError, match=r"report\.html cannot be written: Read-only file system, exp"
+    ):
+        write_report(tmp_path)
 
 
 def test_an_experiment_writes_its_tables(

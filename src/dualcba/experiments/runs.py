@@ -177,6 +177,10 @@ def remove_run(folder: Path) -> None:
 
     The result goes first: a run that was removed in part has none, and so is not complete.
     """
-    drop_from_plan(folder.parent, folder.name)
-    (folder / RESULT).unlink()
-    shutil.rmtree(folder)
+    try:
+        drop_from_plan(folder.parent, folder.name)
+        (folder / RESULT).unlink()
+        shutil.rmtree(folder)
+    except OSError as error:
+        wanted = "a run in a folder that can be written"
+        raise OSError(f"{folder} cannot be removed: {error.strerror}, expected {wanted}") from error

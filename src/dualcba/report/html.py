@@ -49,12 +49,18 @@ def write_report(*outs: Path, to: Path | None = None, asked: Sequence[str] = ())
     `asked` names scores to show beside the usual ones.
     """
     check_scores(asked)
+    if to is not None and to.is_dir():
+        raise IsADirectoryError(f"{to} is a folder, expected a file to write, as {to / REPORT}")
     runs = find_runs(*outs)
     title = ", ".join(dict.fromkeys(out.resolve().name for out in outs))
     page = make_page(distinct(runs.values()), title, made_for(runs), asked)
     path = to or (outs[0] / REPORT if len(outs) == 1 else Path(REPORT))
-    with atomic_write(path) as draft:
-        draft.write_text(page, encoding="utf-8")
+    try:
+        with atomic_write(path) as draft:
+            draft.write_text(page, encoding="utf-8")
+    except OSError as error:
+        wanted = "a file that can be written, as --out"
+        raise OSError(f"{path} cannot be written: {error.strerror}, expected {wanted}") from error
     return path
 
 
