@@ -15,7 +15,7 @@ from dualcba.cli.progress import run_with_progress
 from dualcba.cli.run import checked_on, usable_here
 from dualcba.experiments import Load, Loader, Spec, check_all
 from dualcba.experiments.eta import estimate, in_words
-from dualcba.experiments.paper.catalogue import Experiment, experiments, named
+from dualcba.experiments.paper.catalogue import Experiment, named
 from dualcba.experiments.paper.coverage import Coverage, Wanted, cover, ready_spec, rounds
 from dualcba.experiments.paper.selection import choose, choose_own
 from dualcba.experiments.pool import process_count
@@ -86,7 +86,8 @@ def _asked(name: str, given: Mapping[str, Any]) -> Asked:
         options = ReproduceCommand(**given)
         part = options.dataset, options.scale, options.column, options.row
         chosen = choose(named(name), *part)
-        whole = choose([experiments()[one.name] for one in chosen], None, options.scale)
+        names = [one.name for one in chosen]
+        whole = choose([e for e in named(name) if e.name in names], None, options.scale)
         return Asked(chosen, whole, [AskedTable(e.name, options.scale) for e in chosen], options)
     own = read_table(Path(name))
     seeds = {} if own.seeds is None else {"seeds": own.seeds}
