@@ -58,7 +58,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
     >>> from river import datasets, evaluate, metrics
     >>> model = RiverClassifier(seed=0)
     >>> evaluate.progressive_val_score(datasets.Phishing().take(100), model, metrics.Accuracy())
-    Accuracy: 78...%
+    Accuracy: 79...%
     """
 
     def __init__(

@@ -519,7 +519,7 @@ def test_a_thousand_images_to_a_table_with_one_command(
     for method in methods.split(","):
         assert method in got.out
     paths = list((got.folder / "results").glob("*/result.json"))
-    assert f"{len(paths)} results in results" in got.out
+    assert f"{len(paths)} result{'s' * (len(paths) > 1)} in results" in got.out
     assert len(paths) == len(methods.split(","))
     for path in paths:
         result = json.loads(path.read_text())

@@ -18,8 +18,7 @@ from dualcba import Dataset, Learner, Transform, load_dataset
 from dualcba.adaptors.adaptor import ADAPTORS
 from dualcba.adaptors.hypergradient import hypergradient
 from dualcba.data.randaugment import RandAugment, RandAugmentTransform
-from dualcba.experiments import Hardware, Run, Spec
-from dualcba.experiments import run as runner
+from dualcba.experiments import Hardware, Run, Spec, making
 from dualcba.losses import Adapt, Batch, identity, inner_batches
 from dualcba.methods import Method
 from dualcba.methods.clser import CLSER
@@ -485,7 +484,7 @@ def test_hidden_labels_of_the_data_have_no_effect(
     clean = Run(semi_spec(method), digits, CPU)
     known = clean.has_label
     assert known is not None
-    monkeypatch.setattr(runner, "labelled", lambda *_: known)
+    monkeypatch.setattr(making, "labelled", lambda *_: known)
     poisoned = Run(semi_spec(method), poison(digits, ~known, within_task=True), CPU)
     (a, one), (b, two) = finish(clean), finish(poisoned)
     assert differ(a, b) == []
@@ -613,7 +612,7 @@ def test_a_spec_says_what_the_unlabelled_loss_is() -> None:
         with pytest.raises(ValueError, match=f"{name} is '{value}', expected .* semi-supervised"):
             Spec(method="er-dual-cba", **{name: value})
     data = load_dataset("digits")
-    made = runner.make_learner(replace(spec, pseudo_labels="raw"), data, CPU).method
+    made = making.make_learner(replace(spec, pseudo_labels="raw"), data, CPU).method
     assert isinstance(made, FixMatch)
     assert (made.adapted, made.every) == (False, False)
 

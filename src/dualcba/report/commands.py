@@ -40,8 +40,9 @@ def command(fields: Fields, seeds: Sequence[int]) -> str:
     >>> command(Spec(method="er", setting="blurry-10", protocol="p10").to_dict(), [0])
     'dualcba run --method er --dataset digits --setting blurry-10 --protocol p10'
     """
-    before = usual(fields, FIRST[:4])  # what the first fields are if only those four are given
-    plain = {**usual(fields, FIRST), **{name: before.get(name) for name in FIRST[4:]}, **ALWAYS}
+    before = usual(fields, FIRST[:4])
+    given = [name for name in FIRST[4:] if fields.get(name) != before.get(name)]
+    plain = {**usual(fields, (*FIRST[:4], *given)), **ALWAYS, **{k: before.get(k) for k in given}}
     words = ["dualcba", "run"]
     for name in (*FIRST, *(k for k in fields if k not in (*FIRST, "seed"))):
         value = fields.get(name)
