@@ -160,3 +160,15 @@ def test_other_options_and_mistakes() -> None:
     with pytest.raises(ValueError, match="method"):
         RiverClassifier(method="other").learn_one({"a": 1}, 0)
     assert next(iter(datasets.Phishing()))[1] in (True, False)
+
+
+def test_a_pickle_of_an_earlier_version_keeps_its_read_out() -> None:
+    """It has no name of one: the last layer alone predicted."""
+    state = RiverClassifier(seed=0).__getstate__()
+    assert state.pop("_readout") is None
+    old, new = RiverClassifier(seed=0), RiverClassifier(seed=0)
+    old.__setstate__(state)
+    for model in (old, new):
+        model.learn_one({"a": 1.0}, "x")
+    assert (old._learner._predictor.readout, new._learner._predictor.readout) == ("head", "both")
+    assert pickle.loads(pickle.dumps(new))._learner._predictor.readout == "both"

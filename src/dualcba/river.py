@@ -77,6 +77,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         self.learner_options = learner_options
         self.seed = seed
         self._learner: Learner | None = None
+        self._readout: str | None = None  # that of the learner; it stays
         self._inputs: dict[Hashable, int] = {}  # the position of each feature
         self._waiting: list[tuple[dict[Hashable, float], Hashable]] = []
         self._seed = seed
@@ -134,6 +135,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
             network = make_network("mlp", (inputs,), FIRST_OUTPUTS)
         draw = max(10, self.batch_size)
         own = {"standardise": True, "memory_batch": draw, **unannounced_options(self.method)}
+        self._readout = own["readout"] = self._readout or own["readout"]
         options: dict[str, Any] = {**own, **(self.learner_options or {})}
         return Learner(
             network, (inputs,), method=self.method, buffer=self.buffer, lr=self.lr,
@@ -198,7 +200,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         return state
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update({"_readout": "head", **state})  # as in pickles of earlier versions
         if state["_learner"] is not None:
             inputs, saved = state["_learner"]
             tensors = {name: torch.from_numpy(t.copy()) for name, t in saved["tensors"].items()}

@@ -24,6 +24,7 @@ from dualcba.experiments import (
     write_plan,
     write_result,
 )
+from dualcba.experiments.store import result_path
 
 ONE, TWO = Spec(method="er", seed=0), Spec(method="er", seed=1)
 
@@ -211,3 +212,12 @@ def test_the_plan_keeps_the_data_of_earlier_calls(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"plan.json names another dataset .*, expected dig"):
             write_plan(tmp_path, [replace(ONE, seed=5)], {ONE.dataset: other})
     assert read_plan(tmp_path) == [ONE, TWO]
+
+
+def test_a_folder_of_an_earlier_version_is_that_of_its_run(tmp_path: Path) -> None:
+    spec, plain = Spec(method="er", lr=0.1), Spec(method="er")
+    assert result_path(tmp_path, spec).parent.name == spec.name != spec.name_before
+    (tmp_path / spec.name_before).mkdir()
+    assert spec.name.startswith(spec.name_before)
+    assert result_path(tmp_path, spec) == tmp_path / spec.name_before / "result.json"
+    assert plain.name == plain.name_before

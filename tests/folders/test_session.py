@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dualcba.folders.model import MODEL, read_model
+from dualcba.folders.model import MODEL, Recipe, read_model
 from dualcba.folders.session import Session, check_folder, check_options_of
 from dualcba.folders.summary import write_report
 from dualcba.options import LearnCommand
@@ -336,3 +336,13 @@ def test_the_model_is_not_a_class_of_its_folder(tmp_path: Path) -> None:
 def test_options_are_checked_before_the_first_image(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_options_of(LearnCommand(**given))
+
+
+def test_a_model_of_an_earlier_version_keeps_its_read_out() -> None:
+    given = {
+        "folder": "/photos", "shape": [1, 8, 8], "mean": [0.5], "std": [0.5], "pad": 0,
+        "flip": False, "network": "mlp", "method": "er", "method_options": {}, "buffer": 10,
+        "batch_size": 4, "memory_batch": 4, "lr": 0.1, "seed": 0, "imports": {},
+    }  # fmt: skip
+    assert Recipe.from_dict(given).make_learner("cpu")._predictor.readout == "head"
+    assert Recipe.from_dict(given | {"readout": "both"}).readout == "both"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -321,3 +322,25 @@ def test_the_read_out_may_change_between_two_states(
     answers = second.predict_proba(images.test_x)
     assert answers.isfinite().all()
     assert float((answers - exactly(second, images.test_x)).abs().mean()) < 0.03
+
+
+@pytest.mark.parametrize("on_outlier", ["raise", "skip"])
+@pytest.mark.parametrize("readout", ["head", "ncm", "both"])
+def test_a_refused_step_changes_no_answer(
+    readout: str, on_outlier: str, images: Dataset, make_learner: Make, batches: Batches,
+    monkeypatch: Any,
+) -> None:  # fmt: skip
+    learner = make(make_learner, readout=readout, on_outlier=on_outlier)
+    for x, y in many(batches, 50):
+        learner.observe(x, y)
+        before = learner.predict_proba(images.test_x)
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(FloatingPointError) if (on_outlier == "raise") else nullcontext(),
+    ):
+        patch.setattr(
+            type(learner.parts.context.transform), "normalize", lambda _, v: v.float() * torch.inf
+        )
+        learner.observe(*batches[0])
+    assert learner.step == 50
+    assert torch.equal(learner.predict_proba(images.test_x), before)

@@ -36,6 +36,7 @@ from dualcba.experiments.checkpoints import remove_checkpoints
 from dualcba.experiments.fitting_network import fitting_network
 from dualcba.experiments.purpose import Purpose, add_sweep, read_purpose
 from dualcba.experiments.remote import check_place
+from dualcba.experiments.store import run_folder
 from dualcba.experiments.sweep import Sweep, read_sweep, sweep_specs
 from dualcba.methods.files import import_methods
 from dualcba.options import (
@@ -225,7 +226,7 @@ def resume_command(given: Mapping[str, Any], out: Path) -> None:
         typer.echo(f"{len(specs) - len(missing)} of {len(specs)} runs are complete")
     for spec in specs:
         if spec not in missing:  # a process may have been killed before it removed them
-            remove_checkpoints(out / spec.name)
+            remove_checkpoints(run_folder(out, spec))
     if missing:
         with _results_of_the_others(out, options, scores):
             run_with_progress(missing, load, options, out, show=options.verbose)

@@ -26,6 +26,7 @@ from dualcba.errors import reason
 from dualcba.experiments.run import Run
 from dualcba.experiments.run_state import UNFIT, load_run_state, read_run_state, run_state
 from dualcba.experiments.spec import Spec
+from dualcba.experiments.store import run_folder
 from dualcba.options import Hardware
 from dualcba.options.values import Interval
 
@@ -236,7 +237,7 @@ class Checkpoints:
 
     def make(self, spec: Spec, data: Dataset, hardware: Hardware, *, alone: bool) -> Run:
         """Make a run that goes on from its newest sound checkpoint."""
-        folder = self.out / spec.name
+        folder = run_folder(self.out, spec)
         run = resumed(lambda: Run(spec, data, hardware, alone), folder, self._notes.append)
         if self.every is not None:
             self._keepers[id(run)] = Keeper(run, folder, self.every, self._notes.append)
@@ -263,7 +264,7 @@ class Checkpoints:
         keeper = self._keepers.pop(id(run), None)
         if keeper is not None:
             keeper.close()
-        remove_checkpoints(self.out / run.spec.name)
+        remove_checkpoints(run_folder(self.out, run.spec))
 
     def forget(self, spec: Spec) -> None:
         """Keep the checkpoints of a run that has failed, and write no more of them."""

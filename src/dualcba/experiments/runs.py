@@ -20,6 +20,7 @@ from dualcba.experiments.store import (
     files_below,
     read_plan,
     read_result,
+    run_folder,
 )
 from dualcba.methods.files import NotImportedError
 
@@ -91,7 +92,7 @@ def _planned(out: Path) -> Iterator[StoredRun]:
         yield StoredRun(out / PLAN, DAMAGED, problem=reason(error))
         return
     for spec in specs:
-        yield StoredRun(out / spec.name, PLANNED, spec=spec)
+        yield StoredRun(run_folder(out, spec), PLANNED, spec=spec)
 
 
 def open_run(path: Path) -> tuple[Path, Result]:

@@ -36,6 +36,8 @@ from dualcba.parsing import parse_toml
 DIGITS = 10
 """The digits of the digest in a run's name: of 10,000 runs, two share one with p = 0.00005."""
 
+DIGITS_BEFORE = 6
+
 SEMI = {"labelled_batches": "mixed", "unlabelled_samples": "rest", "pseudo_labels": "adapted"}
 """The options of semi-supervised settings alone, with their defaults."""
 
@@ -125,6 +127,13 @@ class Spec(RunOptions):
             return name
         content = json.dumps(content_of(self.to_dict()) | {"seed": None}, sort_keys=True)
         return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:DIGITS]}"
+
+    @property
+    def name_before(self) -> str:
+        """The name that earlier versions gave to the run's folder, with fewer digits."""
+        name, sign, digits = self.name.rpartition("-")
+        digest = len(digits) == DIGITS and set(digits) <= set("0123456789abcdef")
+        return f"{name}{sign}{digits[:DIGITS_BEFORE]}" if digest else self.name
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, as JSON takes them; `imports` only if there are any."""

@@ -23,7 +23,13 @@ PLAN = "plan.json"
 
 def result_path(out: Path, spec: Spec) -> Path:
     """Return the path of a spec's result."""
-    return out / spec.name / RESULT
+    return run_folder(out, spec) / RESULT
+
+
+def run_folder(out: Path, spec: Spec) -> Path:
+    """Return the folder of a run; that of an earlier version, with a shorter name, if it exists."""
+    before = out / spec.name_before
+    return before if before.name != spec.name and before.is_dir() else out / spec.name
 
 
 def check_folder(out: Path) -> None:

@@ -9,6 +9,7 @@ from dualcba.data import Dataset
 from dualcba.experiments.run import Run
 from dualcba.experiments.scheduler import Make
 from dualcba.experiments.spec import Spec
+from dualcba.experiments.store import run_folder
 from dualcba.monitoring.files import WATCH
 from dualcba.monitoring.monitor import Monitor
 from dualcba.options import Hardware
@@ -29,8 +30,8 @@ class Watched:
         run = self._make(spec, data, hardware, alone=alone)
         title = f"{spec.method} · {spec.dataset} · seed {spec.seed}"
         self._monitors[id(run)] = run, Monitor(
-            run.learner, every=EVERY, path=self.out / spec.name / WATCH, names=data.class_names,
-            about={"title": title, "total": run.total},
+            run.learner, every=EVERY, path=run_folder(self.out, spec) / WATCH,
+            names=data.class_names, about={"title": title, "total": run.total},
         )  # fmt: skip
         return run
 

@@ -20,6 +20,7 @@ from dualcba.folders.ledger import Ledger, Saved
 from dualcba.learner import Learner
 from dualcba.methods.files import check_imported
 from dualcba.nets import make_network
+from dualcba.options import Readout
 from dualcba.randomness import first_weights
 from dualcba.training.learner_state import split_estimate, with_estimate
 from dualcba.training.unannounced import FIRST_OUTPUTS, unannounced_options
@@ -53,6 +54,9 @@ class Recipe:
     imports: dict[str, str]
     """Files that register the method, with their SHA-256; see `dualcba.methods.files`."""
 
+    readout: Readout = "head"
+    """That of models of earlier versions, unless it is given."""
+
     @property
     def text(self) -> str:
         """The recipe in a few words."""
@@ -70,13 +74,14 @@ class Recipe:
             network, self.shape, None, method=self.method, method_options=self.method_options,
             buffer=self.buffer, batch_size=self.batch_size, memory_batch=self.memory_batch,
             lr=self.lr, seed=self.seed, transform=transform, on_outlier="skip",
-            device=device, **unannounced_options(self.method),
+            device=device, **unannounced_options(self.method) | {"readout": self.readout},
         )  # fmt: skip
 
     @classmethod
     def from_dict(cls, given: Any) -> Recipe:
         """Read what `dataclasses.asdict` returned."""
         names = [field.name for field in dataclasses.fields(cls)]
+        given = {"readout": "head", **given} if isinstance(given, dict) else given
         if not isinstance(given, dict) or sorted(given) != sorted(names):
             raise ValueError(expected("recipe", given, f"the fields {', '.join(names)}"))
         lists = {name: tuple(given[name]) for name in ("shape", "mean", "std")}

@@ -36,6 +36,7 @@ from dualcba.learner import Learner
 from dualcba.methods import check_options, parse_method
 from dualcba.methods.files import imported_for
 from dualcba.options import LearnCommand
+from dualcba.training.unannounced import unannounced_options
 
 FIRST = 100
 """Images that decide on size and colours of a new model, and on how pixels are normalised."""
@@ -295,6 +296,7 @@ def make_recipe(options: LearnCommand, root: Path, shape: ImageShape, images: By
         folder=str(root.absolute()), shape=shape, mean=tuple(mean), std=tuple(std),
         pad=0 if network == "mlp" else min(4, min(shape[1:]) // 8), network=network,
         imports=imported_for(parse_method(options.method)[0]),
+        readout=unannounced_options(options.method)["readout"],
         **{name: getattr(options, name) for name in FIXED if name != "network"},
     )  # fmt: skip
 

@@ -80,7 +80,8 @@ class TrainingStep:
         """
         self.forward_pass.restore_modes()
         rng = {name: self.sampler.rng[name].bit_generator.state for name in self.sampler.used}
-        seen = self.context.memory.seen
+        seen, stale = self.context.memory.seen, self.context.memory.stale
+        written = None if stale is None else stale.clone()
         self.backup.discard()
         try:
             if self.stores_first and not self.context.memory.filled:
@@ -96,6 +97,8 @@ class TrainingStep:
             with self.engine.scope():
                 self.backup.restore()
                 self.context.memory.seen = seen
+                if stale is not None and written is not None:
+                    stale.copy_(written)
                 for name, state in rng.items():
                     self.sampler.rng[name].bit_generator.state = state
             raise
