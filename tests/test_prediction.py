@@ -170,6 +170,32 @@ def test_only_classes_that_were_seen(vectors: Make) -> None:
     assert learner.predict_proba(np.zeros((1, 5))).tolist() == [[0.0, 0.0, 1.0, 0.0]]
 
 
+@pytest.mark.parametrize("readout", ["head", "ncm", "both"])
+def test_scores_are_the_mean_over_an_image_and_its_mirror_image(
+    readout: str, images: Dataset, make_learner: Make, teach: Teach, differ: Differ
+) -> None:
+    one, two = (
+        teach(make_learner("er-dual-cba", readout=readout, test_flip=flip), tasks=2)
+        for flip in (False, True)
+    )
+    assert differ(one.state_dict(), two.state_dict()) == []  # training does not depend on it
+    x = images.test_x
+    with one.evaluating("ibn"):
+        want = (one.scores(x) + one.scores(x.flip(-1))) / 2
+        assert not torch.equal(want, one.scores(x))
+    with two.evaluating("ibn"):
+        assert torch.equal(two.scores(x), want)
+    assert torch.equal(two.predict(x), two.predict(x.flip(-1)))
+    assert torch.equal(two.snapshot().predict_proba(x), two.predict_proba(x))
+
+
+def test_vectors_have_no_mirror_image(vectors: Make) -> None:
+    with pytest.raises(
+        ValueError, match=r"^test_flip is True, expected False for samples of shape \(5,\): only"
+    ):
+        vectors(test_flip=True)
+
+
 def test_an_ema_of_batches_of_one(vectors: Make) -> None:
     learner = vectors(batch_size=1, ibn=True, ibn_average="ema")
     learner.new_task([0, 1])

@@ -169,7 +169,7 @@ class Learner:
             self._predictor = Predictor(
                 self._parts, seed=given.seed, average=given.ibn_average, augment=given.ibn_augment,
                 seen_only=given.seen_only or given.grows, readout=given.readout,
-                refresh=given.ibn_refresh,
+                refresh=given.ibn_refresh, flip=given.test_flip,
             )  # fmt: skip
 
     # ------------------------------------------------------------------ training

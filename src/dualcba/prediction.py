@@ -59,13 +59,13 @@ IBN_TOGETHER = 5
 class Predictor:
     """Scores of a learner's method, under BN or IBN statistics.
 
-    `average`, `augment`, `refresh`, `seen_only` and `readout` are the learner's `ibn_average`,
-    `ibn_augment`, `ibn_refresh`, `seen_only` and `readout`.
+    `average`, `augment`, `refresh`, `flip`, `seen_only` and `readout` are the learner's
+    `ibn_average`, `ibn_augment`, `ibn_refresh`, `test_flip`, `seen_only` and `readout`.
     """
 
     def __init__(
         self, parts: Parts, *, seed: int, average: str, augment: bool, seen_only: bool,
-        readout: Readout = "head", refresh: IBNRefresh = "full",
+        readout: Readout = "head", refresh: IBNRefresh = "full", flip: bool = False,
     ) -> None:  # fmt: skip
         self.context = parts.context
         self.method = parts.method
@@ -81,6 +81,7 @@ class Predictor:
         whole = average == "literal" or parts.engine.ranks is not None
         self.refresh: IBNRefresh = "full" if whole else refresh
         self.seen_only = seen_only
+        self.flip = flip
         others = [layer for network in parts.method.networks() for layer in batch_norms(network)]
         trained = [layer for layer in others if layer.training]
         self.layers = [*parts.forward_pass.trained_norm_layers, *trained]
@@ -109,23 +110,28 @@ class Predictor:
         """Return a predictor with the same options for other parts."""
         return Predictor(
             parts, seed=self.seed, average=self.average, augment=self.augment,
-            seen_only=self.seen_only, readout=self.readout, refresh=self.refresh,
+            seen_only=self.seen_only, readout=self.readout, refresh=self.refresh, flip=self.flip,
         )  # fmt: skip
 
     def scores(self, x: Tensor) -> Tensor:
         """Return (n, C) scores of raw samples on the device; call it inside `evaluating`."""
         with self.precision.cast_weights(), self.precision.autocast():
-            inputs = self.context.transform(x if self.trunk is None else self.trunk(x))
-            if self._nearest is None:
-                scores = self.method.scores(inputs).float()
-            else:
-                z, h = self.method.outputs(inputs)
-                near = self._nearest.scores(z, h).float()
-                scores = both_read_outs(z, near) if self.readout == "both" else near
+            scores = self._read_out(x)
+            if self.flip:
+                scores = (scores + self._read_out(x.flip(-1))) / 2
         if not self.seen_only:
             return scores
         seen = self.context.sets.seen
         return scores.masked_fill(seen.any() & ~seen, -torch.inf)  # all classes if none was seen
+
+    def _read_out(self, x: Tensor) -> Tensor:
+        """Return (n, C) scores of raw samples as they are."""
+        inputs = self.context.transform(x if self.trunk is None else self.trunk(x))
+        if self._nearest is None:
+            return self.method.scores(inputs).float()
+        z, h = self.method.outputs(inputs)
+        near = self._nearest.scores(z, h).float()
+        return both_read_outs(z, near) if self.readout == "both" else near
 
     def scorer(self) -> nn.Module:
         """Return a module that scores normalised inputs as now; call it inside `evaluating`."""

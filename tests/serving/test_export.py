@@ -36,6 +36,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "bic": {"seen_only": True},
     "lucir": {},
     "er": {"readout": "ncm"},
+    "er-ace": {"test_flip": True, "seen_only": True},
     "derpp": {"readout": "both"},
 }
 
@@ -199,6 +200,9 @@ def test_what_cannot_be_exported_is_refused_in_one_line(
         ValueError, match=r"ending of the file is 'model.txt', expected .safetensors or"
     ):
         learner.export(tmp_path / "model.txt")
+    learner = teach(make_learner("er", test_flip=True), tasks=1)
+    with pytest.raises(ValueError, match=r"^the predictions are made by an image and its mirror "):
+        learner.export(tmp_path / "model.safetensors")
     learner = teach(make_learner("er", Branching()), tasks=1)
     with pytest.raises(ValueError, match=r"^torch.export cannot trace the model: [^\n]*$"):
         learner.export(tmp_path / "model.pt2")

@@ -257,6 +257,11 @@ class TrainingOptions:
         "class mean of the memory's features), or both (the product of their probabilities)",
         EVALUATION,
     )
+    test_flip: bool = option(
+        False,
+        "predict by the mean scores of an image and of its mirror image; images only",
+        EVALUATION,
+    )
     seen_only: bool = option(False, "predict only classes that have been seen", EVALUATION)
     method_options: dict[str, Any] = option(
         dict, "an option of the method itself, as name=value", METHOD,

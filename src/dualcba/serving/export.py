@@ -109,6 +109,10 @@ def _example(snapshot: Snapshot) -> Tensor:
 
 
 def _state_dict(model: Model, example: Tensor, meta: dict[str, Any]) -> bytes:
+    if model.flip:
+        wanted = "one image: write a file ending in .pt2 or .onnx, or learn with test_flip=False"
+        found = "the predictions are made by an image and its mirror image"
+        raise ValueError(f"{found}, expected {wanted}")
     scorer = model.scorer
     if (
         not isinstance(scorer, Logits)

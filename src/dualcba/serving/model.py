@@ -46,6 +46,8 @@ class Model(nn.Module):
         (C,) bool: classes that are not predicted; their scores are −∞.
     trunk
         Maps raw samples to what `transform` gets, if the learner caches features.
+    flip
+        Whether to average the scores of images and of their mirror images.
     """
 
     hidden: Tensor
@@ -56,20 +58,29 @@ class Model(nn.Module):
         scorer: nn.Module,
         hidden: Tensor,
         trunk: FrozenTrunk | None = None,
+        *,
+        flip: bool = False,
     ) -> None:
         super().__init__()
         self.trunk = trunk
         self.transform = transform
         self.scorer = scorer
+        self.flip = flip
         self.register_buffer("hidden", hidden)
         self.hides = bool(hidden.any())
         self.eval().requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores (n, C) of raw samples."""
-        x = x if self.trunk is None else self.trunk(x)
-        scores: Tensor = self.scorer(self.transform(x)).float()[:, : len(self.hidden)]
+        scores = self._scores(x)
+        if self.flip:
+            scores = (scores + self._scores(x.flip(-1))) / 2
         return scores.masked_fill(self.hidden, -torch.inf) if self.hides else scores
+
+    def _scores(self, x: Tensor) -> Tensor:
+        x = x if self.trunk is None else self.trunk(x)
+        scores: Tensor = self.scorer(self.transform(x)).float()
+        return scores[:, : len(self.hidden)]
 
 
 def frozen_model(predictor: Predictor, statistics: str, step: int, classes: int) -> Model:
@@ -81,6 +92,6 @@ def frozen_model(predictor: Predictor, statistics: str, step: int, classes: int)
         hidden = seen.any() & ~seen if predictor.seen_only else torch.zeros_like(seen)
         transform = copy.deepcopy(predictor.context.transform)
         trunk = None if predictor.trunk is None else FrozenTrunk(predictor.trunk)
-        model = Model(transform, predictor.scorer(), hidden, trunk)
+        model = Model(transform, predictor.scorer(), hidden, trunk, flip=predictor.flip)
     predictor.engine.finish()
     return model

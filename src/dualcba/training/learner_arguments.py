@@ -177,6 +177,9 @@ class LearnerArguments(TrainingOptions):
         resolved["ibn"] = kind in DUAL if self.ibn is None else self.ibn
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
+        if self.test_flip and (inputs.whole or len(inputs.shape) != 3):
+            wanted = f"False for samples of shape {inputs.shape}: only images are mirrored"
+            raise ValueError(expected("test_flip", True, wanted))
         if self.standardise:
             _check_standardised(self.transform, inputs, cached=self.cache_features)
         object.__setattr__(self, "transform", self._choose_transform())
