@@ -67,6 +67,21 @@ def test_unlabelled_batches_and_views_are_not_tracked(make_learner: Make, images
     ]  # fmt: skip
 
 
-def test_batches_of_one_forward_pass_are_tracked_together(make_learner: Make) -> None:
+def test_by_source_labelled_unlabelled_and_strong_views_pass_together(
+    make_learner: Make, images: Any
+) -> None:
+    learner = make_learner(FixMatch(METHODS["er"](), labelled=4), forward="sources")
+    learner.new_task([0, 1])
+    x, y = images.train_x[:8], images.train_y[:8].clone()
+    y[4:] = -1
+    learner.observe(x, y)
+    with watched(learner) as seen:
+        learner.observe(x, y)
+    # eight samples with four strong views, the memory of four
+    assert [(len(inputs), tracked) for inputs, tracked in seen] == [(12, True), (4, True)]
+
+
+@pytest.mark.parametrize("forward", ["concat", "sources"])
+def test_batches_of_one_forward_pass_are_tracked_together(forward: str, make_learner: Make) -> None:
     with pytest.raises(ValueError, match="tracking is 'memory', expected 'all' if forward is"):
-        make_learner("er", tracking="memory", forward="concat")
+        make_learner("er", tracking="memory", forward=forward)

@@ -59,7 +59,7 @@ def batches_of_a_step(
     return x, on_device, new, mem
 
 
-@pytest.mark.parametrize("forward", ["split", "concat"])
+@pytest.mark.parametrize("forward", ["split", "concat", "sources"])
 def test_new_samples_and_memory_draws_have_all_views(
     forward: str, make_learner: Make, teach: Make, images: Dataset
 ) -> None:
@@ -93,6 +93,24 @@ def test_with_concat_each_view_has_its_own_statistics(
         one, two = (b.views[name] if name else b for b in (new, mem[0]))
         alone, _ = learner.network(torch.cat([one.x, two.x]))
         torch.testing.assert_close(torch.cat([one.z, two.z]), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_by_source_a_batch_and_its_views_share_statistics(
+    make_learner: Make, teach: Make, images: Dataset
+) -> None:
+    learner = teach(make_learner(Chain(), forward="sources"))
+    _, _, new, mem = batches_of_a_step(learner, images)
+    for batch in (new, *mem):
+        parts = [batch, *(batch.views[name] for name in NAMES)]
+        together, _ = learner.network(torch.cat([b.x for b in parts]))
+        torch.testing.assert_close(torch.cat([b.z for b in parts]), together, rtol=1e-4, atol=1e-5)
+
+
+def test_by_source_without_views_each_batch_is_alone(
+    make_learner: Make, teach: Make, differ: Make
+) -> None:
+    split, sources = (teach(make_learner("er-dual-cba", forward=f)) for f in ("split", "sources"))
+    assert differ(split.state_dict(), sources.state_dict()) == []
 
 
 @pytest.mark.parametrize("adaptor", ["cba", "dual-cba"])
@@ -172,7 +190,7 @@ def test_full_is_refused_for_vectors(vectors: Make) -> None:
 
 @pytest.mark.gpu
 def test_views_are_captured(make_learner: Make, teach: Make, exact: None) -> None:
-    for options in ({}, {"forward": "concat"}):
+    for options in ({}, {"forward": "concat"}, {"forward": "sources"}):
         given = {"adaptor": "dual-cba", "device": "cuda", "precision": "fp32", **options}
         one, two = (
             teach(make_learner(Chain(), engine=engine, augmentation="full", **given), steps=8)

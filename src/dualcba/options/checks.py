@@ -23,8 +23,8 @@ def check_logit_space(space: str, **options: bool) -> None:
 
 def check_tracking(tracking: str, forward: str) -> None:
     """Raise if batches that are normalised together are to be tracked separately."""
-    if tracking != "all" and forward == "concat":
-        raise ValueError(expected("tracking", tracking, "'all' if forward is 'concat'"))
+    if tracking != "all" and forward != "split":
+        raise ValueError(expected("tracking", tracking, f"'all' if forward is {forward!r}"))
 
 
 def check_optimizer(options: TrainingOptions) -> None:

@@ -68,7 +68,8 @@ class TrainingOptions:
     )
     forward: ForwardMode = option(
         "split",
-        "split: the new batch and each memory draw are normalised separately; concat: together",
+        "split: the new batch, each memory draw and each view of them are normalised separately; "
+        "concat: new and memory samples together; sources: each batch with its views",
         METHOD,
     )
     loss_mean: LossMean = option(

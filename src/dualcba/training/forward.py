@@ -25,6 +25,7 @@ from dualcba.normalization.statistics import (
     grouped_statistics,
     without_tracking,
 )
+from dualcba.options import ForwardMode
 from dualcba.training.draws import BalancedDraw, BatchDraws, ChosenDraw, MemoryDraw
 
 Raw = tuple[Tensor, Tensor, Mapping[str, Tensor]]
@@ -37,8 +38,9 @@ Outputs = tuple[Tensor, Tensor]
 class ForwardPass:
     """Forward passes with batch statistics, as in training.
 
-    With `concat` all batches pass the network together and share batch statistics. Otherwise each
-    batch has statistics of its own. `tracking` is the learner's option of that name.
+    `mode` is the learner's option `forward`. With `"concat"` all batches pass the network together
+    and share batch statistics, with `"sources"` each batch and its views. Otherwise each batch and
+    each view has statistics of its own. `tracking` is the learner's option of that name.
     `cast_weights` casts the weights of a network, None for the trained one, within a context.
     """
 
@@ -48,14 +50,14 @@ class ForwardPass:
         method: Method,
         views: Mapping[str, Transform],
         *,
-        concat: bool,
+        mode: ForwardMode = "split",
         tracking: str = "all",
         cast_weights: Callable[..., AbstractContextManager[object]] = lambda _: nullcontext(),
     ) -> None:
         self.context = context
         self.method = method
         self.views = views
-        self.concat = concat
+        self.concat, self.sources = mode == "concat", mode == "sources"
         self.tracking = tracking
         self.norm_layers = batch_norms(context.network)
         # those in evaluation mode were frozen by the caller and keep their statistics
@@ -192,6 +194,8 @@ class ForwardPass:
         """
         sizes = [len(v) for v in inputs]
         usual = len(inputs) if usual is None else usual
+        if self.sources and self.views:
+            return self._by_source(inputs, labels, usual)
         whole = joined if self.concat else None
         parts = self._with_own_statistics(inputs, usual) if whole is None else [whole]
         labels = self._with_own_statistics(labels, usual)
@@ -206,6 +210,19 @@ class ForwardPass:
             whole = _cat(parts) if joined is None else joined
             z, h = self.outputs(whole, y) if joint else self.grouped_outputs(whole, y, len(parts))
         return list(zip(z.split_with_sizes(sizes), h.split_with_sizes(sizes), strict=True))
+
+    def _by_source(
+        self, inputs: Sequence[Tensor], labels: Sequence[Tensor], usual: int
+    ) -> list[Outputs]:
+        """Return logits and features of each batch; a batch and its views pass together."""
+        groups = sources(len(inputs), usual, len(self.views))
+        parts, y = ([_cat([b[i] for i in group]) for group in groups] for b in (inputs, labels))
+        found: dict[int, Outputs] = {}
+        for group, outputs in zip(groups, self._one_by_one(parts, y), strict=True):
+            sizes = [len(inputs[i]) for i in group]
+            each = zip(*(t.split_with_sizes(sizes) for t in outputs), strict=True)
+            found.update(zip(group, each, strict=True))
+        return [found[i] for i in range(len(inputs))]
 
     def passes(
         self, network: Network, batches: Sequence[Batch], views: Sequence[str] = ()
@@ -232,7 +249,7 @@ class ForwardPass:
             size = (len(batches) - usual) // len(self.views)
             starts = range(usual, len(batches), size)
             return [_cat(batches[:usual]), *(_cat(batches[k : k + size]) for k in starts)]
-        first = self.method.labelled
+        first = 0 if self.sources else self.method.labelled
         led = first and len(batches[0]) > first
         new = batches[0].tensor_split([first]) if led else [batches[0]]
         return [*new, *batches[1:]]
@@ -246,16 +263,18 @@ class ForwardPass:
         return [*new, *[True] * memory, *[False] * views]
 
     def _one_by_one(
-        self, inputs: Sequence[Tensor], labels: Sequence[Tensor], tracked: Sequence[bool]
-    ) -> list[Outputs]:
-        """Pass each batch separately, batches of one sample last.
+        self, inputs: Sequence[Tensor], labels: Sequence[Tensor],
+        tracked: Sequence[bool] | None = None,
+    ) -> list[Outputs]:  # fmt: skip
+        """Pass each batch separately, batches of one sample last; all are tracked by default.
 
         Such a batch uses the running statistics, which must not change between its forward and
         the backward.
         """
         outputs: dict[int, Outputs] = {}
         for i in sorted(range(len(inputs)), key=lambda i: len(inputs[i]) == 1):
-            with nullcontext() if tracked[i] else without_tracking(self.norm_layers):
+            track = tracked is None or tracked[i]
+            with nullcontext() if track else without_tracking(self.norm_layers):
                 outputs[i] = self.outputs(inputs[i], labels[i])
         return [outputs[i] for i in range(len(inputs))]
 
@@ -301,6 +320,22 @@ class ForwardPass:
         owner = self.context.sets.owner
         tasks = torch.where(y < 0, owner.max(), owner[y.clamp(min=0)])
         return sample_tasks(self.task_aware, tasks)
+
+
+def sources(batches: int, usual: int, views: int) -> list[list[int]]:
+    """Return the positions of each usual batch and of its views, among all batches.
+
+    First come the usual batches, the new one and the memory draws, then view by view the new batch
+    and the last draws, if these have views.
+
+    >>> sources(5, 3, 2), sources(7, 3, 2)
+    ([[0, 3, 4], [1], [2]], [[0, 3, 5], [1], [2, 4, 6]])
+    """
+    groups, size = [[k] for k in range(usual)], (batches - usual) // views
+    for position in range(usual, batches):
+        place = (position - usual) % size
+        groups[usual - size + place if place else 0].append(position)
+    return groups
 
 
 def _cat(parts: Sequence[Tensor]) -> Tensor:

@@ -172,7 +172,7 @@ def _make_forward_pass(
 ) -> ForwardPass:  # fmt: skip
     make = ForwardPass if ranks is None else partial(SharedForwardPass, ranks)
     return make(
-        context, method, views, concat=given.forward == "concat", tracking=given.tracking,
+        context, method, views, mode=given.forward, tracking=given.tracking,
         cast_weights=precision.cast_weights,
     )  # fmt: skip
 
