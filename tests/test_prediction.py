@@ -189,6 +189,33 @@ def test_scores_are_the_mean_over_an_image_and_its_mirror_image(
     assert torch.equal(two.snapshot().predict_proba(x), two.predict_proba(x))
 
 
+@pytest.mark.parametrize("method", ["er-cba", "er-dual-cba"])
+def test_predictions_can_be_corrected_by_the_adaptor(
+    method: str, images: Dataset, make_learner: Make, teach: Teach, differ: Differ
+) -> None:
+    one, two = (
+        teach(make_learner(method, readout=readout, levels="joint"), tasks=2)
+        for readout in ("head", "adapted")
+    )
+    assert differ(one.state_dict(), two.state_dict()) == []
+    with one.evaluating("bn"), torch.no_grad():
+        z = one.scores(images.test_x)
+        want = z + one.adaptor(z)
+    with two.evaluating("bn"):
+        assert torch.equal(two.scores(images.test_x), want)
+    assert not torch.equal(z, want)
+    wanted = "readout is 'adapted', expected 'head', 'ncm' or 'both' for snapshots and exports"
+    with pytest.raises(ValueError, match=wanted):
+        two.snapshot()
+
+
+def test_without_an_adaptor_nothing_is_corrected(make_learner: Make) -> None:
+    with pytest.raises(
+        ValueError, match=r"^readout is 'adapted', expected [^\n]* without an adaptor$"
+    ):
+        make_learner("er", readout="adapted")
+
+
 def test_vectors_have_no_mirror_image(vectors: Make) -> None:
     with pytest.raises(
         ValueError, match=r"^test_flip is True, expected False for samples of shape \(5,\): only"

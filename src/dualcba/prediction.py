@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualcba.engine.packet import Array, Layout, pack, unpack
-from dualcba.errors import one_of
+from dualcba.errors import expected, one_of
 from dualcba.memory import Reservoir
 from dualcba.methods.nearest_mean import NearestMean, RowFeatures, both_read_outs
 from dualcba.methods.scorers import Logits, NearestMeans, scorer_of
@@ -73,6 +73,7 @@ class Predictor:
         self.precision = parts.precision
         self.engine = parts.engine
         self.tasks = parts.tasks
+        self.adaptor = parts.outer_loop.adaptor if readout == "adapted" else None
         self.trunk = parts.trunk
         self.readout = readout
         self.seed = seed
@@ -93,7 +94,8 @@ class Predictor:
         self._matrices: list[Tensor] | None = None  # those weights
         self._depth = 0  # of nested `evaluating`
         weight = cast(Tensor, self.context.network.head.weight)
-        self._nearest = NearestMean(len(weight), weight.detach()) if readout != "head" else None
+        by_means = readout in ("ncm", "both")
+        self._nearest = NearestMean(len(weight), weight.detach()) if by_means else None
         self._means: dict[Way, tuple[Tensor, Tensor]] = {}  # cached
         self._rows: RowFeatures | None = None  # of the memory, for means under `refresh`
         if self._nearest is not None and self.refresh == "parts" and self._knows_rows():
@@ -128,13 +130,17 @@ class Predictor:
         """Return (n, C) scores of raw samples as they are."""
         inputs = self.context.transform(x if self.trunk is None else self.trunk(x))
         if self._nearest is None:
-            return self.method.scores(inputs).float()
+            z = self.method.scores(inputs).float()
+            return z if self.adaptor is None else self.adaptor.adapt(z, self.adaptor(z))
         z, h = self.method.outputs(inputs)
         near = self._nearest.scores(z, h).float()
         return both_read_outs(z, near) if self.readout == "both" else near
 
     def scorer(self) -> nn.Module:
         """Return a module that scores normalised inputs as now; call it inside `evaluating`."""
+        if self.adaptor is not None:
+            wanted = "'head', 'ncm' or 'both' for snapshots and exports"
+            raise ValueError(expected("readout", self.readout, wanted))
         if self._nearest is None:
             return scorer_of(self.method)
         logits = Logits(self.context.network)

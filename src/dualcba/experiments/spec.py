@@ -23,6 +23,7 @@ from dualcba.options import (
     check_adaptor_parts,
     check_head_options,
     check_optimizer,
+    check_readout,
     check_tracking,
     check_while_empty,
     definitions,
@@ -85,6 +86,7 @@ class Spec(RunOptions):
         check_optimizer(self)
         check_head_options(self, self.method, parse_method(self.method)[0].own_head)
         check_tracking(self.tracking, self.forward)
+        check_readout(self.readout, self.adaptor)
         check_while_empty(self.while_empty, parse_method(self.method)[0].stores_in_steps)
         check_options(self.method, self.method_options)
         object.__setattr__(self, "imports", imported_for(parse_method(self.method)[0]))

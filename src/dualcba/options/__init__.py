@@ -17,6 +17,7 @@ from dualcba.options.checks import (
     check_learnt_parts,
     check_logit_space,
     check_optimizer,
+    check_readout,
     check_tracking,
     check_while_empty,
 )
@@ -163,6 +164,7 @@ __all__ = [
     "check_learnt_parts",
     "check_logit_space",
     "check_optimizer",
+    "check_readout",
     "check_tracking",
     "check_while_empty",
     "definitions",

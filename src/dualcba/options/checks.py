@@ -65,6 +65,12 @@ def check_head_options(options: TrainingOptions, method: str, own_head: bool) ->
             raise ValueError(expected(name, value, f"no value: the head is {options.head}"))
 
 
+def check_readout(readout: str, kind: str | None) -> None:
+    """Raise if predictions are to be corrected by an adaptor that the method does not have."""
+    if readout == "adapted" and kind is None:
+        raise ValueError(expected("readout", readout, "'head', 'ncm' or 'both' without an adaptor"))
+
+
 def check_adaptor_parts(options: TrainingOptions) -> None:
     """Raise unless the parts of an adaptor fit each other."""
     if options.agnostic_from is not None and not options.agnostic:

@@ -37,6 +37,7 @@ from dualcba.options import (
     check_adaptor_parts,
     check_head_options,
     check_optimizer,
+    check_readout,
     check_tracking,
     check_while_empty,
     definitions,
@@ -171,6 +172,7 @@ class LearnerArguments(TrainingOptions):
         check_head_options(self, type(base).__name__, base.own_head)
         check_optimizer(self)
         check_tracking(self.tracking, self.forward)
+        check_readout(self.readout, kind)
         check_while_empty(self.while_empty, base.stores_in_steps)
         resolved: dict[str, Any] = {"base": base, "kind": kind, "inputs": inputs}
         resolved |= {"input_shape": inputs.shape, "dtype": inputs.dtype}
