@@ -28,6 +28,17 @@ def watched(learner: Learner) -> Iterator[list[tuple[Tensor, bool]]]:
     hook.remove()
 
 
+def second_step(learner: Learner, images: Any) -> list[tuple[Tensor, bool]]:
+    """The forward passes of the second step with four labelled and four unlabelled samples."""
+    learner.new_task([0, 1])
+    x, y = images.train_x[:8], images.train_y[:8].clone()
+    y[4:] = -1
+    learner.observe(x, y)
+    with watched(learner) as seen:
+        learner.observe(x, y)
+    return seen
+
+
 def test_memory_draws_alone_are_tracked(make_learner: Make, teach: Any, images: Any) -> None:
     learner = make_learner("er-cba", tracking="memory")
     learner.new_task([0, 1])
@@ -55,12 +66,7 @@ def test_tracking_changes_running_statistics_alone(make_learner: Make, teach: An
 
 def test_unlabelled_batches_and_views_are_not_tracked(make_learner: Make, images: Any) -> None:
     learner = make_learner(FixMatch(METHODS["er"](), labelled=4), tracking="labelled")
-    learner.new_task([0, 1])
-    x, y = images.train_x[:8], images.train_y[:8].clone()
-    y[4:] = -1
-    learner.observe(x, y)
-    with watched(learner) as seen:
-        learner.observe(x, y)
+    seen = second_step(learner, images)
     # labelled and unlabelled samples, the memory of four, the strong view
     assert [(len(inputs), tracked) for inputs, tracked in seen] == [
         (4, True), (4, False), (4, True), (4, False),
@@ -71,12 +77,7 @@ def test_by_source_labelled_unlabelled_and_strong_views_pass_together(
     make_learner: Make, images: Any
 ) -> None:
     learner = make_learner(FixMatch(METHODS["er"](), labelled=4), forward="sources")
-    learner.new_task([0, 1])
-    x, y = images.train_x[:8], images.train_y[:8].clone()
-    y[4:] = -1
-    learner.observe(x, y)
-    with watched(learner) as seen:
-        learner.observe(x, y)
+    seen = second_step(learner, images)
     # eight samples with four strong views, the memory of four
     assert [(len(inputs), tracked) for inputs, tracked in seen] == [(12, True), (4, True)]
 
