@@ -545,6 +545,28 @@ def test_cycled_batches_repeat_labelled_samples_and_store_each_once(digits: Data
     assert run.learner.memory.seen == len(fresh)
 
 
+def test_labelled_batches_alone_are_those_of_cycled_ones(digits: Dataset) -> None:
+    alone, cycled = (
+        Run(semi_spec("er", labelled_batches=how), digits, CPU) for how in ("alone", "cycled")
+    )
+    for (some,), (both,) in zip(alone.schedule, cycled.schedule, strict=True):
+        assert some.rows.tolist() == both.rows[:, :16].tolist()
+        assert some.storable is not None
+        assert both.storable is not None
+        assert some.storable.tolist() == both.storable[:, :16].tolist()
+    spy = Spy(alone.learner)
+    list(alone.steps())
+    assert alone.learner.memory.seen == sum(one.storable.sum() for (one,) in alone.schedule)
+    for _, adapted, loss in spy.steps:  # ER, and no other term
+        assert loss == pytest.approx(sum(mean(ce(*batch)) for batch in adapted), abs=1e-4)
+
+
+def test_without_unlabelled_samples_their_options_have_no_effect() -> None:
+    for name, value in (("unlabelled_samples", "all"), ("pseudo_labels", "raw")):
+        with pytest.raises(ValueError, match=f"{name} is '{value}', expected .* batches are alone"):
+            semi_spec("er-cba", labelled_batches="alone", **{name: value})
+
+
 def test_all_samples_can_be_the_unlabelled_ones_of_cycled_batches(digits: Dataset) -> None:
     given = {"labelled_batches": "cycled", "unlabelled_samples": "all"}
     run = Run(semi_spec("er", **given), digits, CPU)

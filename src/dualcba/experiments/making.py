@@ -103,9 +103,11 @@ def make_schedule(
         return _merged_schedule(spec, stream, data, method, rng)
 
     def one(task: Task) -> Pass:
-        if has_label is not None and spec.labelled_batches == "cycled":
+        if has_label is not None and spec.labelled_batches != "mixed":
             every = spec.unlabelled_samples == "all"
             rows, first = cycled(task, has_label, spec.batch_size, rng, every=every)
+            if spec.labelled_batches == "alone":
+                rows, first = rows[:, : spec.batch_size], first[:, : spec.batch_size]
             return Pass(rows, has_label[rows] & first)
         rows = batches(task, spec.batch_size, rng)
         return Pass(rows, None if has_label is None else has_label[rows])
@@ -134,7 +136,7 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
         network = convert_normalization(network, spec.norm)
     base, kind = parse_method(spec.method)
     method = base(**spec.method_options)
-    if "semi" in parse_settings(spec.setting):
+    if "semi" in parse_settings(spec.setting) and spec.labelled_batches != "alone":
         first = spec.batch_size if spec.labelled_batches == "cycled" else 0
         every, adapted = spec.unlabelled_samples == "all", spec.pseudo_labels != "raw"
         method = FixMatch(method, labelled=first, every=every, adapted=adapted)

@@ -175,11 +175,18 @@ def _check_setting(spec: Spec) -> None:
             f"the setting {spec.setting!r} does not fit the method {spec.method!r} with merge, "
             "expected no merge: it shuffles the samples of a task, and this setting orders them"
         )
-    for name, usual in SEMI.items() if not semi else ():
-        value = getattr(spec, name)
+    _check_semi(spec, semi)
+
+
+def _check_semi(spec: Spec, semi: bool) -> None:
+    """Raise if an option of semi-supervised settings has no effect."""
+    alone = semi and spec.labelled_batches == "alone"
+    unused = SEMI if not semi else ("unlabelled_samples", "pseudo_labels") if alone else ()
+    when = "if labelled batches are alone" if alone else "unless the setting is semi-supervised"
+    for name in unused:
+        value, usual = getattr(spec, name), SEMI[name]
         if value not in (usual, None):
-            wanted = f"{usual!r} unless the setting is semi-supervised"
-            raise ValueError(expected(name, value, wanted))
+            raise ValueError(expected(name, value, f"{usual!r} {when}"))
 
 
 def _check_boundaries(spec: Spec) -> None:

@@ -311,8 +311,8 @@ class RunOptions(TrainingOptions):
     epochs: int = option(None, "passes over each task (1, offline 50)", DATA, low=1)
     labelled_batches: LabelledBatches = option(
         "mixed",
-        "semi-supervised: mixed (one batch of both), or cycled (a labelled batch beside each "
-        "unlabelled one)",
+        "semi-supervised: mixed (one batch of both), cycled (a labelled batch beside each "
+        "unlabelled one), or alone (the same without the unlabelled ones)",
         DATA,
     )
     unlabelled_samples: UnlabelledSamples = option(
