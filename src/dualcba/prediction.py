@@ -91,6 +91,7 @@ class Predictor:
         self._followed_at = -1  # the step at which it has seen the weights
         self._matrices: list[Tensor] | None = None  # those weights
         self._depth = 0  # of nested `evaluating`
+        self._training: RunningStatistics | None = None  # training's, while the layers have others
         weight = cast(Tensor, self.context.network.head.weight)
         self._nearest = NearestMean(len(weight), weight.detach()) if readout != "head" else None
         self._means: dict[Way, tuple[Tensor, Tensor]] = {}  # cached
@@ -156,9 +157,11 @@ class Predictor:
         estimate = statistics == "ibn" and bool(self.layers) and self.context.memory.filled > 1
         with default_modes(self.engine.device), self.engine.scope(), torch.no_grad():
             running = self._running if self._depth == 0 else RunningStatistics(self.layers)
-            self._depth += 1
-            if estimate:
+            outer, self._depth = self._training, self._depth + 1
+            changes = estimate or outer is not None
+            if changes:
                 running.save()
+            self._training = (outer or running) if estimate else None
             predicting = self.method.predicting() if self._depth == 1 else nullcontext()
             try:
                 with predicting:
@@ -166,15 +169,22 @@ class Predictor:
                         self._estimate(step)
                     elif estimate:
                         self._estimate_parts(step)
+                    elif outer is not None:
+                        outer.restore()
                     with evaluation_mode(self.context.network):
-                        with self.precision.autocast():
-                            self.method.before_scores()
+                        self._before_scores()
                         with self._class_means((statistics, refresh)):
                             yield
             finally:
-                self._depth -= 1
-                if estimate:
+                self._depth, self._training = self._depth - 1, outer
+                if changes:
                     running.restore()
+                if changes and self._depth:
+                    self._before_scores()
+
+    def _before_scores(self) -> None:
+        with self.precision.autocast():
+            self.method.before_scores()
 
     def check_outside(self, call: str) -> None:
         """Raise inside `evaluating`, whose end would restore statistics of before the call."""
