@@ -24,7 +24,8 @@ from dualcba.engine.packet import Array, Layout, pack, unpack
 from dualcba.errors import one_of
 from dualcba.memory import Reservoir
 from dualcba.methods.nearest_mean import NearestMean, RowFeatures, both_read_outs
-from dualcba.methods.scorers import Logits, NearestMeans, scorer_of
+from dualcba.methods.scorers import NearestMeans, scorer_of
+from dualcba.methods.wrapper import outputs_scorer
 from dualcba.nets import Network
 from dualcba.normalization.refresh import WEIGHT, Due, MovingEstimate
 from dualcba.normalization.statistics import (
@@ -132,9 +133,8 @@ class Predictor:
         """Return a module that scores normalised inputs as now; call it inside `evaluating`."""
         if self._nearest is None:
             return scorer_of(self.method)
-        logits = Logits(self.context.network)
         means, both = self._nearest, self.readout == "both"
-        return NearestMeans(logits, means.means, means.has_mean, both=both)
+        return NearestMeans(outputs_scorer(self.method), means.means, means.has_mean, both=both)
 
     def scores_of(self, samples: Tensor, statistics: str, step: int) -> Tensor:
         """Return (n, C) scores of any number of raw samples on any device, on the host."""
