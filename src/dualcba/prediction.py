@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dualcba.engine.packet import Array, Layout, pack, unpack
 from dualcba.errors import one_of
-from dualcba.memory import Reservoir
+from dualcba.memory import Memory, Reservoir
 from dualcba.methods.nearest_mean import NearestMean, RowFeatures, both_read_outs
 from dualcba.methods.scorers import NearestMeans, scorer_of
 from dualcba.methods.wrapper import outputs_scorer
@@ -105,7 +105,8 @@ class Predictor:
 
     def _knows_rows(self) -> bool:
         """Whether the rows that are written are known on the host."""
-        return isinstance(self.context.memory, Reservoir)
+        memory = self.context.memory
+        return isinstance(memory, Reservoir) and type(memory).write is Memory.write
 
     def of(self, parts: Parts) -> Predictor:
         """Return a predictor with the same options for other parts."""

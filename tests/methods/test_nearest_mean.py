@@ -17,6 +17,8 @@ from dualcba.data import disjoint
 from dualcba.estimator import DualCBAClassifier
 from dualcba.evaluation import Evaluator
 from dualcba.experiments import Hardware, Run, Spec
+from dualcba.memory import Indices, Memory, Reservoir
+from dualcba.methods.er import ER
 from dualcba.methods.nearest_mean import class_means, class_sums, nearness, scores_by_means
 
 Make = Callable[..., Any]
@@ -139,6 +141,29 @@ def test_means_are_computed_once_per_step_and_statistics(
         with learner.evaluating(statistics):
             learner.scores(images.test_x)
     assert len(passes) == 2
+
+
+def test_a_memory_that_chooses_rows_as_it_writes(make_learner: Make, images: Dataset) -> None:
+    class Keyed(Reservoir):
+        """Its slots are no rows before they are written."""
+
+        def slots(self, n: int, rng: np.random.Generator) -> Indices:
+            return super().slots(n, rng) + 1000
+
+        def write(self, slots: Tensor, x: Tensor, y: Tensor, columns: Any) -> None:
+            super().write(slots - 1000, x, y, columns)
+
+    class Mine(ER):
+        def make_memory(self, size: int, shape: Any, dtype: torch.dtype, C: int) -> Memory:
+            return Keyed(size, shape, dtype)
+
+    def found(refresh: str) -> Tensor:
+        learner = make_learner(Mine(), readout="ncm", ibn=True, ibn_refresh=refresh)
+        learner.new_task(range(6))
+        learner.observe(images.train_x[:8], images.train_y[:8])
+        return learner.predict_proba(images.test_x)  # type: ignore[no-any-return]
+
+    assert torch.equal(found("parts"), found("full"))
 
 
 def test_nested_evaluations_restore_the_means(
