@@ -155,7 +155,8 @@ class Predictor:
         `refresh` says whether IBN's statistics are those of the whole memory.
         """
         one_of(STATISTICS, statistics=statistics)
-        estimate = statistics == "ibn" and bool(self.layers) and self.context.memory.filled > 1
+        followed = bool(self.layers) or (refresh == "parts" and self._rows is not None)
+        estimate = statistics == "ibn" and followed and self.context.memory.filled > 1
         with default_modes(self.engine.device), self.engine.scope(), torch.no_grad():
             running = self._running if self._depth == 0 else RunningStatistics(self.layers)
             outer, self._depth = self._training, self._depth + 1
@@ -271,7 +272,7 @@ class Predictor:
 
     def _estimate(self, step: int) -> None:
         """Set the layers' statistics to those of the memory, estimated once per step."""
-        if self._estimated_at == step:
+        if self._estimated_at == step or not self.layers:
             self._estimated.restore()
             return
         if self.engine.ranks is not None:
@@ -321,6 +322,8 @@ class Predictor:
             rows = rng.choice(filled, due.size, replace=False)
             if self._rows is not None:
                 self._rows.stale[torch.from_numpy(rows)] = True
+            if not self.layers:
+                continue
             packet, layout = pack(self._augmented(rows, rng))
             run = partial(self._pass_over_part, layout=layout)
             self.engine.run(("ibn part", layout), run, packet)

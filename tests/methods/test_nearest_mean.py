@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualcba import Dataset, Learner
 from dualcba.checks import check_learner
@@ -141,6 +141,37 @@ def test_means_are_computed_once_per_step_and_statistics(
         with learner.evaluating(statistics):
             learner.scores(images.test_x)
     assert len(passes) == 2
+
+
+@pytest.mark.parametrize("norm", ["none", "frozen", "trained"])
+def test_features_are_kept_with_and_without_layers_that_ibn_estimates(
+    norm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.Identity() if norm == "none" else nn.BatchNorm1d(8)
+    net = nn.Sequential(nn.Linear(5, 8), layer, nn.ReLU(), nn.Linear(8, 4)).train()
+    if norm == "frozen":
+        layer.eval()
+    options: dict[str, Any] = {"readout": "ncm", "ibn": True, "buffer": 400, "batch_size": 4}
+    learner = Learner(net, (5,), 4, method="er", dtype=torch.float32, lr=1e-4, **options)
+    learner.new_task(range(4))
+    rng = np.random.default_rng(0)
+
+    def observe(n: int) -> None:
+        y = rng.integers(0, 4, n)
+        learner.observe((rng.normal(size=(n, 5)) + y[:, None]).astype(np.float32), y)
+
+    x, passed = torch.arange(4.0)[:, None].expand(4, 5), []
+    observe(400)
+    learner.predict(x)
+    outputs = learner.method.outputs
+    monkeypatch.setattr(learner.method, "outputs", lambda v: (passed.append(len(v)), outputs(v))[1])
+    for _ in range(20):
+        observe(4)
+        found = learner.predict_proba(x)
+    assert sum(passed) < 20 * (4 + 4) + 2 * 32 + 20 * 4  # new rows, those of parts, predictions
+    with learner.evaluating("ibn"):
+        torch.testing.assert_close(found, learner.scores(x).softmax(1), atol=0.01, rtol=0)
 
 
 def test_a_memory_that_chooses_rows_as_it_writes(make_learner: Make, images: Dataset) -> None:
