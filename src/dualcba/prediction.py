@@ -38,6 +38,7 @@ from dualcba.normalization.statistics import (
 from dualcba.options import IBNRefresh, Readout, Statistics
 from dualcba.randomness import generator
 from dualcba.training.draws import MemoryDraw
+from dualcba.training.learner_state import ROWS
 from dualcba.training.parts import Parts
 from dualcba.training.precision import default_modes
 
@@ -216,7 +217,7 @@ class Predictor:
         with self.engine.scope():
             self.moving.load_state_dict(estimate, step * self.context.batch_size)
         saved = {} if estimate is None else estimate["tensors"]
-        if self._rows is not None and "estimate.features" not in saved:
+        if self._rows is not None and not saved.keys() >= set(ROWS):
             self._rows.stale.fill_(True)
         if estimate is not None:
             self._follow()

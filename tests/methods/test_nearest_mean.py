@@ -174,6 +174,19 @@ def test_features_are_kept_with_and_without_layers_that_ibn_estimates(
         torch.testing.assert_close(found, learner.scores(x).softmax(1), atol=0.01, rtol=0)
 
 
+@pytest.mark.parametrize("missing", ["features", "stale"])
+def test_a_state_with_a_part_of_the_kept_features_has_none(
+    missing: str, make_learner: Make, teach: Make, images: Dataset
+) -> None:
+    learner = teach(make_learner("er", readout="ncm", ibn=True))
+    want, state = learner.predict_proba(images.test_x), learner.state_dict()
+    tensors = dict(state["estimate"]["tensors"])
+    tensors["estimate.features"] = torch.zeros_like(tensors["estimate.features"])
+    del tensors[f"estimate.{missing}"]
+    learner.load_state_dict({**state, "estimate": {**state["estimate"], "tensors": tensors}})
+    torch.testing.assert_close(learner.predict_proba(images.test_x), want)
+
+
 def test_a_memory_that_chooses_rows_as_it_writes(make_learner: Make, images: Dataset) -> None:
     class Keyed(Reservoir):
         """Its slots are no rows before they are written."""
