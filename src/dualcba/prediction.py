@@ -294,9 +294,9 @@ class Predictor:
         due = moving.due(filled, task)
         if due.whole:
             self._estimate(step)
-            moving.keep(task)
-            if self._rows is not None:
+            if self._rows is not None:  # before the estimate counts, in case of Ctrl-C
                 self._rows.stale.fill_(True)
+            moving.keep(task)
             return
         moving.statistics.restore()
         if due.parts:

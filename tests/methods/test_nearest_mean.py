@@ -187,6 +187,28 @@ def test_a_state_with_a_part_of_the_kept_features_has_none(
     torch.testing.assert_close(learner.predict_proba(images.test_x), want)
 
 
+def test_a_prediction_that_is_interrupted_leaves_no_old_feature(
+    make_learner: Make, teach: Make, images: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, other = (teach(make_learner("er", readout="ncm", ibn=True)) for _ in range(2))
+    learner.predict(images.test_x)
+    for one in (learner, other):
+        for _ in range(4):  # more samples than the memory holds: all of it is due
+            one.observe(images.train_x[:8], images.train_y[:8] % 2)
+    keep = learner._predictor.moving.keep
+
+    def interrupted(task: Any) -> None:
+        keep(task)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(learner._predictor.moving, "keep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        learner.predict(images.test_x)
+    monkeypatch.undo()
+    want = other.predict_proba(images.test_x)
+    torch.testing.assert_close(learner.predict_proba(images.test_x), want)
+
+
 def test_a_memory_that_chooses_rows_as_it_writes(make_learner: Make, images: Dataset) -> None:
     class Keyed(Reservoir):
         """Its slots are no rows before they are written."""
