@@ -131,6 +131,34 @@ def test_evaluating_may_be_nested(make_learner: Any, teach: Any, images: Any) ->
         assert torch.equal(layer.running_var, var)
 
 
+@pytest.mark.parametrize(
+    ("method", "options"), [("er", {}), ("er", {"readout": "ncm"}), ("icarl", {})]
+)
+@pytest.mark.parametrize("ways", [["ibn", "bn"], ["bn", "ibn", "bn"], ["ibn", "ibn", "bn"]])
+def test_nested_evaluations_have_the_statistics_that_they_name(
+    method: str, options: Any, ways: list[str], make_learner: Any, teach: Any, images: Any
+) -> None:
+    x, want = images.test_x, {}
+    for name in ("bn", "ibn"):
+        learner = teach(make_learner(method, **options, ibn=False))
+        with learner.evaluating(name):
+            want[name] = learner.scores(x)
+    assert not torch.equal(want["bn"], want["ibn"])
+    learner = teach(make_learner(method, **options, ibn=False))
+
+    def check(ways: list[str]) -> None:
+        if not ways:
+            assert torch.equal(learner.predict_proba(x), want["bn"].softmax(1))
+            return
+        with learner.evaluating(ways[0]):
+            assert torch.equal(learner.scores(x), want[ways[0]])
+            check(ways[1:])
+            assert torch.equal(learner.scores(x), want[ways[0]])
+
+    check(ways)
+    assert torch.equal(learner.predict_proba(x), want["bn"].softmax(1))
+
+
 @pytest.mark.parametrize("statistics", ["bn", "ibn"])
 @pytest.mark.parametrize(
     ("call", "name"),

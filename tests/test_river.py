@@ -139,6 +139,18 @@ def test_copies_go_on_alike(again: Any) -> None:
     assert all(torch.equal(state(other)[k], v) for k, v in state(model).items())
 
 
+def test_dates_are_labels_as_they_are() -> None:
+    model = RiverClassifier(**SMALL)
+    dates = np.array(["2026-01-01", "2026-01-02"], "datetime64[ns]")
+    for k, (x, _) in enumerate(samples(6)):
+        model.learn_one(x, dates[k % 2])
+    again = pickle.loads(pickle.dumps(model))
+    for one in (model, again):
+        found = one.predict_one(samples(1)[0][0])
+        assert isinstance(found, np.datetime64)
+        assert found in dates
+
+
 def test_a_pipeline_with_words() -> None:
     model = (compose.SelectType(str) | preprocessing.OneHotEncoder()) | RiverClassifier(**SMALL)
     for _ in range(20):

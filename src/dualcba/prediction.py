@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from dualcba.engine.packet import Array, Layout, pack, unpack
 from dualcba.errors import expected, one_of
-from dualcba.memory import Reservoir
+from dualcba.memory import Memory, Reservoir
 from dualcba.methods.nearest_mean import NearestMean, RowFeatures, both_read_outs
-from dualcba.methods.scorers import Logits, NearestMeans, scorer_of
+from dualcba.methods.scorers import NearestMeans, scorer_of
+from dualcba.methods.wrapper import outputs_scorer
 from dualcba.nets import Network
 from dualcba.normalization.refresh import WEIGHT, Due, MovingEstimate
 from dualcba.normalization.statistics import (
@@ -37,6 +38,7 @@ from dualcba.normalization.statistics import (
 from dualcba.options import IBNRefresh, Readout, Statistics
 from dualcba.randomness import generator
 from dualcba.training.draws import MemoryDraw
+from dualcba.training.learner_state import ROWS
 from dualcba.training.parts import Parts
 from dualcba.training.precision import default_modes
 
@@ -93,6 +95,7 @@ class Predictor:
         self._followed_at = -1  # the step at which it has seen the weights
         self._matrices: list[Tensor] | None = None  # those weights
         self._depth = 0  # of nested `evaluating`
+        self._training: RunningStatistics | None = None  # training's, while the layers have others
         weight = cast(Tensor, self.context.network.head.weight)
         by_means = readout in ("ncm", "both")
         self._nearest = NearestMean(len(weight), weight.detach()) if by_means else None
@@ -106,7 +109,8 @@ class Predictor:
 
     def _knows_rows(self) -> bool:
         """Whether the rows that are written are known on the host."""
-        return isinstance(self.context.memory, Reservoir)
+        memory = self.context.memory
+        return isinstance(memory, Reservoir) and type(memory).write is Memory.write
 
     def of(self, parts: Parts) -> Predictor:
         """Return a predictor with the same options for other parts."""
@@ -143,9 +147,8 @@ class Predictor:
             raise ValueError(expected("readout", self.readout, wanted))
         if self._nearest is None:
             return scorer_of(self.method)
-        logits = Logits(self.context.network)
         means, both = self._nearest, self.readout == "both"
-        return NearestMeans(logits, means.means, means.has_mean, both=both)
+        return NearestMeans(outputs_scorer(self.method), means.means, means.has_mean, both=both)
 
     def scores_of(self, samples: Tensor, statistics: str, step: int) -> Tensor:
         """Return (n, C) scores of any number of raw samples on any device, on the host."""
@@ -165,12 +168,15 @@ class Predictor:
         `refresh` says whether IBN's statistics are those of the whole memory.
         """
         one_of(STATISTICS, statistics=statistics)
-        estimate = statistics == "ibn" and bool(self.layers) and self.context.memory.filled > 1
+        followed = bool(self.layers) or (refresh == "parts" and self._rows is not None)
+        estimate = statistics == "ibn" and followed and self.context.memory.filled > 1
         with default_modes(self.engine.device), self.engine.scope(), torch.no_grad():
             running = self._running if self._depth == 0 else RunningStatistics(self.layers)
-            self._depth += 1
-            if estimate:
+            outer, self._depth = self._training, self._depth + 1
+            changes = estimate or outer is not None
+            if changes:
                 running.save()
+            self._training = (outer or running) if estimate else None
             predicting = self.method.predicting() if self._depth == 1 else nullcontext()
             try:
                 with predicting:
@@ -178,15 +184,22 @@ class Predictor:
                         self._estimate(step)
                     elif estimate:
                         self._estimate_parts(step)
+                    elif outer is not None:
+                        outer.restore()
                     with evaluation_mode(self.context.network):
-                        with self.precision.autocast():
-                            self.method.before_scores()
+                        self._before_scores()
                         with self._class_means((statistics, refresh)):
                             yield
             finally:
-                self._depth -= 1
-                if estimate:
+                self._depth, self._training = self._depth - 1, outer
+                if changes:
                     running.restore()
+                if changes and self._depth:
+                    self._before_scores()
+
+    def _before_scores(self) -> None:
+        with self.precision.autocast():
+            self.method.before_scores()
 
     def check_outside(self, call: str) -> None:
         """Raise inside `evaluating`, whose end would restore statistics of before the call."""
@@ -216,7 +229,7 @@ class Predictor:
         with self.engine.scope():
             self.moving.load_state_dict(estimate, step * self.context.batch_size)
         saved = {} if estimate is None else estimate["tensors"]
-        if self._rows is not None and "estimate.features" not in saved:
+        if self._rows is not None and not saved.keys() >= set(ROWS):
             self._rows.stale.fill_(True)
         if estimate is not None:
             self._follow()
@@ -272,7 +285,7 @@ class Predictor:
 
     def _estimate(self, step: int) -> None:
         """Set the layers' statistics to those of the memory, estimated once per step."""
-        if self._estimated_at == step:
+        if self._estimated_at == step or not self.layers:
             self._estimated.restore()
             return
         if self.engine.ranks is not None:
@@ -293,9 +306,9 @@ class Predictor:
         due = moving.due(filled, task)
         if due.whole:
             self._estimate(step)
-            moving.keep(task)
-            if self._rows is not None:
+            if self._rows is not None:  # before the estimate counts, in case of Ctrl-C
                 self._rows.stale.fill_(True)
+            moving.keep(task)
             return
         moving.statistics.restore()
         if due.parts:
@@ -322,6 +335,8 @@ class Predictor:
             rows = rng.choice(filled, due.size, replace=False)
             if self._rows is not None:
                 self._rows.stale[torch.from_numpy(rows)] = True
+            if not self.layers:
+                continue
             packet, layout = pack(self._augmented(rows, rng))
             run = partial(self._pass_over_part, layout=layout)
             self.engine.run(("ibn part", layout), run, packet)

@@ -19,6 +19,7 @@ from dualcba.errors import expected
 from dualcba.learner import Learner
 from dualcba.nets import make_network
 from dualcba.randomness import first_weights
+from dualcba.tasks.labels import python_object
 from dualcba.training.growth import widened
 from dualcba.training.learner_state import split_estimate, with_estimate
 from dualcba.training.unannounced import FIRST_OUTPUTS, unannounced_options
@@ -95,7 +96,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
 
     def learn_one(self, x: Features, y: Hashable) -> None:
         """Learn a sample, or keep it until there are `batch_size` of them."""
-        self._waiting.append((_numbers(x), y.item() if isinstance(y, np.generic) else y))
+        self._waiting.append((_numbers(x), python_object(y)))
         known = [] if self._learner is None else self._learner.classes_
         if len(self._waiting) >= self.batch_size or self._waiting[-1][1] not in known:
             self._learn()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualcba import Dataset, Learner
 from dualcba.checks import check_learner
@@ -17,6 +17,8 @@ from dualcba.data import disjoint
 from dualcba.estimator import DualCBAClassifier
 from dualcba.evaluation import Evaluator
 from dualcba.experiments import Hardware, Run, Spec
+from dualcba.memory import Indices, Memory, Reservoir
+from dualcba.methods.er import ER
 from dualcba.methods.nearest_mean import class_means, class_sums, nearness, scores_by_means
 
 Make = Callable[..., Any]
@@ -139,6 +141,95 @@ def test_means_are_computed_once_per_step_and_statistics(
         with learner.evaluating(statistics):
             learner.scores(images.test_x)
     assert len(passes) == 2
+
+
+@pytest.mark.parametrize("norm", ["none", "frozen", "trained"])
+def test_features_are_kept_with_and_without_layers_that_ibn_estimates(
+    norm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.Identity() if norm == "none" else nn.BatchNorm1d(8)
+    net = nn.Sequential(nn.Linear(5, 8), layer, nn.ReLU(), nn.Linear(8, 4)).train()
+    if norm == "frozen":
+        layer.eval()
+    options: dict[str, Any] = {"readout": "ncm", "ibn": True, "buffer": 400, "batch_size": 4}
+    learner = Learner(net, (5,), 4, method="er", dtype=torch.float32, lr=1e-4, **options)
+    learner.new_task(range(4))
+    rng = np.random.default_rng(0)
+
+    def observe(n: int) -> None:
+        y = rng.integers(0, 4, n)
+        learner.observe((rng.normal(size=(n, 5)) + y[:, None]).astype(np.float32), y)
+
+    x, passed = torch.arange(4.0)[:, None].expand(4, 5), []
+    observe(400)
+    learner.predict(x)
+    outputs = learner.method.outputs
+    monkeypatch.setattr(learner.method, "outputs", lambda v: (passed.append(len(v)), outputs(v))[1])
+    for _ in range(20):
+        observe(4)
+        found = learner.predict_proba(x)
+    assert sum(passed) < 20 * (4 + 4) + 2 * 32 + 20 * 4  # new rows, those of parts, predictions
+    with learner.evaluating("ibn"):
+        torch.testing.assert_close(found, learner.scores(x).softmax(1), atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("missing", ["features", "stale"])
+def test_a_state_with_a_part_of_the_kept_features_has_none(
+    missing: str, make_learner: Make, teach: Make, images: Dataset
+) -> None:
+    learner = teach(make_learner("er", readout="ncm", ibn=True))
+    want, state = learner.predict_proba(images.test_x), learner.state_dict()
+    tensors = dict(state["estimate"]["tensors"])
+    tensors["estimate.features"] = torch.zeros_like(tensors["estimate.features"])
+    del tensors[f"estimate.{missing}"]
+    learner.load_state_dict({**state, "estimate": {**state["estimate"], "tensors": tensors}})
+    torch.testing.assert_close(learner.predict_proba(images.test_x), want)
+
+
+def test_a_prediction_that_is_interrupted_leaves_no_old_feature(
+    make_learner: Make, teach: Make, images: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, other = (teach(make_learner("er", readout="ncm", ibn=True)) for _ in range(2))
+    learner.predict(images.test_x)
+    for one in (learner, other):
+        for _ in range(4):  # more samples than the memory holds: all of it is due
+            one.observe(images.train_x[:8], images.train_y[:8] % 2)
+    keep = learner._predictor.moving.keep
+
+    def interrupted(task: Any) -> None:
+        keep(task)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(learner._predictor.moving, "keep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        learner.predict(images.test_x)
+    monkeypatch.undo()
+    want = other.predict_proba(images.test_x)
+    torch.testing.assert_close(learner.predict_proba(images.test_x), want)
+
+
+def test_a_memory_that_chooses_rows_as_it_writes(make_learner: Make, images: Dataset) -> None:
+    class Keyed(Reservoir):
+        """Its slots are no rows before they are written."""
+
+        def slots(self, n: int, rng: np.random.Generator) -> Indices:
+            return super().slots(n, rng) + 1000
+
+        def write(self, slots: Tensor, x: Tensor, y: Tensor, columns: Any) -> None:
+            super().write(slots - 1000, x, y, columns)
+
+    class Mine(ER):
+        def make_memory(self, size: int, shape: Any, dtype: torch.dtype, C: int) -> Memory:
+            return Keyed(size, shape, dtype)
+
+    def found(refresh: str) -> Tensor:
+        learner = make_learner(Mine(), readout="ncm", ibn=True, ibn_refresh=refresh)
+        learner.new_task(range(6))
+        learner.observe(images.train_x[:8], images.train_y[:8])
+        return learner.predict_proba(images.test_x)  # type: ignore[no-any-return]
+
+    assert torch.equal(found("parts"), found("full"))
 
 
 def test_nested_evaluations_restore_the_means(

@@ -175,6 +175,17 @@ def test_labels_shape_and_type_are_in_the_file(ending: str, tmp_path: Path) -> N
     assert model.predict(X.astype(np.float32)).tolist() == clf.predict(X).tolist()
 
 
+@pytest.mark.parametrize("names", [[False, True], [0.0, 1.0]])
+def test_labels_that_equal_positions_keep_their_type(names: list[Any], tmp_path: Path) -> None:
+    learner = Learner(nn.Linear(2, 2), (2,), dtype=torch.float32, buffer=4, lr=0.1)
+    learner.new_task(names)
+    learner.observe(torch.eye(2), names)
+    learner.export(tmp_path / "model.safetensors")
+    model, x = load_model(tmp_path / "model.safetensors", nn.Linear(2, 2)), torch.eye(2)
+    assert [type(label) for label in model.classes_] == [type(label) for label in names]
+    assert model.predict(x).dtype == learner.predict(x).dtype
+
+
 def test_preprocessing_is_in_the_program(make_learner: Make, teach: Teach, tmp_path: Path) -> None:
     """The file's own input is raw samples, without this package."""
     transform = Transform([0.3, 0.4, 0.5], [0.2, 0.3, 0.1], pad=1, flip=True)

@@ -13,10 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualcba import Dataset, Learner, Method
 from dualcba.estimator import DualCBAClassifier
+from dualcba.methods import Context
+from dualcba.methods.clser import frozen_copy
+from dualcba.methods.er import ER
+from dualcba.methods.mkd import MKD
+from dualcba.methods.scorers import Corrected, Logits
 from dualcba.nets import MLP
 
 Make = Callable[..., Learner]
@@ -121,6 +126,48 @@ def test_a_method_with_scores_of_its_own_needs_a_scorer(make_learner: Make) -> N
     learner.new_task([0, 1])
     with pytest.raises(ValueError, match="the method Mine has scores of its own, expected"):
         learner.snapshot()
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("readout", ["head", "ncm", "both"])
+def test_outputs_of_other_weights_go_along(
+    readout: str, wrapped: bool, images: Dataset, make_learner: Make, teach: Teach
+) -> None:
+    class First(ER):
+        """Predicts with the weights of the beginning."""
+
+        def bind(self, context: Context) -> None:
+            super().bind(context)
+            self.first = frozen_copy(context.network).eval()
+
+        def outputs(self, x: Tensor) -> Any:
+            return self.first(x)
+
+    class Known(First):
+        def scorer(self) -> nn.Module:
+            return Logits(self.first)
+
+    class Doubled(Known):
+        def scores(self, x: Tensor) -> Tensor:
+            return 2 * super().scores(x)
+
+        def scorer(self) -> nn.Module:
+            return Corrected(super().scorer(), torch.tensor(2.0), torch.tensor(0.0))
+
+    def taught(method: Method) -> Learner:
+        return teach(make_learner(MKD(method) if wrapped else method, readout=readout))
+
+    learner = taught(Known())
+    wanted = learner.predict_proba(images.test_x)
+    torch.testing.assert_close(learner.snapshot().predict_proba(images.test_x), wanted)
+    with pytest.raises(ValueError, match="the method First has scores of its own, expected a"):
+        taught(First()).snapshot()
+    if readout == "head":
+        taught(Doubled()).snapshot()
+    else:
+        words = "the scorer of the method Doubled is Corrected, expected Logits, for snapshots"
+        with pytest.raises(ValueError, match=words):
+            taught(Doubled()).snapshot()
 
 
 def test_threads_predict_with_snapshots_while_another_learns(

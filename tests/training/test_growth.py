@@ -178,6 +178,32 @@ def test_nothing_is_made_anew_while_nothing_grows(growing: Any, images: Dataset)
     assert head.shape == (4, 192)
 
 
+@pytest.mark.parametrize("grow", ["observe", "add_classes", "load"])
+def test_a_network_in_evaluation_mode_is_trained_after_it_has_grown(
+    grow: str, growing: Any, make_net: Any, images: Dataset, differ: Differ
+) -> None:
+    x, states = images.train_x[:8], []
+    grown = growing()
+    grown.new_task(NAMES)
+    for evaluates in (False, True):
+        net = with_outputs(make_net(), 2)
+        learner = growing(net=net)
+        learner.new_task(NAMES[:2])
+        learner.observe(x, NAMES[:2] * 4)
+        if evaluates:
+            net.eval()
+        if grow == "load":
+            learner.load_state_dict(grown.state_dict())
+        elif grow == "add_classes":
+            learner.add_classes(NAMES)
+        for _ in range(2):
+            learner.observe(x, [*NAMES[:4], *NAMES[:4]])
+        assert net.training
+        states.append((learner.state_dict(), learner.predict_proba(x)))
+    assert differ(states[0][0], states[1][0]) == []
+    assert torch.equal(states[0][1], states[1][1])
+
+
 def test_a_bare_linear_network_grows(growing: Any) -> None:
     net = nn.Linear(3, 2)
     learner = Learner(net, (3,), dtype=torch.float32, method="er", buffer=4, device="cpu")

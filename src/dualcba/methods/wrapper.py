@@ -27,7 +27,7 @@ from dualcba.data.transforms import Transform
 from dualcba.losses import Batch, Term
 from dualcba.memory import Memory, Pool
 from dualcba.methods.base import Context, Method
-from dualcba.methods.scorers import scorer_of
+from dualcba.methods.scorers import Logits, scorer_of
 from dualcba.nets import Network
 
 PREFIX = "base_"
@@ -127,6 +127,23 @@ class Wrapper(Method):
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Delegate to the wrapped method."""
         return self.method.outputs(x)
+
+
+def outputs_scorer(method: Method) -> Logits:
+    """Return a module with the logits and features of `method.outputs`.
+
+    A method with outputs of its own says by `scorer` whose they are.
+    """
+    while isinstance(method, Wrapper) and type(method).outputs is Wrapper.outputs:
+        method = method.method
+    if type(method).outputs is Method.outputs:
+        return Logits(method.context.network)
+    scorer = scorer_of(method)
+    if not isinstance(scorer, Logits):
+        name, given = type(method).__name__, type(scorer).__name__
+        wanted = "Logits, for snapshots and exports with class means"
+        raise ValueError(f"the scorer of the method {name} is {given}, expected {wanted}")
+    return scorer
 
 
 def around(base: type[Method], wrapper: type[Wrapper]) -> type[Method]:

@@ -48,7 +48,8 @@ def load_model(path: str | Path, network: nn.Module | None = None) -> Snapshot:
         raise ValueError(f"{path} has no {META}, expected an exported model")
     meta = json.loads(text)
     names = Labels(None).from_json(meta["classes"])
-    labels = None if names == list(range(len(names))) else as_array(names)
+    numbers = names == list(range(len(names))) and all(type(name) is int for name in names)
+    labels = None if numbers else as_array(names)  # False and 0.0 equal 0
     dtype = {str(t).removeprefix("torch."): t for t in DTYPES}[meta["dtype"]]
     inputs = make_inputs(tuple(meta["input_shape"]), dtype)
     return Snapshot(scores, len(names), inputs, labels=labels, step=meta["step"])

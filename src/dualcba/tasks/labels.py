@@ -116,7 +116,7 @@ def read_labels(y: Any, length: int | None, name: str) -> list[Any]:
     ['a', 'b']
     """
     if isinstance(y, list | tuple):
-        labels = [_python_object(v) for v in y]
+        labels = [python_object(v) for v in y]
         shape: tuple[int, ...] = (len(labels),)
     else:
         try:
@@ -159,7 +159,8 @@ def labels_to_json(labels: Iterable[Any]) -> list[Any]:
     return [_encode(label) for label in labels]
 
 
-def _python_object(label: Any) -> Any:
+def python_object(label: Any) -> Any:
+    """Return a label without NumPy's or torch's type; a date, which may have no other, as it is."""
     plain = isinstance(label, np.generic | Tensor) and not isinstance(label, DATES)
     return label.item() if plain else label
 

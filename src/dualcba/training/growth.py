@@ -47,6 +47,7 @@ class PartsMaker:
         whether there was a step before.
         """
         before = save_state(parts, seed=0, step=0)
+        parts.forward_pass.restore_modes()  # layers in evaluation mode count as frozen
         given, engine, network = copy.copy(self.given), parts.engine, parts.context.network
         object.__setattr__(given, "base", copy.deepcopy(self.given.base))
         object.__setattr__(given, "outputs", outputs)
