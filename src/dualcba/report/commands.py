@@ -26,8 +26,10 @@ def repeat(served: Served) -> str:
     """
     first = served.results[0]
     fields, found = first.fields, own_origin(first)
-    if found is not None and served.entry.given.get("agnostic_from") != first.spec.agnostic_from:
-        fields = fields | {"agnostic_from": f"{found['dataset']}-sSEED.safetensors"}
+    given = served.entry.given.get("agnostic_from")
+    if found is not None and given != first.spec.agnostic_from:
+        file = given if "SEED" in str(given) else f"{found['dataset']}-sSEED.safetensors"
+        fields = fields | {"agnostic_from": file}
     return command(fields, [r.seed for r in served.results])
 
 
