@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -120,7 +120,7 @@ def _gain(base: Served, dual: Served, score: str) -> Gain:
         dual.entry.column,
         score,
         whole=gap(dual, base, ("ibn", "bn"), score),
-        ibn=gap(base, base, ("ibn", "bn"), score),
+        ibn=ibn_alone(base, dual, score),
         adaptors=gap(dual, base, ("ibn", "ibn"), score),
         bn=gap(dual, base, ("bn", "bn"), score),
         kind=split_method(dual.entry.method)[1],
@@ -130,6 +130,13 @@ def _gain(base: Served, dual: Served, score: str) -> Gain:
 def gap(more: Served, less: Served, statistics: tuple[str, str], score: str = "acc") -> Gap:
     """Return one minus the other, each with its own statistics, over the seeds that both have."""
     return _gap(_by_seed(more, statistics[0], score), _by_seed(less, statistics[1], score))
+
+
+def ibn_alone(base: Served, dual: Served, score: str = "acc") -> Gap:
+    """Return what IBN gives the base over the seeds that it shares with an adaptor."""
+    seeds = {r.seed for r in dual.results}
+    shared = replace(base, results=tuple(r for r in base.results if r.seed in seeds))
+    return gap(shared, shared, ("ibn", "bn"), score)
 
 
 def _by_seed(served: Served, statistics: str, score: str) -> dict[int, float]:
