@@ -162,6 +162,16 @@ def test_a_folder_says_what_its_runs_are_for(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "purpose.json").read_text())["schema"] == 1
 
 
+def test_a_second_call_of_one_sweep_does_not_replace_other_runs(tmp_path: Path) -> None:
+    """It may be that of another method."""
+    sweep = read_sweep({"buffer": [20, 50]})
+    for runs in (["er-20", "er-50"], ["er-cba-20", "er-cba-50"]):
+        add_sweep(tmp_path, sweep, runs)
+    found = read_purpose(tmp_path)
+    assert found is not None
+    assert [one.runs for one in found.sweeps] == [["er-20", "er-50"], ["er-cba-20", "er-cba-50"]]
+
+
 @pytest.mark.parametrize(
     "text",
     ["{", "[]", '{"schema": 2}', '{"schema": 1, "tables": 3}', '{"schema": 1, "tables": [3]}',
@@ -172,6 +182,9 @@ def test_a_damaged_purpose_is_one_line(text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"purpose\.json cannot be read: .*, expected") as error:
         read_purpose(tmp_path)
     assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=r"purpose\.json cannot be read: .*, expected"):
+        add_sweep(tmp_path, read_sweep({"buffer": [20]}), ["a"])
+    assert (tmp_path / "purpose.json").read_text() == text
 
 
 def test_it_can_be_written_and_read_as_a_table() -> None:
