@@ -283,5 +283,18 @@ def test_the_command_makes_the_same_specs(given: dict[str, Any], monkeypatch: An
     assert made == wanted
 
 
+def test_the_command_names_the_network_for_data_of_ones_own(tmp_path: Path) -> None:
+    """`dualcba run` may choose another one than the default there."""
+    spec = Spec(method="er", dataset=str(tmp_path))
+    assert command(spec.to_dict(), [0]).endswith(f"--dataset {tmp_path} --network resnet18-slim")
+
+
+def test_the_command_of_a_method_that_is_not_known_here_has_no_empty_lists() -> None:
+    fields = made(method="er", record=[]).fields | {"method": "mine", "imports": {"m.py": "c0"}}
+    text = command(fields, [0])
+    assert "[]" not in text
+    assert text.endswith("--import m.py")
+
+
 def test_seeds_that_do_not_follow_each_other_are_named() -> None:
     assert command({"method": "er", "dataset": "digits"}, [0, 2]).endswith("# and seeds 2")
