@@ -119,14 +119,11 @@ class Spec(RunOptions):
         >>> Spec(method="er").name, Spec(method="er", lr=0.1).name
         ('digits-online-er-b100-s0', 'digits-online-er-b100-s0-...')
         """
-        shown = {f: getattr(self, f) for f in ("dataset", "setting", "method", "buffer", "seed")}
-        stem = Path(self.dataset).stem
-        name = f"{stem}-" + "{setting}-{method}-b{buffer}-s{seed}".format(**shown)
+        shown = {f: getattr(self, f) for f in _SHOWN}
         named = self.dataset in DATASETS and not self.imports  # two files may have one stem
         if named and self == Spec(**shown):
-            return name
-        content = json.dumps(content_of(self.to_dict()) | {"seed": None}, sort_keys=True)
-        return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:DIGITS]}"
+            return _plain_name(shown)
+        return digest_name(self.to_dict())
 
     @property
     def name_before(self) -> str:
@@ -151,11 +148,30 @@ def content_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, **files}
 
 
+_SHOWN = ("dataset", "setting", "method", "buffer", "seed")
+
+
+def _plain_name(fields: Mapping[str, Any]) -> str:
+    _, *others = (fields.get(name) for name in _SHOWN)
+    return f"{Path(str(fields.get('dataset'))).stem}-" + "{}-{}-b{}-s{}".format(*others)
+
+
+def digest_name(fields: Mapping[str, Any]) -> str:
+    """Return the name of a run with a digest of the fields of its spec, which need not be made."""
+    content = json.dumps(content_of(fields) | {"seed": None}, sort_keys=True)
+    return f"{_plain_name(fields)}-{hashlib.sha256(content.encode()).hexdigest()[:DIGITS]}"
+
+
 # ---------------------------------------------------------------------- fields that must fit
 
 
+def dataset_is_there(name: str) -> bool:
+    """Whether a dataset has a known name or a path that exists."""
+    return name in DATASETS or user_path(name).exists()
+
+
 def _check_dataset(spec: Spec) -> None:
-    if spec.dataset not in DATASETS and not user_path(spec.dataset).exists():
+    if not dataset_is_there(spec.dataset):
         raise ValueError(f"{unknown('dataset', spec.dataset, DATASETS)}, or a path that exists")
 
 
