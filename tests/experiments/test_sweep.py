@@ -141,6 +141,19 @@ def test_an_option_is_given_or_swept() -> None:
         sweep_specs(read_sweep({"lr": [0.1]}), {"lr": 0.2})
 
 
+def test_methods_that_vary_have_the_options_that_vary_which_they_have() -> None:
+    adaptor = read_sweep({"method": ["er", "er-cba"], "adaptor_lr": [0.01, 0.1]})
+    assert [(s.method, s.adaptor_lr) for s in sweep_specs(adaptor, {})] == [
+        ("er", None), ("er-cba", 0.01), ("er-cba", 0.1),
+    ]  # fmt: skip
+    own = read_sweep({"method": ["er", "derpp"], "method_options.alpha": [0.1, 0.5]})
+    assert [(s.method, s.method_options) for s in sweep_specs(own, {})] == [
+        ("er", {}), ("derpp", {"alpha": 0.1}), ("derpp", {"alpha": 0.5}),
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="'er' has no option 'alpha'"):
+        sweep_specs(read_sweep({"method": ["er"], "method_options.alpha": [0.1]}), {})
+
+
 # ---------------------------------------------------------------------- what a folder is for
 
 

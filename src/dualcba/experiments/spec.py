@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -247,8 +247,10 @@ def upgrade_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def make_specs(options: Mapping[str, Any]) -> list[Spec]:
+def make_specs(options: Mapping[str, Any], among: Iterable[str] = ()) -> list[Spec]:
     """Return one spec per method and seed; `method` may be a list, `seeds` is their number.
+
+    Options that only others of the methods have are left out, also those of methods in `among`.
 
     >>> [s.name for s in make_specs({"method": ["er", "er-cba"], "buffer": 50})]
     ['digits-online-er-b50-s0', 'digits-online-er-cba-b50-s0']
@@ -261,7 +263,8 @@ def make_specs(options: Mapping[str, Any]) -> list[Spec]:
     at_least(1, seeds=seeds)
     at_least(0, seed=first)
     methods = _method_list(given.pop("method", ["er-dual-cba"]))
-    fitting = {m: _fitting(given, m, methods) for m in methods}
+    every = list(dict.fromkeys([*methods, *among]))
+    fitting = {m: _fitting(given, m, every) for m in methods}
     specs = [Spec(**fitting[m], method=m, seed=first + k) for m in methods for k in range(seeds)]
     for spec in specs:
         if spec.freeze_after is not None and spec.freeze_after >= spec.num_tasks:
