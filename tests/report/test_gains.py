@@ -60,6 +60,15 @@ def test_what_ibn_gives_is_measured_on_the_common_seeds_as_the_whole_is() -> Non
     assert gain.whole.mean == pytest.approx((gain.ibn.mean or 0) + (gain.adaptors.mean or 0))
 
 
+def test_logit_adjustment_alone_is_not_averaged_as_dual_cba() -> None:
+    base, dual = served("er", [20.0, 22.0]), served("er-dual-cba", [25.0, 27.0])
+    prior = served("er-dual-cba", [90.0, 92.0], specific="none", agnostic=False, prior=True)
+    found = gains([base, dual, prior])
+    assert [g.learnt for g in found] == [True, False]
+    assert "+5.0 ACC" in in_one_line(found)
+    assert "+70.0 ACC" in in_one_line(found[1:])
+
+
 def test_one_seed_has_neither_interval_nor_p() -> None:
     (gain,) = gains([served("er", [20.0]), served("er-dual-cba", [25.0])])
     assert (gain.bn.mean, gain.bn.half, gain.bn.p) == (5.0, None, None)

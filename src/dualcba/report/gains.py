@@ -58,6 +58,9 @@ class Gain:
     kind: str = "dual-cba"
     """That of the adaptor."""
 
+    learnt: bool = True
+    """Whether the adaptor has a part that is learnt; logit adjustment alone has none."""
+
     @property
     def pair(self) -> str:
         """The two methods; BN or IBN in a row's title is dropped, since the columns name both."""
@@ -124,7 +127,13 @@ def _gain(base: Served, dual: Served, score: str) -> Gain:
         adaptors=gap(dual, base, ("ibn", "ibn"), score),
         bn=gap(dual, base, ("bn", "bn"), score),
         kind=split_method(dual.entry.method)[1],
+        learnt=_has_learnt_part(dual.entry),
     )
+
+
+def _has_learnt_part(entry: Entry) -> bool:
+    fields = entry.fields
+    return fields.get("specific") != "none" or fields.get("agnostic") is not False
 
 
 def gap(more: Served, less: Served, statistics: tuple[str, str], score: str = "acc") -> Gap:
@@ -183,13 +192,16 @@ def means(found: Iterable[Gain]) -> tuple[int, float, float, float] | None:
 def in_one_line(found: Sequence[Gain]) -> str:
     """Return the mean gain of each kind of adaptor over all pairs and its two parts, as sentences.
 
+    Of several pairs, those without a learnt part are not averaged.
+
     >>> gap = [Gap(3, x, 1.0, 0.01) for x in (9.0, 4.0, 5.0, 3.0)]
     >>> in_one_line([Gain("ER", "ER-Dual-CBA", "here", "acc", *gap)])
     'ER-Dual-CBA (IBN) over ER (BN): +9.0 ACC, of it +4.0 by IBN alone, +5.0 by the adaptors.'
     >>> in_one_line([])
     ''
     """
-    by_kind = {gain.kind: [g for g in found if g.kind == gain.kind] for gain in found}
+    averaged = [g for g in found if g.learnt or len(found) == 1]
+    by_kind = {gain.kind: [g for g in averaged if g.kind == gain.kind] for gain in averaged}
     return " ".join(line for kind, pairs in by_kind.items() if (line := _sentence(kind, pairs)))
 
 
