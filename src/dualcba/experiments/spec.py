@@ -167,7 +167,7 @@ def digest_name(fields: Mapping[str, Any]) -> str:
 
 def dataset_is_there(name: str) -> bool:
     """Whether a dataset has a known name or a path that exists."""
-    return name in DATASETS or user_path(name).exists()
+    return name in DATASETS or (name != "" and user_path(name).exists())
 
 
 def _check_dataset(spec: Spec) -> None:
