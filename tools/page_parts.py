@@ -22,7 +22,7 @@ from dualcba.report.agreement import (
     total_line,
 )
 from dualcba.report.comparison import TOLERANCE, Row, Served, known, rows
-from dualcba.report.gains import Gap, alike, gap
+from dualcba.report.gains import Gap, alike, gap, ibn_alone
 from dualcba.report.names import STATISTICS, method_title, score_info, split_method
 from dualcba.report.results import SCORING, usual
 from dualcba.report.tables.model import number, p_value
@@ -188,7 +188,7 @@ def paired(served: Sequence[Served]) -> dict[str, dict[str, Gap]]:
         seen.append(key)
         found[(dual if base.entry.row in found else base).entry.row] = {
             "whole": gap(dual, base, first),
-            "ibn": gap(base, base, first),
+            "ibn": ibn_alone(base, dual),
             "adaptors": gap(dual, base, both),
             "cba": Gap(0, None, None, None) if cba is None else gap(dual, cba, both),
             "fm": gap(dual, base, first, "fm"),

@@ -95,6 +95,15 @@ def test_a_result_that_cannot_be_written_does_not_stop_the_others(
     assert len(read_results(got.folder / "x")) == 2
 
 
+def test_a_table_whose_runs_have_all_failed_says_why(dualcba: Call, at_step: Call) -> None:
+    at_step(0, 5, fail)
+    got = dualcba("reproduce", "alignment", "--scale", "small", "--seeds", 1, "--row", "ER;ER-CBA",
+                  "--out", "x", "--jobs", 1, "--device", "cpu", "--quiet")  # fmt: skip
+    assert got.code == 1
+    assert "2 of 2 runs failed: " in got.lines[-1]
+    assert not list(got.folder.glob("x/tables/*"))
+
+
 def test_a_mistake_in_the_code_is_shown_with_its_traceback(dualcba: Call, at_step: Call) -> None:
     at_step(0, 5, bug)
     got = dualcba("run", "--method", "er", "--seeds", 2, "--out", "x", "--quiet", *QUICK)

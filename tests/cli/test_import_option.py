@@ -89,6 +89,18 @@ def test_a_method_from_a_file_runs_and_is_gone_on_with(smooth: Path, call: Call)
     assert [one["status"] for one in json.loads(out)] == ["complete"] * 4
 
 
+def test_its_runs_can_be_listed_and_removed_without_it(smooth: Path, call: Call) -> None:
+    args = ("--import", "smooth.py", "--method", "smooth", "--seeds", 2, "--jobs", 1)
+    assert call("run", *args, *SHORT, "--out", "runs", "--quiet")[0] == 0
+    first, second = sorted(path.parent for path in Path("runs").glob("*/result.json"))
+    code, out, err = call("runs", "rm", "--yes", first)
+    assert (code, out) == (0, "1 run removed\n"), err
+    assert len(json.loads(Path("runs/plan.json").read_text())["specs"]) == 1
+    shutil.rmtree(second)
+    code, out, _ = call("runs", "ls", "runs", "--json")
+    assert [(one["run"], one["status"]) for one in json.loads(out)] == [(str(second), "not run")]
+
+
 def test_a_changed_file_is_refused(smooth: Path, call: Call) -> None:
     files.import_methods([smooth])
     write_plan(Path("runs"), [Spec(method="smooth")])

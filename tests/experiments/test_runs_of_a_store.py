@@ -146,3 +146,28 @@ def test_only_the_folder_of_one_run_is_removed(store: Path) -> None:
     link.symlink_to(store / "a" / TWO.name)
     with pytest.raises(FileNotFoundError, match="is not a run"):
         removable([link])
+
+
+def test_a_run_can_be_removed_whose_dataset_is_gone(tmp_path: Path) -> None:
+    data = tmp_path / "own"
+    data.mkdir()
+    specs = [Spec(method="er", dataset=str(data), seed=k) for k in (0, 1)]
+    write_plan(tmp_path, specs)
+    done = write_result(tmp_path, specs[0], made(specs[0]).to_dict()).parent
+    data.rmdir()
+    assert [(r.folder.name, r.status) for r in stored_runs([tmp_path])] == [
+        (specs[0].name, "complete"),
+        (specs[1].name, PLANNED),
+    ]
+    remove_run(done)
+    assert [r.folder.name for r in stored_runs([tmp_path])] == [specs[1].name]
+    data.mkdir()
+    assert read_plan(tmp_path) == specs[1:]
+
+
+def test_a_run_in_a_folder_of_an_earlier_version_is_removed_from_the_plan(tmp_path: Path) -> None:
+    spec = Spec(method="er", lr=0.1)
+    write_plan(tmp_path, [spec, ONE])
+    (tmp_path / spec.name_before).mkdir()
+    remove_run(write_result(tmp_path, spec, made(spec).to_dict()).parent)
+    assert read_plan(tmp_path) == [ONE]

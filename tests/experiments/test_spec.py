@@ -226,3 +226,9 @@ def test_options_and_tasks_from_a_file_are_checked():
 
 def test_specs_are_json():
     assert json.loads(json.dumps(Spec().to_dict()))["seen_only"] is False
+
+
+def test_an_empty_name_of_a_dataset_is_not_the_current_folder() -> None:
+    """As of a variable of the shell that is not set."""
+    with pytest.raises(ValueError, match=r"unknown dataset '' .*, or a path that exists"):
+        Spec(method="er", dataset="")

@@ -141,6 +141,19 @@ def test_an_option_is_given_or_swept() -> None:
         sweep_specs(read_sweep({"lr": [0.1]}), {"lr": 0.2})
 
 
+def test_methods_that_vary_have_the_options_that_vary_which_they_have() -> None:
+    adaptor = read_sweep({"method": ["er", "er-cba"], "adaptor_lr": [0.01, 0.1]})
+    assert [(s.method, s.adaptor_lr) for s in sweep_specs(adaptor, {})] == [
+        ("er", None), ("er-cba", 0.01), ("er-cba", 0.1),
+    ]  # fmt: skip
+    own = read_sweep({"method": ["er", "derpp"], "method_options.alpha": [0.1, 0.5]})
+    assert [(s.method, s.method_options) for s in sweep_specs(own, {})] == [
+        ("er", {}), ("derpp", {"alpha": 0.1}), ("derpp", {"alpha": 0.5}),
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="'er' has no option 'alpha'"):
+        sweep_specs(read_sweep({"method": ["er"], "method_options.alpha": [0.1]}), {})
+
+
 # ---------------------------------------------------------------------- what a folder is for
 
 
@@ -162,6 +175,16 @@ def test_a_folder_says_what_its_runs_are_for(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "purpose.json").read_text())["schema"] == 1
 
 
+def test_a_second_call_of_one_sweep_does_not_replace_other_runs(tmp_path: Path) -> None:
+    """It may be that of another method."""
+    sweep = read_sweep({"buffer": [20, 50]})
+    for runs in (["er-20", "er-50"], ["er-cba-20", "er-cba-50"]):
+        add_sweep(tmp_path, sweep, runs)
+    found = read_purpose(tmp_path)
+    assert found is not None
+    assert [one.runs for one in found.sweeps] == [["er-20", "er-50"], ["er-cba-20", "er-cba-50"]]
+
+
 @pytest.mark.parametrize(
     "text",
     ["{", "[]", '{"schema": 2}', '{"schema": 1, "tables": 3}', '{"schema": 1, "tables": [3]}',
@@ -172,6 +195,9 @@ def test_a_damaged_purpose_is_one_line(text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"purpose\.json cannot be read: .*, expected") as error:
         read_purpose(tmp_path)
     assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=r"purpose\.json cannot be read: .*, expected"):
+        add_sweep(tmp_path, read_sweep({"buffer": [20]}), ["a"])
+    assert (tmp_path / "purpose.json").read_text() == text
 
 
 def test_it_can_be_written_and_read_as_a_table() -> None:

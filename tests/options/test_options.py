@@ -25,6 +25,7 @@ from dualcba.options import (
     TrainingOptions,
     definitions,
 )
+from dualcba.options.values import titles
 from dualcba.training.learner_arguments import LearnerArguments
 
 ALL = definitions(RunCommand, options.ReproduceCommand, options.BenchCommand)
@@ -127,3 +128,7 @@ def test_a_kind_without_given_options_takes_valid_defaults(name: str) -> None:
 def test_the_definitions_need_no_torch() -> None:
     code = "import sys, dualcba.options; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_semicolon_at_the_end_of_titles_selects_no_other_row() -> None:
+    assert titles("ER;") == titles("ER; ;") == ["ER"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
@@ -182,6 +183,16 @@ def test_labels_of_several_lines_have_room(served: tuple[Served, ...]) -> None:
         return float(plot.figure.get_figheight())
 
     assert height("ER-Dual-CBA, specific individual, freeze after 6") > height("ER")
+
+
+def test_a_long_path_in_a_label_leaves_room_for_the_bars(served: tuple[Served, ...]) -> None:
+    row = f"ER-Dual-CBA, agnostic from {'runs/of/a/donor/' * 6}agnostic.safetensors"
+    long = [replace(s, entry=replace(s.entry, row=row)) for s in served]
+    plot = score_bars(rows(long, ["acc"]), ["er"] * len(long), "acc", "here")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib warns if the axes have no room
+        render(plot, "svg")
+    assert plot.figure.axes[0].get_position().width > 0.3
 
 
 def test_a_family_keeps_its_colour() -> None:

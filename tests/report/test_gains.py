@@ -48,6 +48,27 @@ def test_the_whole_is_what_ibn_gives_and_what_the_adaptors_give() -> None:
     assert gain.whole.p == pytest.approx(ttest_rel([26.0, 27.0], [20.0, 22.0]).pvalue)
 
 
+def test_what_ibn_gives_is_measured_on_the_common_seeds_as_the_whole_is() -> None:
+    base = [
+        Result(Spec(method="er", seed=k), k, {"bn": {"acc": 20.0}, "ibn": {"acc": 20.0 + k}})
+        for k in range(4)
+    ]
+    dual = served("er-dual-cba", [25.0, 26.0], by=1)
+    (gain,) = gains([replace(served("er", []), results=tuple(base)), dual])
+    assert gain.ibn.seeds == gain.whole.seeds == 2
+    assert gain.ibn.mean == pytest.approx(0.5)
+    assert gain.whole.mean == pytest.approx((gain.ibn.mean or 0) + (gain.adaptors.mean or 0))
+
+
+def test_logit_adjustment_alone_is_not_averaged_as_dual_cba() -> None:
+    base, dual = served("er", [20.0, 22.0]), served("er-dual-cba", [25.0, 27.0])
+    prior = served("er-dual-cba", [90.0, 92.0], specific="none", agnostic=False, prior=True)
+    found = gains([base, dual, prior])
+    assert [g.learnt for g in found] == [True, False]
+    assert "+5.0 ACC" in in_one_line(found)
+    assert "+70.0 ACC" in in_one_line(found[1:])
+
+
 def test_one_seed_has_neither_interval_nor_p() -> None:
     (gain,) = gains([served("er", [20.0]), served("er-dual-cba", [25.0])])
     assert (gain.bn.mean, gain.bn.half, gain.bn.p) == (5.0, None, None)

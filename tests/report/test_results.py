@@ -186,6 +186,31 @@ def test_parts_from_different_runs_are_told_apart() -> None:
     ]
 
 
+def test_several_parts_of_one_seed_are_told_apart_by_their_files() -> None:
+    """Their runs differ in options that a part does not record, such as the adaptor's rate."""
+    results = [
+        replace(loading(f"{name}/run-s{k}/part", k, **DONOR, seed=k), scores={"bn": {"acc": acc}})
+        for name, acc in (("a", 1.0), ("b", 2.0))
+        for k in (0, 1)
+    ]
+    for ordered in (results, results[::-1]):
+        (group,) = collections(ordered)
+        found = {s.entry.row: s for s in group.served}
+        row = "ER-Dual-CBA, agnostic from {}/run-sSEED/part"
+        assert set(found) == {row.format("a"), row.format("b")}
+        for name, acc in (("a", 1.0), ("b", 2.0)):
+            served = found[row.format(name)]
+            values = [(r.seed, r.value("bn", "acc")) for r in served.results]
+            assert values == [(0, acc), (1, acc)]
+            assert f"--agnostic-from {name}/run-sSEED/part" in repeat(served)
+
+
+def test_the_same_part_from_two_folders_counts_once() -> None:
+    results = [loading(f"{name}/part-s0", 0, **DONOR, seed=0) for name in "ab"]
+    (group,) = collections(results)
+    assert [len(s.results) for s in group.served] == [1]
+
+
 def test_the_shipped_part_is_one_for_all_seeds() -> None:
     results = [loading("pretrained", k, dataset="cifar100", seed=0) for k in (0, 1)]
     (group,) = collections(results)
@@ -256,6 +281,19 @@ def test_the_command_makes_the_same_specs(given: dict[str, Any], monkeypatch: An
     words = shlex.split(command(wanted[0].to_dict(), [2, 3]))
     CliRunner().invoke(cli.app, words[1:])
     assert made == wanted
+
+
+def test_the_command_names_the_network_for_data_of_ones_own(tmp_path: Path) -> None:
+    """`dualcba run` may choose another one than the default there."""
+    spec = Spec(method="er", dataset=str(tmp_path))
+    assert command(spec.to_dict(), [0]).endswith(f"--dataset {tmp_path} --network resnet18-slim")
+
+
+def test_the_command_of_a_method_that_is_not_known_here_has_no_empty_lists() -> None:
+    fields = made(method="er", record=[]).fields | {"method": "mine", "imports": {"m.py": "c0"}}
+    text = command(fields, [0])
+    assert "[]" not in text
+    assert text.endswith("--import m.py")
 
 
 def test_seeds_that_do_not_follow_each_other_are_named() -> None:

@@ -202,9 +202,10 @@ def _results(out: Path) -> list[Result]:
 
 
 def write_files(whole: Sequence[Experiment], out: Path) -> list[Path]:
-    """Write the tables and figures of each experiment as files."""
+    """Write the tables and figures of each experiment that has results as files."""
     results = _results(out)
-    return [path for one in whole for path in render(one, results, out / "tables")]
+    there = [one for one in whole if any(s.results for s in serve(one, results))]
+    return [path for one in there for path in render(one, results, out / "tables")]
 
 
 # ---------------------------------------------------------------------- output

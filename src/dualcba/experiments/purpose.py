@@ -51,23 +51,37 @@ class Purpose:
 
 
 def add_sweep(out: Path, sweep: Sweep, runs: Iterable[str]) -> None:
-    """Note that runs of a folder are those of a sweep."""
+    """Note that runs of a folder are those of a sweep.
+
+    The same sweep of an earlier call is replaced if all of its runs are among these; it may have
+    had other methods, seeds or options.
+    """
     entry = {"sweep": sweep.to_dict(), "runs": list(runs)}
-    _add(out, "sweeps", [entry], lambda one: one["sweep"])
+    _add(out, "sweeps", [entry], _contains)
 
 
 def add_tables(out: Path, tables: Iterable[AskedTable]) -> None:
     """Note that runs of a folder were made for tables; one of the same name is replaced."""
-    _add(out, "tables", [vars(one) for one in tables], lambda one: (one["name"], one["scale"]))
+    _add(out, "tables", [vars(one) for one in tables], _same_table)
+
+
+def _contains(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    return new["sweep"] == old["sweep"] and set(old["runs"]) <= set(new["runs"])
+
+
+def _same_table(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    return (new["name"], new["scale"]) == (old["name"], old["scale"])
 
 
 def _add(
-    out: Path, kind: str, entries: Sequence[dict[str, Any]], key: Callable[[Any], Any]
+    out: Path, kind: str, entries: Sequence[dict[str, Any]], replaces: Callable[[Any, Any], bool]
 ) -> None:
     with folder_lock(out):
+        read_purpose(out)  # raises if the entries are damaged
         content = _content(out)
-        new = [key(entry) for entry in entries]
-        kept = [entry for entry in content.get(kind, []) if key(entry) not in new]
+        kept = [
+            old for old in content.get(kind, []) if not any(replaces(new, old) for new in entries)
+        ]
         whole = {**content, "schema": PURPOSE_SCHEMA, kind: [*kept, *entries]}
         write_json(out / PURPOSE, whole)
 

@@ -10,19 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from dualcba.errors import reason
-from dualcba.experiments.result import NAMED, Result
-from dualcba.experiments.spec import Spec
+from dualcba.experiments.result import NAMED, AnySpec, Result
 from dualcba.experiments.store import (
     PLAN,
     RESULT,
     check_runs_folder,
     drop_from_plan,
     files_below,
-    read_plan,
+    planned_runs,
     read_result,
-    run_folder,
 )
-from dualcba.methods.files import NotImportedError
 
 PLANNED, DAMAGED = "not run", "damaged"
 
@@ -37,7 +34,7 @@ class StoredRun:
     folder: Path
     status: str
     result: Result | None = None
-    spec: Spec | None = None
+    spec: AnySpec | None = None
     """Of a run that is planned."""
 
     problem: str | None = None
@@ -85,14 +82,12 @@ def _stored(path: Path) -> StoredRun:
 
 def _planned(out: Path) -> Iterator[StoredRun]:
     try:
-        specs = read_plan(out)
-    except NotImportedError:  # their folders are unknown without the method
-        return
+        planned = planned_runs(out)
     except ValueError as error:
         yield StoredRun(out / PLAN, DAMAGED, problem=reason(error))
         return
-    for spec in specs:
-        yield StoredRun(run_folder(out, spec), PLANNED, spec=spec)
+    for folder, spec in planned:
+        yield StoredRun(folder, PLANNED, spec=spec)
 
 
 def open_run(path: Path) -> tuple[Path, Result]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,14 +121,11 @@ class Spec(RunOptions):
         >>> Spec(method="er").name, Spec(method="er", lr=0.1).name
         ('digits-online-er-b100-s0', 'digits-online-er-b100-s0-...')
         """
-        shown = {f: getattr(self, f) for f in ("dataset", "setting", "method", "buffer", "seed")}
-        stem = Path(self.dataset).stem
-        name = f"{stem}-" + "{setting}-{method}-b{buffer}-s{seed}".format(**shown)
+        shown = {f: getattr(self, f) for f in _SHOWN}
         named = self.dataset in DATASETS and not self.imports  # two files may have one stem
         if named and self == Spec(**shown):
-            return name
-        content = json.dumps(content_of(self.to_dict()) | {"seed": None}, sort_keys=True)
-        return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:DIGITS]}"
+            return _plain_name(shown)
+        return digest_name(self.to_dict())
 
     @property
     def name_before(self) -> str:
@@ -153,11 +150,30 @@ def content_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, **files}
 
 
+_SHOWN = ("dataset", "setting", "method", "buffer", "seed")
+
+
+def _plain_name(fields: Mapping[str, Any]) -> str:
+    _, *others = (fields.get(name) for name in _SHOWN)
+    return f"{Path(str(fields.get('dataset'))).stem}-" + "{}-{}-b{}-s{}".format(*others)
+
+
+def digest_name(fields: Mapping[str, Any]) -> str:
+    """Return the name of a run with a digest of the fields of its spec, which need not be made."""
+    content = json.dumps(content_of(fields) | {"seed": None}, sort_keys=True)
+    return f"{_plain_name(fields)}-{hashlib.sha256(content.encode()).hexdigest()[:DIGITS]}"
+
+
 # ---------------------------------------------------------------------- fields that must fit
 
 
+def dataset_is_there(name: str) -> bool:
+    """Whether a dataset has a known name or a path that exists."""
+    return name in DATASETS or (name != "" and user_path(name).exists())
+
+
 def _check_dataset(spec: Spec) -> None:
-    if spec.dataset not in DATASETS and not user_path(spec.dataset).exists():
+    if not dataset_is_there(spec.dataset):
         raise ValueError(f"{unknown('dataset', spec.dataset, DATASETS)}, or a path that exists")
 
 
@@ -240,8 +256,10 @@ def upgrade_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def make_specs(options: Mapping[str, Any]) -> list[Spec]:
+def make_specs(options: Mapping[str, Any], among: Iterable[str] = ()) -> list[Spec]:
     """Return one spec per method and seed; `method` may be a list, `seeds` is their number.
+
+    Options that only others of the methods have are left out, also those of methods in `among`.
 
     >>> [s.name for s in make_specs({"method": ["er", "er-cba"], "buffer": 50})]
     ['digits-online-er-b50-s0', 'digits-online-er-cba-b50-s0']
@@ -254,7 +272,8 @@ def make_specs(options: Mapping[str, Any]) -> list[Spec]:
     at_least(1, seeds=seeds)
     at_least(0, seed=first)
     methods = _method_list(given.pop("method", ["er-dual-cba"]))
-    fitting = {m: _fitting(given, m, methods) for m in methods}
+    every = list(dict.fromkeys([*methods, *among]))
+    fitting = {m: _fitting(given, m, every) for m in methods}
     specs = [Spec(**fitting[m], method=m, seed=first + k) for m in methods for k in range(seeds)]
     for spec in specs:
         if spec.freeze_after is not None and spec.freeze_after >= spec.num_tasks:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dualcba.data.dataset import DataOrigin
 from dualcba.errors import expected, unknown
-from dualcba.experiments.result import SCHEMA, SCHEMAS, Digests, Result, frozen, read_origin
-from dualcba.experiments.spec import Spec, fields, upgrade_fields
+from dualcba.experiments.result import (
+    SCHEMA,
+    SCHEMAS,
+    AnySpec,
+    Digests,
+    ForeignSpec,
+    Result,
+    frozen,
+    read_origin,
+)
+from dualcba.experiments.spec import Spec, dataset_is_there, digest_name, fields, upgrade_fields
 from dualcba.io import folder_lock, write_json
 from dualcba.methods.files import NotImportedError
 from dualcba.parsing import parse_json
@@ -161,7 +170,10 @@ def drop_from_plan(out: Path, name: str) -> None:
     if not path.is_file():
         return
     with folder_lock(out):
-        _write_entries(path, [entry for entry in _read_entries(out) if entry[0].name != name])
+        content = _read_content(out)
+        planned = zip(content["specs"], planned_runs(out), strict=True)
+        kept = [entry for entry, (folder, _) in planned if folder.name != name]
+        write_json(path, {**content, "specs": kept})
 
 
 def _write_entries(path: Path, entries: Iterable[tuple[Spec, DataOrigin | None]]) -> None:
@@ -173,6 +185,28 @@ def _write_entries(path: Path, entries: Iterable[tuple[Spec, DataOrigin | None]]
 def read_plan(out: Path) -> list[Spec]:
     """Return the specs that calls of `dualcba run` with this folder were going to run."""
     return [spec for spec, _ in _read_entries(out)]
+
+
+def planned_runs(out: Path) -> list[tuple[Path, AnySpec]]:
+    """Return the folder and the spec of each run of the plan, in its order.
+
+    A spec may be one that cannot be run here: its dataset is gone, or its method not imported.
+    """
+    entries = _read_content(out)["specs"]
+    with _naming(out / PLAN):
+        return [_planned(out, _own_fields(entry)) for entry in entries]
+
+
+def _planned(out: Path, given: dict[str, Any]) -> tuple[Path, AnySpec]:
+    try:
+        spec = Spec(**given)
+    except NotImportedError:
+        return out / digest_name(given), ForeignSpec(given)
+    except ValueError:
+        if dataset_is_there(str(given.get("dataset", "digits"))):
+            raise
+        return out / digest_name(given), ForeignSpec(given)
+    return run_folder(out, spec), spec
 
 
 def known_data(out: Path, results: Mapping[Path, Result]) -> dict[str, DataOrigin]:
@@ -207,31 +241,45 @@ def _entry(spec: Spec, origin: DataOrigin | None) -> dict[str, Any]:
 
 
 def _read_entries(out: Path) -> list[tuple[Spec, DataOrigin | None]]:
+    entries = _read_content(out)["specs"]
+    with _naming(out / PLAN):
+        return [(Spec(**_own_fields(entry)), read_origin(entry)) for entry in entries]
+
+
+def _read_content(out: Path) -> dict[str, Any]:
+    """Return what the plan of a folder holds, with a list of specs in it."""
     path = out / PLAN
     if out.is_file():
         raise NotADirectoryError(f"{out} is a file, expected the --out of a `dualcba run`")
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected the plan that `dualcba run` leaves")
-    try:
+    with _naming(path):
         content = parse_json(path.read_text(encoding="utf-8"))
-        entries = content.get("specs") if isinstance(content, dict) else None
-        schema = content.get("schema", SCHEMA) if isinstance(content, dict) else SCHEMA
-        if schema not in SCHEMAS:
+        plan: dict[str, Any] = content if isinstance(content, dict) else {}
+        if (schema := plan.get("schema", SCHEMA)) not in SCHEMAS:
             raise ValueError(expected("the schema", schema, " or ".join(map(str, SCHEMAS))))
-        if not isinstance(entries, list):
+        if not isinstance(plan.get("specs"), list):
             raise ValueError("it has no list 'specs', expected one")
-        return [_read_entry(entry) for entry in entries]
+        return plan
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the plan in errors about its content."""
+    try:
+        yield
     except NotImportedError as error:
         raise NotImportedError(f"{path}: {error}") from None
     except ValueError as error:
         raise ValueError(f"{path} cannot be read as a plan: {error}") from None
 
 
-def _read_entry(entry: Any) -> tuple[Spec, DataOrigin | None]:
+def _own_fields(entry: Any) -> dict[str, Any]:
+    """Return the fields of the spec of an entry."""
     if not isinstance(entry, dict):
         raise ValueError(expected("an entry of 'specs'", entry, "the fields of a run"))
     given = upgrade_fields({name: value for name, value in entry.items() if name != "data"})
     for name in given:
         if name not in (*fields(), "imports"):
             raise ValueError(unknown("field", name, fields()))
-    return Spec(**given), read_origin(entry)
+    return given

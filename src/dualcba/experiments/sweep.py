@@ -113,7 +113,9 @@ def sweep_specs(sweep: Sweep, options: Mapping[str, Any]) -> list[Spec]:
             raise ValueError(f"{name} is given and in the sweep, expected only one of them")
     seed = given.get("seed", 0)
     at_least(0, seed=seed)
-    found = [s for point in sweep.points(seed) for s in make_specs(_with(given, point))]
+    methods = sweep.lists.get("method", ())
+    points = sweep.points(seed)
+    found = [spec for point in points for spec in make_specs(_with(given, point), methods)]
     return list({json.dumps(spec.to_dict(), sort_keys=True): spec for spec in found}.values())
 
 

@@ -144,10 +144,10 @@ def words(name: str, value: Any) -> list[str]:
 def titles(text: str) -> list[str]:
     """Read titles, which may have commas in them, separated by semicolons.
 
-    >>> titles("ER; LAS, CBA")
+    >>> titles("ER; LAS, CBA;")
     ['ER', 'LAS, CBA']
     """
-    return [title.strip() for title in text.split(";")]
+    return [title for part in text.split(";") if (title := part.strip())]
 
 
 PUBLISHED = ("timm", "hf")

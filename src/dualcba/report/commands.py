@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from dualcba.data import DATASETS
 from dualcba.experiments.matching import own_origin
 from dualcba.experiments.result import Fields
 from dualcba.report.comparison import Served
@@ -26,13 +27,17 @@ def repeat(served: Served) -> str:
     """
     first = served.results[0]
     fields, found = first.fields, own_origin(first)
-    if found is not None and served.entry.given.get("agnostic_from") != first.spec.agnostic_from:
-        fields = fields | {"agnostic_from": f"{found['dataset']}-sSEED.safetensors"}
+    given = served.entry.given.get("agnostic_from")
+    if found is not None and given != first.spec.agnostic_from:
+        file = given if "SEED" in str(given) else f"{found['dataset']}-sSEED.safetensors"
+        fields = fields | {"agnostic_from": file}
     return command(fields, [r.seed for r in served.results])
 
 
 def command(fields: Fields, seeds: Sequence[int]) -> str:
     """Return the call of `dualcba run` for the fields of a spec and some seeds.
+
+    It names the network for data of one's own, where `dualcba run` chooses one.
 
     >>> command({"method": "er", "dataset": "digits", "lr": 0.1, "method_options": {}}, [0, 1, 2])
     'dualcba run --method er --dataset digits --lr 0.1 --seeds 3'
@@ -44,9 +49,10 @@ def command(fields: Fields, seeds: Sequence[int]) -> str:
     given = [name for name in FIRST[4:] if fields.get(name) != before.get(name)]
     plain = {**usual(fields, (*FIRST[:4], *given)), **ALWAYS, **{k: before.get(k) for k in given}}
     words = ["dualcba", "run"]
+    always = {*FIRST[:2], *(["network"] if fields["dataset"] not in DATASETS else [])}
     for name in (*FIRST, *(k for k in fields if k not in (*FIRST, "seed"))):
         value = fields.get(name)
-        if name in FIRST[:2] or (value is not None and value != plain.get(name)):
+        if value not in (None, []) and (name in always or value != plain.get(name)):
             words += _option(name, value)
     runs = list(seeds)
     if runs != list(range(len(runs))):

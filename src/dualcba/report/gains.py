@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -57,6 +57,9 @@ class Gain:
 
     kind: str = "dual-cba"
     """That of the adaptor."""
+
+    learnt: bool = True
+    """Whether the adaptor has a part that is learnt; logit adjustment alone has none."""
 
     @property
     def pair(self) -> str:
@@ -120,16 +123,29 @@ def _gain(base: Served, dual: Served, score: str) -> Gain:
         dual.entry.column,
         score,
         whole=gap(dual, base, ("ibn", "bn"), score),
-        ibn=gap(base, base, ("ibn", "bn"), score),
+        ibn=ibn_alone(base, dual, score),
         adaptors=gap(dual, base, ("ibn", "ibn"), score),
         bn=gap(dual, base, ("bn", "bn"), score),
         kind=split_method(dual.entry.method)[1],
+        learnt=_has_learnt_part(dual.entry),
     )
+
+
+def _has_learnt_part(entry: Entry) -> bool:
+    fields = entry.fields
+    return fields.get("specific") != "none" or fields.get("agnostic") is not False
 
 
 def gap(more: Served, less: Served, statistics: tuple[str, str], score: str = "acc") -> Gap:
     """Return one minus the other, each with its own statistics, over the seeds that both have."""
     return _gap(_by_seed(more, statistics[0], score), _by_seed(less, statistics[1], score))
+
+
+def ibn_alone(base: Served, dual: Served, score: str = "acc") -> Gap:
+    """Return what IBN gives the base over the seeds that it shares with an adaptor."""
+    seeds = {r.seed for r in dual.results}
+    shared = replace(base, results=tuple(r for r in base.results if r.seed in seeds))
+    return gap(shared, shared, ("ibn", "bn"), score)
 
 
 def _by_seed(served: Served, statistics: str, score: str) -> dict[int, float]:
@@ -176,13 +192,16 @@ def means(found: Iterable[Gain]) -> tuple[int, float, float, float] | None:
 def in_one_line(found: Sequence[Gain]) -> str:
     """Return the mean gain of each kind of adaptor over all pairs and its two parts, as sentences.
 
+    Of several pairs, those without a learnt part are not averaged.
+
     >>> gap = [Gap(3, x, 1.0, 0.01) for x in (9.0, 4.0, 5.0, 3.0)]
     >>> in_one_line([Gain("ER", "ER-Dual-CBA", "here", "acc", *gap)])
     'ER-Dual-CBA (IBN) over ER (BN): +9.0 ACC, of it +4.0 by IBN alone, +5.0 by the adaptors.'
     >>> in_one_line([])
     ''
     """
-    by_kind = {gain.kind: [g for g in found if g.kind == gain.kind] for gain in found}
+    averaged = [g for g in found if g.learnt or len(found) == 1]
+    by_kind = {gain.kind: [g for g in averaged if g.kind == gain.kind] for gain in averaged}
     return " ".join(line for kind, pairs in by_kind.items() if (line := _sentence(kind, pairs)))
 
 

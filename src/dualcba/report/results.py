@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -156,7 +157,8 @@ class Grouping:
     """Tells which of some results, on the same data, differ only by seed.
 
     Runs that loaded the same class-agnostic part differ only by seed; so do runs that each loaded
-    one from a run of their own seed, if those runs differ only by seed.
+    one from a run of their own seed, if those runs differ only by seed. Where one seed has results
+    with several such parts, their files tell them apart.
     """
 
     def __init__(self, results: Sequence[Result]) -> None:
@@ -166,6 +168,12 @@ class Grouping:
             if path := result.spec.agnostic_from:
                 seeds.setdefault(path, set()).add(result.seed)
         self._shared = {path for path, found in seeds.items() if len(found) > 1}
+        scores: dict[tuple[Hashable, int], set[Hashable]] = {}
+        for result in results:
+            if self.origin(result) is not None:
+                place = self._key(result, None), result.seed
+                scores.setdefault(place, set()).add(frozen(result.scores))
+        self._several = {key for (key, _), found in scores.items() if len(found) > 1}
 
     def origin(self, result: Result) -> dict[str, Any] | None:
         """Return the run that a class-agnostic part was trained in, if each seed has its own."""
@@ -175,10 +183,23 @@ class Grouping:
         names = (*PROVENANCE, "validation", "protocol")
         return {name: found[name] for name in names if name in found}
 
+    def file(self, result: Result) -> str | None:
+        """Return the file of a class-agnostic part, if its origin does not tell it apart.
+
+        SEED stands for the seed.
+        """
+        if self.origin(result) is None or self._key(result, None) not in self._several:
+            return None
+        own = rf"(?<![A-Za-z0-9])s{result.seed}(?![A-Za-z0-9])"
+        return re.sub(own, "sSEED", str(result.spec.agnostic_from))
+
     def key(self, result: Result) -> Hashable:
         """Return a value that is equal for results that differ only by seed."""
+        return self._key(result, self.file(result))
+
+    def _key(self, result: Result, file: str | None) -> Hashable:
         found = self.origin(result)
-        path = {} if found is None else {"agnostic_from": None}
+        path = {} if found is None else {"agnostic_from": file}
         fields = frozen({**result.fields, "seed": None, **path})
         return fields, frozen(found), self._digests.of(result)
 
@@ -186,7 +207,9 @@ class Grouping:
         """Return the fields that all seeds of a group share."""
         fields = {name: value for name, value in result.fields.items() if name != "seed"}
         found = self.origin(result)
-        return fields if found is None else fields | {"agnostic_from": origin_title(found)}
+        if found is None:
+            return fields
+        return fields | {"agnostic_from": self.file(result) or origin_title(found)}
 
 
 def origin_title(found: Fields) -> str:
@@ -220,7 +243,9 @@ class Group:
 
 def _group(result: Result, grouping: Grouping) -> Group:
     full, found = grouping.fields(result), grouping.origin(result)
-    return Group(full, full if found is None else full | {"agnostic_from": found["dataset"]})
+    if found is None or grouping.file(result) is not None:
+        return Group(full, full)
+    return Group(full, full | {"agnostic_from": found["dataset"]})
 
 
 def _serve(column: str, groups: list[Group], compared: list[Group]) -> list[Served]:

@@ -453,6 +453,13 @@ def test_what_needs_absent_data_is_left_out(dualcba: Run, monkeypatch: pytest.Mo
     assert "left out, since mnist is needed: " in got.out
     assert "here" in got.out
     only_gone = dataclasses.replace(mixed, entries=entries[1:])
+    lacking = dataclasses.replace(only_gone, name="lacking")  # a table without a run, before others
+    every = {"lacking": lacking, "mixed": mixed}
+    monkeypatch.setattr(catalog, "experiments", lambda: every)
+    monkeypatch.setattr(catalog, "NAMES", tuple(every))
+    got = dualcba("reproduce", "all", "--seeds", 1, "--out", "x")
+    assert got.code == 0, got.err
+    assert sorted(path.name for path in got.folder.glob("x/tables/*.md")) == ["mixed.md"]
     monkeypatch.setattr(catalog, "experiments", lambda: {"mixed": only_gone})
     got = dualcba("reproduce", "mixed", "--seeds", 1, "--out", "y")
     assert got.code == 2

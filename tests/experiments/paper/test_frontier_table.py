@@ -239,3 +239,5 @@ def test_at_small_scale_it_runs_on_digits(dualcba: Run) -> None:
     times = {x["row"]: x["bn_mean"] for x in lines if x["score"] == "relative_time"}
     assert float(times["ER"]) == 1.0
     assert float(times["GSA + MKD, Dual-CBA"]) > 1
+    each = list(csv.DictReader((out / "tables" / "frontier-seeds.csv").open()))
+    assert {x["row"]: x["bn"] for x in each if x["score"] == "relative_time"} == times

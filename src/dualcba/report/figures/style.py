@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
+from textwrap import wrap
 from typing import Any
 
 from dualcba.options import BALANCED
@@ -196,9 +197,19 @@ LABEL = 26
 """The longest label beside an axis that stays on one line, in characters."""
 
 
+LINE = 40
+"""The longest line of a label, in characters; a path is longer."""
+
+
 def folded(label: str) -> str:
-    """Return a label broken into lines at its commas."""
-    return label.replace(", ", ",\n")
+    """Return a label broken into lines at its commas, and where a line is too long.
+
+    >>> folded("ER, agnostic from runs/a/digits-online-er-dual-cba/agnostic.safetensors")
+    'ER,\\nagnostic from runs/a/digits-online-er-\\ndual-cba/agnostic.safetensors'
+    """
+    return "\n".join(
+        line for part in label.replace(", ", ",\n").split("\n") for line in wrap(part, LINE)
+    )
 
 
 def beside(label: str) -> str:

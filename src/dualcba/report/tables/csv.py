@@ -7,7 +7,8 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from io import StringIO
 
-from dualcba.report.comparison import Measure, Row, Served
+from dualcba.experiments.result import Result
+from dualcba.report.comparison import Measure, Row, Served, relative_time
 from dualcba.report.gains import Gain
 from dualcba.report.names import STATISTICS
 from dualcba.report.tables.model import Table, fields, text_columns
@@ -38,15 +39,24 @@ def score_records(rows: Sequence[Row]) -> Table:
 
 def seed_records(served: Iterable[Served], scores: Sequence[str]) -> Table:
     """Return a table of one line per run and score, under BN and under IBN."""
+    served = list(served)
     lines = [
-        fields(
-            [s.entry.row, s.entry.column, r.seed, score, *(r.value(k, score) for k in STATISTICS)]
-        )
+        fields([s.entry.row, s.entry.column, r.seed, score, *_of_run(s, r, score, served)])
         for s in served
         for r in s.results
         for score in scores
     ]
     return Table("", text_columns("row", "column", "seed", "score", *STATISTICS), tuple(lines))
+
+
+def _of_run(
+    served: Served, result: Result, score: str, others: Sequence[Served]
+) -> list[float | None]:
+    """Return a score of one run under BN and under IBN."""
+    if score == "relative_time":
+        found = relative_time(dataclasses.replace(served, results=(result,)), others)
+        return [None if found is None else found.mean] * len(STATISTICS)
+    return [result.value(statistics, score) for statistics in STATISTICS]
 
 
 _PARTS = ("mean", "half", "seeds")
