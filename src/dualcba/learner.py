@@ -325,7 +325,7 @@ class Learner:
                 parts.guard.leave_out()
                 return
             self._step += 1
-            self._predictor.moving.observe(len(x))
+            self._predictor.ibn.moving.observe(len(x))
             if listener is not None:
                 listener.after_step()
             if self._parts.loss_monitor.due(self._step):
@@ -512,7 +512,7 @@ class Learner:
                 state = whole_state(self._ranks, self.memory, state)
             if self._maker is not None:
                 state["meta"]["classes"] = self._labels.to_json()
-            estimate = self._predictor.save()
+            estimate = self._predictor.ibn.save()
             return state if estimate is None else {**state, "estimate": estimate}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -527,12 +527,13 @@ class Learner:
                     self._resize(len(names))
                 if self._ranks is None:
                     check_state(self._parts, state)
-                    check_estimate(self._predictor.moving.tensors(), state.get("estimate"))
+                    check_estimate(self._predictor.ibn.moving.tensors(), state.get("estimate"))
                 else:
                     state = own_state(self._ranks, self._parts, state)
                 load_state(self._parts, state, self._receive)
-            self._predictor.load(state.get("estimate"), state["meta"]["step"])
-            self._predictor.seed = state["meta"]["seed"]
+            self._predictor.forget()
+            self._predictor.ibn.load(state.get("estimate"), state["meta"]["step"])
+            self._predictor.ibn.seed = state["meta"]["seed"]
             self._step = state["meta"]["step"]
 
     def save(self, path: str | Path) -> None:
@@ -678,7 +679,7 @@ class Learner:
     @property
     def seed(self) -> int:
         """The seed it was made with, or that of the state it has loaded."""
-        return self._predictor.seed
+        return self._predictor.ibn.seed
 
     @property
     def statistics(self) -> str:

@@ -11,7 +11,7 @@ from dualcba import Dataset
 from dualcba.data import disjoint
 from dualcba.evaluation.prequential import Prequential
 from dualcba.experiments import Hardware, Run, Spec
-from dualcba.prediction import Predictor
+from dualcba.prediction.memory_pass import MemoryPass
 
 CPU = Hardware(device="cpu")
 
@@ -91,13 +91,13 @@ def test_ibn_is_estimated_every_few_steps(
 ) -> None:
     """And in between the network predicts under the last estimate, with its newest weights."""
     at: list[int] = []
-    pass_over_memory = Predictor._pass_over_memory
+    over_all = MemoryPass._over_all
 
-    def noticed(self: Predictor, *args: Any, **more: Any) -> None:
+    def noticed(self: MemoryPass, *args: Any, **more: Any) -> None:
         at.append(run.learner.step)
-        pass_over_memory(self, *args, **more)
+        over_all(self, *args, **more)
 
-    monkeypatch.setattr(Predictor, "_pass_over_memory", noticed)
+    monkeypatch.setattr(MemoryPass, "_over_all", noticed)
     run = Run(spec(eval_every=every), images, CPU)
     list(run.steps())
     within = [step for step in at if step % 6]  # without task ends, where it is estimated anyway

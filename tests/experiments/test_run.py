@@ -86,7 +86,8 @@ def test_the_learner_has_the_options_of_the_spec(digits: Dataset) -> None:
     }  # fmt: skip
     learner = make_learner(spec(**given), digits, CPU)
     predictor, loop = learner._predictor, learner.parts.outer_loop
-    assert (predictor.seen_only, predictor.average, predictor.augment) == (True, "ema", False)
+    memory_pass = predictor.ibn.memory_pass
+    assert (predictor.seen_only, memory_pass.average, memory_pass.augment) == (True, "ema", False)
     assert (loop.freeze_after, loop.every, loop.levels) == (3, 7, "buffer")
     assert learner.parts.forward_pass.concat
     assert learner.parts.tasks.detector is not None

@@ -134,9 +134,9 @@ def test_means_are_computed_once_per_step_and_statistics(
 ) -> None:
     learner = teach(make_learner("er", readout="ncm"))
     passes: list[int] = []
-    predictor = learner._predictor
-    update = predictor._pass_for_means
-    monkeypatch.setattr(predictor, "_pass_for_means", lambda n: (passes.append(1), update(n)))
+    means = learner._predictor.means
+    update = means._pass_over_memory
+    monkeypatch.setattr(means, "_pass_over_memory", lambda: (passes.append(1), update()))
     for statistics in ("bn", "ibn", "bn", "ibn"):
         with learner.evaluating(statistics):
             learner.scores(images.test_x)
@@ -195,13 +195,13 @@ def test_a_prediction_that_is_interrupted_leaves_no_old_feature(
     for one in (learner, other):
         for _ in range(4):  # more samples than the memory holds: all of it is due
             one.observe(images.train_x[:8], images.train_y[:8] % 2)
-    keep = learner._predictor.moving.keep
+    keep = learner._predictor.ibn.moving.keep
 
     def interrupted(task: Any) -> None:
         keep(task)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(learner._predictor.moving, "keep", interrupted)
+    monkeypatch.setattr(learner._predictor.ibn.moving, "keep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         learner.predict(images.test_x)
     monkeypatch.undo()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dualcba import Dataset, Learner
 from dualcba.normalization.refresh import PART
-from dualcba.prediction import Predictor
+from dualcba.prediction.class_means import ClassMeans
 
 Make = Callable[..., Learner]
 Batches = list[tuple[Tensor, Tensor]]
@@ -45,14 +45,14 @@ def many(batches: Batches, steps: int) -> Batches:
 def passed_rows(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list to which each pass over some rows of the memory adds their number."""
     seen: list[int] = []
-    predictor = learner._predictor
-    pass_rows = predictor._pass
+    memory_pass = learner._predictor.ibn.memory_pass
+    pass_rows = memory_pass._pass
 
     def count(drawn: Any, part: slice, groups: int = 1) -> None:
         seen.append(len(drawn.rows[part]))
         pass_rows(drawn, part, groups)
 
-    monkeypatch.setattr(predictor, "_pass", count)
+    monkeypatch.setattr(memory_pass, "_pass", count)
     return seen
 
 
@@ -283,18 +283,18 @@ def test_class_means_are_those_of_rows_that_are_kept(
 ) -> None:
     """New rows and those of parts are computed anew, and a loaded or copied learner goes on."""
     learner, x = make(make_learner, readout=readout), images.test_x
-    computed, far, update = [], [], Predictor._update_rows
+    computed, far, update = [], [], ClassMeans._update_rows
 
-    def count(predictor: Predictor, rows: Any, nearest: Any) -> None:
-        if predictor is learner._predictor:
+    def count(means: ClassMeans, rows: Any) -> None:
+        if means is learner._predictor.means:
             computed.append(int(rows.stale[: learner.memory.filled].sum()))
-        update(predictor, rows, nearest)
+        update(means, rows)
 
-    monkeypatch.setattr(Predictor, "_update_rows", count)
+    monkeypatch.setattr(ClassMeans, "_update_rows", count)
     for k, (new, y) in enumerate(many(batches, 60)):
         learner.observe(new, y)
         answers = learner.predict_proba(x)
-        rows = learner._predictor._rows
+        rows = learner._predictor.means.rows
         assert not rows.stale[: learner.memory.filled].any()
         far.append(float((answers - exactly(learner, x)).abs().mean()))
         if k in (5, 40):

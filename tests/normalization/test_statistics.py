@@ -82,7 +82,7 @@ def close(a: list[Tensor], b: list[Tensor]) -> None:
 def test_the_cumulative_average_over_the_memory(
     chunk: int, make_learner: Make, teach: Teach, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("dualcba.prediction.IBN_BATCH", chunk)
+    monkeypatch.setattr("dualcba.prediction.memory_pass.IBN_BATCH", chunk)
     learner = teach(make_learner(buffer=50))
     stats, views = under_ibn(learner)
     k = -(-50 // chunk)
@@ -93,7 +93,7 @@ def test_the_cumulative_average_over_the_memory(
 def test_the_cumulative_average_is_what_torch_calls_momentum_none(
     make_learner: Make, teach: Teach, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("dualcba.prediction.IBN_BATCH", 16)
+    monkeypatch.setattr("dualcba.prediction.memory_pass.IBN_BATCH", 16)
     learner = teach(make_learner(buffer=50))
     stats, views = under_ibn(learner)
     twin = copy.deepcopy(learner.network.module).train()

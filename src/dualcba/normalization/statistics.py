@@ -96,6 +96,11 @@ def running_averages(layers: Sequence[BatchNormBase]) -> list[Tensor]:
     return [t for t in both if t is not None]
 
 
+def clear_averages(layers: Sequence[BatchNormBase]) -> None:
+    """Set the running averages of layers, of at least one, to zero, where an estimate begins."""
+    foreach_zero_(running_averages(layers))
+
+
 class RunningStatistics:
     """A copy of the running statistics of some layers, on their device; updated in place."""
 
@@ -104,11 +109,6 @@ class RunningStatistics:
         counts = [m.num_batches_tracked for m in layers if m.num_batches_tracked is not None]
         self.live = averages, counts  # two lists: a GPU copies a list of one dtype in one launch
         self.saved = [t.clone() for t in averages], [t.clone() for t in counts]
-
-    def clear(self) -> None:
-        """Set the averages of the layers to zero, where an estimate begins."""
-        if self.live[0]:
-            foreach_zero_(self.live[0])
 
     def save(self) -> None:
         """Save the current statistics of the layers."""

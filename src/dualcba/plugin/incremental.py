@@ -15,11 +15,12 @@ from dualcba.errors import expected
 from dualcba.normalization.statistics import (
     RunningStatistics,
     batch_norms,
+    clear_averages,
     evaluation_mode,
     ibn_momentum,
     temporary_momentum,
 )
-from dualcba.prediction import IBN_BATCH, portions
+from dualcba.prediction.batches import IBN_BATCH, portions
 
 Batches = Tensor | Iterable[Any] | Callable[[], Iterable[Any]]
 
@@ -55,7 +56,7 @@ def ibn(network: nn.Module, batches: Batches) -> Iterator[None]:
     running = RunningStatistics(layers)
     try:
         if layers:
-            _estimate(network, layers, running, inputs)
+            _estimate(network, layers, inputs)
         with evaluation_mode(network):
             yield
     finally:
@@ -87,16 +88,11 @@ def _merged(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 @torch.no_grad()
-def _estimate(
-    network: nn.Module,
-    layers: list[BatchNormBase],
-    running: RunningStatistics,
-    batches: Iterator[Any],
-) -> None:
+def _estimate(network: nn.Module, layers: list[BatchNormBase], batches: Iterator[Any]) -> None:
     """Set the statistics of the layers to the mean of those of the batches, if there are any."""
     with evaluation_mode(network, layers), temporary_momentum(layers) as weigh:
         for k, batch in enumerate(batches):
             if k == 0:
-                running.clear()
+                clear_averages(layers)
             weigh(ibn_momentum(k + 1, "cumulative"))
             network(batch)

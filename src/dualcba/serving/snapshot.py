@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualcba.nets.inputs import Inputs, Samples
-from dualcba.prediction import PREDICT_BATCH
+from dualcba.prediction.batches import PREDICT_BATCH
 from dualcba.tasks.labels import as_list
 from dualcba.training.precision import default_modes
 

@@ -106,7 +106,7 @@ def test_answers_do_not_depend_on_their_company(
     learner = teach(make_learner())
     together = learner.predict_proba(images.test_x)
     alone = torch.cat([learner.predict_proba(images.test_x[i : i + 1]) for i in range(30)])
-    monkeypatch.setattr("dualcba.prediction.PREDICT_BATCH", 7)
+    monkeypatch.setattr("dualcba.prediction.predictor.PREDICT_BATCH", 7)
     torch.testing.assert_close(alone, together)
     torch.testing.assert_close(learner.predict_proba(images.test_x), together)
 

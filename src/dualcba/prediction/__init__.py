@@ -1,0 +1,5 @@
+"""Predictions at any time: scores under BN or IBN statistics, without changing the learner."""
+
+from dualcba.prediction.predictor import STATISTICS, Predictor
+
+__all__ = ["STATISTICS", "Predictor"]

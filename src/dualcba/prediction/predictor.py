@@ -1,0 +1,167 @@
+"""Scores of samples under BN or IBN statistics; everything that they change is put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from dualcba.errors import expected, one_of
+from dualcba.methods.nearest_mean import both_read_outs
+from dualcba.methods.scorers import NearestMeans, scorer_of
+from dualcba.methods.wrapper import outputs_scorer
+from dualcba.normalization.statistics import RunningStatistics, evaluation_mode
+from dualcba.options import IBNRefresh, Readout, Statistics
+from dualcba.prediction.batches import PREDICT_BATCH
+from dualcba.prediction.class_means import ClassMeans, kept_rows
+from dualcba.prediction.earlier import split_predictor
+from dualcba.prediction.memory_statistics import MemoryStatistics
+from dualcba.training.parts import Parts
+from dualcba.training.precision import default_modes
+
+STATISTICS: tuple[Statistics, ...] = get_args(Statistics)
+"""Whose statistics the normalisation layers use in evaluation: training's, or the memory's."""
+
+
+class Predictor:
+    """Scores of a learner's method, under BN or IBN statistics.
+
+    `average`, `augment`, `refresh`, `flip`, `seen_only` and `readout` are the learner's
+    `ibn_average`, `ibn_augment`, `ibn_refresh`, `test_flip`, `seen_only` and `readout`.
+    """
+
+    def __init__(
+        self, parts: Parts, *, seed: int, average: str, augment: bool, seen_only: bool,
+        readout: Readout = "head", refresh: IBNRefresh = "full", flip: bool = False,
+    ) -> None:  # fmt: skip
+        self.context = parts.context
+        self.method = parts.method
+        self.precision = parts.precision
+        self.engine = parts.engine
+        self.adaptor = parts.outer_loop.adaptor if readout == "adapted" else None
+        self.trunk = parts.trunk
+        self.readout = readout
+        whole = average == "literal" or parts.engine.ranks is not None
+        self.refresh: IBNRefresh = "full" if whole else refresh
+        self.seen_only = seen_only
+        self.flip = flip
+        by_means = readout in ("ncm", "both")
+        rows = kept_rows(parts) if by_means and self.refresh == "parts" else None
+        self.ibn = MemoryStatistics(parts, rows, seed=seed, average=average, augment=augment)
+        self.means = ClassMeans(parts, rows, self.ibn.moving) if by_means else None
+        self._running = RunningStatistics(self.ibn.layers)
+        self._depth = 0  # of nested `evaluating`
+        self._training: RunningStatistics | None = None  # training's, while the layers have others
+
+    def of(self, parts: Parts) -> Predictor:
+        """Return a predictor with the same options for other parts."""
+        return Predictor(
+            parts, seed=self.ibn.seed, average=self.ibn.memory_pass.average,
+            augment=self.ibn.memory_pass.augment, seen_only=self.seen_only, readout=self.readout,
+            refresh=self.refresh, flip=self.flip,
+        )  # fmt: skip
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Return (n, C) scores of raw samples on the device; call it inside `evaluating`."""
+        with self.precision.cast_weights(), self.precision.autocast():
+            scores = self._read_out(x)
+            if self.flip:
+                scores = (scores + self._read_out(x.flip(-1))) / 2
+        if not self.seen_only:
+            return scores
+        seen = self.context.sets.seen
+        return scores.masked_fill(seen.any() & ~seen, -torch.inf)  # all classes if none was seen
+
+    def _read_out(self, x: Tensor) -> Tensor:
+        """Return (n, C) scores of raw samples as they are."""
+        inputs = self.context.transform(x if self.trunk is None else self.trunk(x))
+        if self.means is None:
+            z = self.method.scores(inputs).float()
+            return z if self.adaptor is None else self.adaptor.adapt(z, self.adaptor(z))
+        z, h = self.method.outputs(inputs)
+        near = self.means.nearest.scores(z, h).float()
+        return both_read_outs(z, near) if self.readout == "both" else near
+
+    def scorer(self) -> nn.Module:
+        """Return a module that scores normalised inputs as now; call it inside `evaluating`."""
+        if self.adaptor is not None:
+            wanted = "'head', 'ncm' or 'both' for snapshots and exports"
+            raise ValueError(expected("readout", self.readout, wanted))
+        if self.means is None:
+            return scorer_of(self.method)
+        near, both = self.means.nearest, self.readout == "both"
+        return NearestMeans(outputs_scorer(self.method), near.means, near.has_mean, both=both)
+
+    def scores_of(self, samples: Tensor, statistics: str, step: int) -> Tensor:
+        """Return (n, C) scores of any number of raw samples on any device, on the host."""
+        if samples.is_cuda:  # inside `evaluating` the caller's stream is not the current one
+            samples = self.engine.receive(samples)
+        with self.evaluating(statistics, step, self.refresh):
+            batches = torch.split(samples, PREDICT_BATCH)
+            on_device = (b if b.is_cuda else self.engine.receive(b) for b in batches)
+            return torch.cat([self.scores(b) for b in on_device]).cpu()
+
+    @contextmanager
+    def evaluating(
+        self, statistics: str, step: int, refresh: IBNRefresh = "full"
+    ) -> Iterator[None]:
+        """Evaluation mode under BN or IBN statistics; everything is restored afterwards.
+
+        `refresh` says whether IBN's statistics are those of the whole memory.
+        """
+        one_of(STATISTICS, statistics=statistics)
+        estimate = statistics == "ibn" and self.ibn.exist(refresh)
+        with default_modes(self.engine.device), self.engine.scope(), torch.no_grad():
+            running = self._running if self._depth == 0 else RunningStatistics(self.ibn.layers)
+            outer, self._depth = self._training, self._depth + 1
+            changes = estimate or outer is not None
+            if changes:
+                running.save()
+            self._training = (outer or running) if estimate else None
+            predicting = self.method.predicting() if self._depth == 1 else nullcontext()
+            try:
+                with predicting:
+                    if estimate and refresh == "full":
+                        self.ibn.estimate(step)
+                    elif estimate:
+                        self.ibn.estimate_parts(step)
+                    elif outer is not None:
+                        outer.restore()
+                    with evaluation_mode(self.context.network):
+                        self._before_scores()
+                        with self._class_means(statistics, refresh):
+                            yield
+            finally:
+                self._depth, self._training = self._depth - 1, outer
+                if changes:
+                    running.restore()
+                if changes and self._depth:
+                    self._before_scores()
+
+    def _class_means(self, statistics: str, refresh: IBNRefresh) -> AbstractContextManager[None]:
+        """Have the class means of the read-out, if it has any."""
+        if self.means is None:
+            return nullcontext()
+        return self.means.under((statistics, refresh), nested=self._depth > 1)
+
+    def _before_scores(self) -> None:
+        with self.precision.autocast():
+            self.method.before_scores()
+
+    def check_outside(self, call: str) -> None:
+        """Raise inside `evaluating`, whose end would restore statistics of before the call."""
+        if self._depth:
+            raise ValueError(f"{call} was called inside evaluating, expected it after the context")
+
+    def forget(self) -> None:
+        """Discard the cached estimate and means, because network or memory may have changed."""
+        self.ibn.forget()
+        if self.means is not None:
+            self.means.forget()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of a copy or pickle, also of a pickle of an earlier version."""
+        self.__dict__.update(state if "ibn" in state else split_predictor(state))
