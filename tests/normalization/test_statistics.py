@@ -126,6 +126,18 @@ def test_the_literal_average_has_the_weights_of_the_papers_formula(
     close(stats, average(moments(views, learner.network.module), weights))
 
 
+def test_the_continued_average_begins_at_the_statistics_of_training(
+    make_learner: Make, teach: Teach
+) -> None:
+    learner = teach(make_learner(buffer=50, batch_size=10, ibn_average="continued"))
+    before = [t.clone() for t in running(learner)]
+    stats, views = under_ibn(learner)
+    weights = [0.1 * 0.9 ** (5 - k) for k in range(1, 6)]
+    literal = average(moments(views, learner.network.module), weights)
+    close(stats, [0.9**5 * own + rest for own, rest in zip(before, literal, strict=True)])
+    assert all(torch.equal(a, b) for a, b in zip(before, running(learner), strict=True))
+
+
 def test_the_ema_of_a_small_memory_has_several_batches(make_learner: Make, teach: Teach) -> None:
     """The protocol's 0.52 for M = 200 is 1 − 0.9⁷: seven batches of 32."""
     learner = teach(make_learner(buffer=200, ibn_average="ema"), tasks=3, steps=9)
@@ -217,7 +229,7 @@ def test_bn_and_ibn_predict_differently(make_learner: Make, teach: Teach, images
     assert not torch.allclose(bn, ibn)
 
 
-@pytest.mark.parametrize("average", ["cumulative", "ema", "literal"])
+@pytest.mark.parametrize("average", ["cumulative", "ema", "literal", "continued"])
 def test_running_statistics_are_restored(
     average: str, make_learner: Make, teach: Teach, images: Dataset
 ) -> None:

@@ -146,13 +146,14 @@ def ibn_momentum(k: int, average: str, eta: float = 0.1) -> float:
 
     The average begins at zero. `"cumulative"` is the plain mean of all batches; `"literal"` is the
     paper's exponential moving average with rate `eta`, whose weights add up to 1 − (1 − eta)^k;
-    `"ema"` is the same divided by that sum.
+    `"ema"` is the same divided by that sum. `"continued"` begins at the running statistics of
+    training, which have the rest of the weight.
 
     >>> ibn_momentum(4, "cumulative")
     0.25
     >>> [round(ibn_momentum(k, "ema"), 3) for k in (1, 2)]
     [1.0, 0.526]
     """
-    if average == "literal":
+    if average in ("literal", "continued"):
         return eta
     return 1.0 / k if average == "cumulative" else eta / (1.0 - (1.0 - eta) ** k)

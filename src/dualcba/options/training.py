@@ -249,7 +249,8 @@ class TrainingOptions:
     ibn_average: IBNAverage = option(
         "cumulative",
         "how IBN averages over batches of the memory: cumulative (their mean), ema (a moving "
-        "average, its weights divided by their sum), or literal (the same, not divided)",
+        "average, its weights divided by their sum), literal (the same, not divided), or continued "
+        "(the same, from the running statistics of training on)",
         EVALUATION,
     )
     readout: Readout = option(

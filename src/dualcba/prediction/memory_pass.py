@@ -67,7 +67,8 @@ class MemoryPass:
         drawn: MemoryDraw[Tensor] = unpack(packet, layout)
         size, most = self._batching()
         with self._averaging() as weigh:
-            clear_averages(self.layers)
+            if self.average != "continued":
+                clear_averages(self.layers)
             for k, groups, part in portions(len(drawn.rows), size, most):
                 weigh(ibn_momentum(k + 1, self.average))
                 self._pass(drawn, part, groups)

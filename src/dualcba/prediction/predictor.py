@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from dualcba.normalization.statistics import RunningStatistics, evaluation_mode
 from dualcba.options import IBNRefresh, Readout, Statistics
 from dualcba.prediction.batches import PREDICT_BATCH
 from dualcba.prediction.class_means import ClassMeans, kept_rows
-from dualcba.prediction.earlier import split_predictor
 from dualcba.prediction.memory_statistics import MemoryStatistics
 from dualcba.training.parts import Parts
 from dualcba.training.precision import default_modes
@@ -44,7 +43,7 @@ class Predictor:
         self.adaptor = parts.outer_loop.adaptor if readout == "adapted" else None
         self.trunk = parts.trunk
         self.readout = readout
-        whole = average == "literal" or parts.engine.ranks is not None
+        whole = average in ("literal", "continued") or parts.engine.ranks is not None
         self.refresh: IBNRefresh = "full" if whole else refresh
         self.seen_only = seen_only
         self.flip = flip
@@ -161,7 +160,3 @@ class Predictor:
         self.ibn.forget()
         if self.means is not None:
             self.means.forget()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the state of a copy or pickle, also of a pickle of an earlier version."""
-        self.__dict__.update(state if "ibn" in state else split_predictor(state))
