@@ -31,6 +31,8 @@ def test_options_of_another_place_are_refused(dualcba: Run) -> None:
     for given, says in (
         (("--on", "mars"), "on is 'mars', expected 'local' or 'ray' or 'slurm'"),
         (("--ray-address", "a:1"), "ray_address is 'a:1' and on is 'local', expected 'ray'"),
+        (("--cpus-per-task", "4"), "cpus_per_task is 4 and on is 'local', expected 'ray' or 'sl"),
+        (("--gpus-per-task", "2"), "gpus_per_task is 2.0 and on is 'local', expected 'ray' or "),
         (("--slurm", "time=9"), "slurm is {'time': 9} and on is 'local', expected 'slurm'"),
         (("--slurm", "time"), "--slurm is 'time', expected name=value"),
     ):

@@ -24,10 +24,16 @@ from dualcba.experiments.spec import Spec
 from dualcba.experiments.stopping import stop
 from dualcba.experiments.store import make_folder, read_result, result_path
 from dualcba.methods.files import import_again
-from dualcba.options import ExecutionOptions, Hardware
+from dualcba.options import ExecutionOptions, Hardware, definitions
 
 EXTRAS = {"local": (), "ray": ("ray",), "slurm": ("submitit",)}
 """The modules that each place of execution needs; the extra has its name."""
+
+PLACES = {
+    "ray_address": ("ray",), "slurm": ("slurm",), "cpus_per_task": ("ray", "slurm"),
+    "gpus_per_task": ("ray", "slurm"),
+}  # fmt: skip
+"""The places of execution that have an option."""
 
 Send = Callable[[RunUpdate], None]
 Failure = tuple[Spec, Exception]
@@ -39,10 +45,12 @@ def check_place(options: ExecutionOptions) -> None:
         if find_spec(module) is None:
             wanted = f"`pip install 'dualcba[{options.on}]'`"
             raise ValueError(f"on is {options.on!r} and {module} is missing, expected {wanted}")
-    for name, place in (("ray_address", "ray"), ("slurm", "slurm")):
-        if getattr(options, name) and options.on != place:
-            given = getattr(options, name)
-            raise ValueError(f"{name} is {given!r} and on is {options.on!r}, expected {place!r}")
+    known = definitions(ExecutionOptions)
+    for name, places in PLACES.items():
+        given = getattr(options, name)
+        if given and given != known[name].default and options.on not in places:
+            wanted = " or ".join(map(repr, places))
+            raise ValueError(f"{name} is {given!r} and on is {options.on!r}, expected {wanted}")
 
 
 @dataclass(frozen=True)
