@@ -18,7 +18,10 @@ def test_accuracies_are_those_by_hand(statistics: str, method: str, images: Data
     spec = Spec(**small, method=method, buffer=20, eval_every=0, record=["neighbours"])
     run = Run(spec, images, Hardware(device="cpu"))
     list(run.steps())
-    found = run.result()["recordings"]["neighbours"][statistics]
+    result = run.result()
+    found, scores = result["recordings"]["neighbours"][statistics], result["scores"][statistics]
+    assert scores["ncm_acc"] == found["class_mean"]["acc"]
+    assert scores["nn_acc"] == found["sample"]["acc"]
     learner, transform = run.learner, run.learner.parts.context.transform
     with learner.evaluating(statistics):
         stored, test = (

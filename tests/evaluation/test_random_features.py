@@ -31,7 +31,9 @@ def test_accuracies_are_those_by_hand(
         lambda x, y, *rest, **more: (seen.append((x, y)), observe(x, y, *rest, **more)),
     )  # fmt: skip
     list(run.steps())
-    found = run.result()["recordings"]["random-features"]
+    result = run.result()
+    found = result["recordings"]["random-features"]
+    assert all(scores["random_acc"] == found["acc"] for scores in result["scores"].values())
     rng = generator(0, "random-features")
     d = 3 * 8 * 8
     W, b = rng.normal(0, np.sqrt(2 / d), (d, 40)), 2 * np.pi * rng.random(40)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualcba.evaluation.recorders import BATCH, Recorder
+from dualcba.evaluation.scores import Scores
 from dualcba.methods.nearest_mean import class_means, class_sums
 from dualcba.prediction import STATISTICS
 
@@ -21,9 +22,23 @@ class Neighbours(Recorder):
     without augmentation. They show how much of a result is due to the last layer.
     """
 
+    def prepare(self) -> None:
+        """Nothing is found before the end."""
+        self.found: dict[str, dict[str, Any]] = {}
+
     def result(self) -> dict[str, dict[str, Any]]:
         """Return `{"bn": {"class_mean": {"acc": …, "tasks": […]}, "sample": …}, "ibn": …}`."""
-        return {s: self._accuracies(s) for s in STATISTICS} if self.learner.memory.filled else {}
+        if self.learner.memory.filled:
+            self.found = {s: self._accuracies(s) for s in STATISTICS}
+        return self.found
+
+    def scores(self) -> dict[str, Scores]:
+        """Return the accuracies over all tasks as the scores `ncm_acc` and `nn_acc`."""
+        names = {"ncm_acc": "class_mean", "nn_acc": "sample"}
+        return {
+            s: {score: found[name]["acc"] for score, name in names.items()}
+            for s, found in self.found.items()
+        }
 
     def _accuracies(self, statistics: str) -> dict[str, Any]:
         memory = self.learner.memory

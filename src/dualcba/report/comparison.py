@@ -18,6 +18,10 @@ NEWEST = ("newest", "newest_last", "newest_recall", "prequential")
 """Scores of the classes that have just arrived; results of earlier versions have none of them."""
 
 
+CONTROLS = ("ncm_acc", "nn_acc", "random_acc")
+"""Accuracy of other classifiers on the same stream, where a run has recorded it."""
+
+
 @dataclass(frozen=True)
 class Served:
     """An entry and the results that serve it, one per seed."""
@@ -124,13 +128,14 @@ def measured(served: Iterable[Served], scores: Sequence[str]) -> list[str]:
 
 
 def further(served: Iterable[Served], asked: Sequence[str] = ()) -> list[str]:
-    """Return the scores that were asked for, and those that apply to some streams only.
+    """Return the scores that were asked for, and those that apply to some streams or runs only.
 
-    That is balanced accuracy for long-tailed streams, and the relative cost in real time.
+    That is balanced accuracy for long-tailed streams, the relative cost in real time, and recorded
+    controls.
     """
     entries = list(served)
     tail = any("longtail" in r.spec.setting for s in entries for r in s.results)
-    applying = measured(entries, [*["balanced_acc"] * tail, "relative_cost"])
+    applying = measured(entries, [*["balanced_acc"] * tail, "relative_cost", *CONTROLS])
     return list(dict.fromkeys([*asked, *applying]))
 
 

@@ -158,6 +158,23 @@ SCORES = {
         True,
         "accuracy on arriving batches before they are trained on; recorded by --record prequential",
     ),
+    "ncm_acc": ScoreInfo(
+        "ACC, class mean",
+        True,
+        "ACC by the nearest class mean of the memory's features in the place of the last layer; "
+        "recorded by --record neighbours",
+    ),
+    "nn_acc": ScoreInfo(
+        "ACC, nearest",
+        True,
+        "ACC by the nearest sample of the memory, by its features; recorded by --record neighbours",
+    ),
+    "random_acc": ScoreInfo(
+        "ACC, random features",
+        True,
+        "ACC of a linear discriminant on random features of the pixels, without network and "
+        "memory; recorded by --record random-features",
+    ),
     "relative_cost": ScoreInfo(
         "relative cost",
         False,

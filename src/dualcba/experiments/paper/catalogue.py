@@ -32,7 +32,7 @@ NAMES = (
     "main", "semi", "blurry", "offline", "per-task", "normalisation", "transfer-intra",
     "transfer-inter", "bilevel", "architecture", "small-buffers", "computation",
     "feature-shift", "anytime", "posterior", "transitions", "predictions", "stability",
-    "ablations", "controls", "pretrained", "alignment",
+    "ablations", "controls", "classifiers", "pretrained", "alignment",
 )  # fmt: skip
 """The paper's tables in its order, its figures, and our own experiments."""
 
