@@ -116,11 +116,11 @@ def wide(lines: Sequence[Row]) -> str:
     heads, body = [""], [[row.row] for row in lines]
     for k, name in enumerate(scores):
         info = score_info(name)
-        parts = [""] if info.cost else [f", {title}" for title in STATISTICS.values()]
+        parts = [""] if info.fixed else [f", {title}" for title in STATISTICS.values()]
         heads += [info.title + part for part in parts] + ["paper"] * given[k]
         for row, line in zip(lines, body, strict=True):
             cell = row.cells[k]
-            ours = [cell.ours] if info.cost else [cell.bn, cell.ibn]
+            ours = [cell.ours] if info.fixed else [cell.bn, cell.ibn]
             line += [spread(m, info.digits) for m in ours]
             line += [number(cell.paper, 2)] * given[k]
     return markdown(heads, body)

@@ -74,7 +74,7 @@ class Cell:
         >>> Cell("acc", "bn", Measure(24.0, None, 1), None, 21.0).within
         False
         """
-        if self.ours is None or self.difference is None or score_info(self.score).cost:
+        if self.ours is None or self.difference is None or score_info(self.score).fixed:
             return None
         return abs(self.difference) <= max(TOLERANCE, self.ours.half or 0.0)
 

@@ -81,8 +81,8 @@ class ScoreInfo:
     title: str
     up: bool
     meaning: str
-    cost: bool = False
-    """Whether it is a cost of training, which does not depend on how a run is evaluated."""
+    fixed: bool = False
+    """Whether it is the same under BN and IBN, as a cost of training is."""
 
     digits: int = 1
     """Decimal places in tables."""
@@ -174,6 +174,7 @@ SCORES = {
         True,
         "ACC of a linear discriminant on random features of the pixels, without network and "
         "memory; recorded by --record random-features",
+        True,
     ),
     "relative_cost": ScoreInfo(
         "relative cost",

@@ -43,14 +43,14 @@ def columns_layout(found: Sequence[Row], scores: Sequence[str]) -> Table:
     paper = _compared(found)
     columns = [*text_columns("", *[""] * paper)]
     for name in scores:
-        ours = ["ours"] if score_info(name).cost else list(STATISTICS.values())
+        ours = ["ours"] if score_info(name).fixed else list(STATISTICS.values())
         parts = [*ours, *([found[0].beside, "Δ"] if paper else [])]
         columns += [Column(part, score_info(name).arrowed) for part in parts]
     lines = []
     for row in found:
         texts = [STATISTICS[row.statistics]] if paper else []
         for cell in _cells(row, scores):
-            measured = [cell.ours] if score_info(cell.score).cost else [cell.bn, cell.ibn]
+            measured = [cell.ours] if score_info(cell.score).fixed else [cell.bn, cell.ibn]
             texts += [short_spread(m, score_info(cell.score).digits) for m in measured]
             texts += [_paper(cell), _difference(cell)] if paper else []
         lines.append((row.row, *texts))
@@ -71,7 +71,7 @@ def _lines(row: Row, scores: Sequence[str], paper: bool) -> list[tuple[str, list
     cells = _cells(row, scores)
     lines = [("BN", [short_spread(c.bn, score_info(c.score).digits) for c in cells])]
     lines += [("IBN", [short_spread(c.ibn, score_info(c.score).digits) for c in cells])]
-    if all(score_info(name).cost for name in scores):
+    if all(score_info(name).fixed for name in scores):
         lines = [("ours", lines[0][1])]
     if paper:
         name = f"{row.beside}, {STATISTICS[row.statistics]}"
@@ -89,7 +89,7 @@ def _cells(row: Row, scores: Sequence[str]) -> list[Cell]:
 
 def _paper(cell: Cell) -> str:
     info = score_info(cell.score)
-    return number(cell.paper, info.digits if info.cost else 2)
+    return number(cell.paper, info.digits if info.fixed else 2)
 
 
 def _difference(cell: Cell) -> str:

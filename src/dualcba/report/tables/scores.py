@@ -70,7 +70,7 @@ def _block(title: str, rows: list[Row], note: str, *, wide: bool) -> Table:
     columns = [*text_columns("method"), Column("seeds")]
     columns += text_columns("statistics") if paper else ()
     for name in (c.score for c in rows[0].cells):
-        parts = ["ours"] if (wide and paper) or score_info(name).cost else ["BN", "IBN"]
+        parts = ["ours"] if (wide and paper) or score_info(name).fixed else ["BN", "IBN"]
         parts += [rows[0].beside] * paper + ["Δ"] * (paper and not wide)
         columns += [Column(part, score_info(name).arrowed) for part in parts]
     lines = []
@@ -87,10 +87,10 @@ def _texts(cell: Cell, paper: bool, wide: bool) -> list[str]:
     far = Strong if cell.within is False else str
     if wide and paper:
         return [far(spread(cell.ours, info.digits)), number(cell.paper, 2)]
-    ours = [cell.ours] if info.cost else [cell.bn, cell.ibn]
+    ours = [cell.ours] if info.fixed else [cell.bn, cell.ibn]
     texts = [spread(m, info.digits) for m in ours]
     gap = number(cell.difference, info.digits, sign=True)
-    given = number(cell.paper, info.digits if info.cost else 2)
+    given = number(cell.paper, info.digits if info.fixed else 2)
     return [*texts, given, far(gap)] if paper else texts
 
 

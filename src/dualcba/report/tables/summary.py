@@ -35,7 +35,7 @@ def _layouts(served: Sequence[Served], asked: Sequence[str]) -> Iterator[list[Ta
 def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
     """Return a table with one row per group of runs; each score in percent."""
     first, note = served[0].results[0].spec, notes(served[0].results[0])
-    pairs = [(s, name) for name in scores for s in STATISTICS if s == "bn" or not _is_cost(name)]
+    pairs = [(s, name) for name in scores for s in STATISTICS if s == "bn" or not _is_fixed(name)]
     heads = [Column(_head(*pair), score_info(pair[1]).arrowed) for pair in pairs]
     lines = [(_name(s), *(short_spread(measure(s.results, *p)) for p in pairs)) for s in served]
     over = seeds(*(len(s.results) for s in served))
@@ -47,13 +47,13 @@ def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
     )
 
 
-def _is_cost(score: str) -> bool:
+def _is_fixed(score: str) -> bool:
     """Return whether a score does not depend on the statistics."""
-    return score_info(score).cost
+    return score_info(score).fixed
 
 
 def _head(statistics: str, score: str) -> str:
-    return "" if _is_cost(score) else STATISTICS[statistics]
+    return "" if _is_fixed(score) else STATISTICS[statistics]
 
 
 def _name(served: Served) -> str:
