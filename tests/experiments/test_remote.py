@@ -138,11 +138,12 @@ def test_data_are_shared_and_a_failure_is_told(cluster: Any, tmp_path: Path) -> 
 def test_cancelled_tasks_leave_a_checkpoint(cluster: Any, tmp_path: Path) -> None:
     from dualcba.experiments.on_ray import run_specs_on_ray
 
-    long = Spec(method="er", dataset="digits", batch_size=1, tasks=1, eval_every=0)
+    long = Spec(method="er", dataset="digits", batch_size=1, tasks=1, epochs=50, eval_every=0)
     options = ExecutionOptions(on="ray", device="cpu", checkpoint_every="1h")
     updates = run_specs_on_ray([long], Loader(), options, tmp_path, every=10)
     next(updates)
     updates.close()
+    assert not (tmp_path / long.name / "result.json").exists()  # it was not complete by then
     assert len(checkpoint_paths(tmp_path / long.name)) == 1
 
 
