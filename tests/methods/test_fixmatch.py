@@ -567,6 +567,31 @@ def test_without_unlabelled_samples_their_options_have_no_effect() -> None:
             semi_spec("er-cba", labelled_batches="alone", **{name: value})
 
 
+@pytest.mark.parametrize("batches", ["cycled", "alone"])
+def test_labelled_samples_that_come_round_can_be_stored_again(
+    digits: Dataset, batches: str
+) -> None:
+    given = {"labelled_batches": batches, "store_again": True}
+    run, once = (
+        Run(semi_spec("er", **g), digits, CPU) for g in (given, given | {"store_again": False})
+    )
+    list(run.steps())
+    for (one,), (other,) in zip(run.schedule, once.schedule, strict=True):
+        assert (one.rows == other.rows).all()
+        assert one.storable is not None
+        assert one.storable[:, :16].all()
+        assert not one.storable[:, 16:].any()
+    steps = sum(len(one) for (one,) in run.schedule)
+    assert run.learner.memory.seen == 16 * steps > sum(o.storable.sum() for (o,) in once.schedule)
+
+
+def test_a_mixed_batch_has_no_samples_to_store_again() -> None:
+    with pytest.raises(ValueError, match="store_again is True, expected False if .* are mixed"):
+        semi_spec("er", labelled_batches="mixed", store_again=True)
+    with pytest.raises(ValueError, match="store_again is True, expected False unless .* semi"):
+        Spec(method="er", store_again=True)
+
+
 def test_all_samples_can_be_the_unlabelled_ones_of_cycled_batches(digits: Dataset) -> None:
     given = {"labelled_batches": "cycled", "unlabelled_samples": "all"}
     run = Run(semi_spec("er", **given), digits, CPU)

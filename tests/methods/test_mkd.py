@@ -38,10 +38,14 @@ def mkd(learner: Learner) -> MKD:
     return learner.method
 
 
-@pytest.mark.parametrize("base", ["er", "derpp", "er-ace"])
+@pytest.mark.parametrize(
+    ("base", "second"), [("er", "raw"), ("derpp", "raw"), ("er-ace", "raw"), ("er", "weak")]
+)
 @pytest.mark.parametrize("forward", ["split", "concat"])
-def test_loss_against_numpy(base: str, forward: str, make_learner: Any, teach: Any) -> None:
-    options = {"alpha": 0.1, "temperature": 3.0}
+def test_loss_against_numpy(
+    base: str, second: str, forward: str, make_learner: Any, teach: Any
+) -> None:
+    options = {"alpha": 0.1, "temperature": 3.0, "second": second}
     learner = make_learner(f"{base}+mkd-dual-cba", method_options=options, forward=forward)
     method = mkd(learner)
 
@@ -49,7 +53,8 @@ def test_loss_against_numpy(base: str, forward: str, make_learner: Any, teach: A
         batches = [new, *mem]
         inner = method.method.loss(new, mem, identity).item()
         z, raw = (np.concatenate([numbers(v.z) for v in views]) for views in (
-            batches, [b.views["raw"] for b in batches]))  # fmt: skip
+            batches, [b.views[second] for b in batches]))  # fmt: skip
+        assert not torch.equal(new.x, new.views[second].x)
         method.teacher.train()
         x = [b.x for b in batches]
         x = [torch.cat(x)] if forward == "concat" else x
@@ -266,8 +271,11 @@ def test_names_that_do_not_exist(name: str, message: str) -> None:
         ({"predict": "both"}, "predict"),
         ({"second": "both"}, "second"),
         ({"own_draw": 64}, "own_draw is 64, expected True or False"),
-        ({"own_draw": True, "second": "cutmix"}, "second is 'cutmix', expected 'raw' with"),
-        ({"own_draw": True, "second": "augmented"}, "second is 'augmented', expected 'raw' with"),
+        (
+            {"own_draw": True, "second": "cutmix"},
+            "second is 'cutmix', expected 'raw' or 'weak' with",
+        ),
+        ({"own_draw": True, "second": "augmented"}, "second is 'augmented', expected 'raw' or"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

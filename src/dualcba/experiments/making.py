@@ -106,6 +106,8 @@ def make_schedule(
         if has_label is not None and spec.labelled_batches != "mixed":
             every = spec.unlabelled_samples == "all"
             rows, first = cycled(task, has_label, spec.batch_size, rng, every=every)
+            if spec.store_again:
+                first[:, : spec.batch_size] = True
             if spec.labelled_batches == "alone":
                 rows, first = rows[:, : spec.batch_size], first[:, : spec.batch_size]
             return Pass(rows, has_label[rows] & first)

@@ -39,8 +39,20 @@ DIGITS = 10
 
 DIGITS_BEFORE = 6
 
-SEMI = {"labelled_batches": "mixed", "unlabelled_samples": "rest", "pseudo_labels": "adapted"}
+SEMI = {
+    "labelled_batches": "mixed",
+    "unlabelled_samples": "rest",
+    "store_again": False,
+    "pseudo_labels": "adapted",
+}
 """The options of semi-supervised settings alone, with their defaults."""
+
+UNUSED_WITH: dict[str, tuple[str, ...]] = {
+    "mixed": ("store_again",),
+    "cycled": (),
+    "alone": ("unlabelled_samples", "pseudo_labels"),
+}
+"""The options of them that have no effect, by `labelled_batches`."""
 
 OFFLINE_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     ("cifar100", base): {"adaptor_lr": 0.0001} for base in ("derpp", "clser", "rar")
@@ -196,9 +208,10 @@ def _check_setting(spec: Spec) -> None:
 
 def _check_semi(spec: Spec, semi: bool) -> None:
     """Raise if an option of semi-supervised settings has no effect."""
-    alone = semi and spec.labelled_batches == "alone"
-    unused = SEMI if not semi else ("unlabelled_samples", "pseudo_labels") if alone else ()
-    when = "if labelled batches are alone" if alone else "unless the setting is semi-supervised"
+    unused, when = tuple(SEMI), "unless the setting is semi-supervised"
+    if semi:
+        unused = UNUSED_WITH[spec.labelled_batches]
+        when = f"if labelled batches are {spec.labelled_batches}"
     for name in unused:
         value, usual = getattr(spec, name), SEMI[name]
         if value not in (usual, None):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from dualcba.data.augmentation import cutmix, plain
+from dualcba.data.augmentation import crop_and_flip, cutmix, plain
 from dualcba.data.transforms import Transform
 from dualcba.engine.torch_private import foreach_copy_, foreach_lerp_
 from dualcba.errors import expected
@@ -24,7 +24,13 @@ from dualcba.methods.wrapper import Wrapper
 from dualcba.options.definition import check_choice
 
 PREDICTORS = ("average", "student", "teacher")
-SECOND_VIEWS = ("raw", "augmented", "cutmix")
+SECOND: dict[str, Callable[[Transform], Transform]] = {
+    "raw": plain,
+    "weak": lambda transform: crop_and_flip(transform, (0.6, 1.0)),
+    "augmented": lambda transform: transform,
+    "cutmix": cutmix,
+}
+"""How each second view is made from the transform of the learner."""
 
 
 class MKD(Wrapper):
@@ -56,13 +62,15 @@ class MKD(Wrapper):
     predict
         The weights that predict: `"average"`, or those of the `"student"` or the `"teacher"` alone.
     second
-        The second view: the `"raw"` sample, x above; or `"augmented"`, another draw of the
-        augmentation. L_base is then the mean over both views, at no further cost. With `"cutmix"`
-        it is the raw sample with a rectangle of another one in it, x̃, and the teacher sees it too:
+        The second view: the `"raw"` sample, x above, or `"weak"`, a random resized crop of it with
+        an area of 0.6 to 1 and a flip. With `"augmented"` it is another draw of the augmentation,
+        and L_base is the mean over both views, at no further cost. With `"cutmix"` it is the raw
+        sample with a rectangle of another one in it, x̃, and the teacher sees it too:
         D(z_T(x̃), z(x̃)) in the place of D(z_T(x̂), z(x)).
     own_draw
-        Whether the distillation has new samples and a memory draw of its own, with `"raw"` as the
-        second view, and not all samples of the wrapped method, which must have no views then.
+        Whether the distillation has new samples and a memory draw of its own, with `"raw"` or
+        `"weak"` as the second view, and not all samples of the wrapped method, which must have no
+        views then.
 
     References
     ----------
@@ -92,11 +100,11 @@ class MKD(Wrapper):
         if not temperature > 0:
             raise ValueError(expected("temperature", temperature, "a number above 0"))
         check_choice("predict", predict, PREDICTORS)
-        check_choice("second", second, SECOND_VIEWS)
+        check_choice("second", second, tuple(SECOND))
         self.alpha, self.temperature, self.predict = alpha, temperature, predict
         self.second = second
-        if own_draw and second != "raw":
-            raise ValueError(expected("second", second, "'raw' with own_draw"))
+        if own_draw and second not in ("raw", "weak"):
+            raise ValueError(expected("second", second, "'raw' or 'weak' with own_draw"))
         self.own_draw = own_draw
         self.viewed_draws = 1 if own_draw else None
         self.weight = default_weight(alpha) if weight is None else at_least_0("weight", weight)
@@ -124,9 +132,7 @@ class MKD(Wrapper):
 
     def make_views(self, transform: Transform) -> dict[str, Transform]:
         """Return the second view, and the views of the wrapped method."""
-        second = transform
-        if self.second != "augmented":
-            second = plain(transform) if self.second == "raw" else cutmix(transform)
+        second = SECOND[self.second](transform)
         views = self.method.make_views(transform)
         if self.own_draw and views:
             given = f"True around a method with the views {', '.join(views)}"

@@ -322,6 +322,12 @@ class RunOptions(TrainingOptions):
         "the task",
         DATA,
     )
+    store_again: bool = option(
+        False,
+        "semi-supervised: whether a labelled sample that comes round again in later batches of its "
+        "task is offered to the memory again",
+        DATA,
+    )
     pseudo_labels: PseudoLabels = option(
         "adapted",
         "semi-supervised: logits of the unlabelled loss: adapted by the adaptor, or raw",
