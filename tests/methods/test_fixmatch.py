@@ -586,9 +586,9 @@ def test_labelled_samples_that_come_round_can_be_stored_again(
 
 
 def test_a_mixed_batch_has_no_samples_to_store_again() -> None:
-    with pytest.raises(ValueError, match="store_again is True, expected False if .* are mixed"):
+    with pytest.raises(ValueError, match=r"store_again is True, expected False if .* are mixed"):
         semi_spec("er", labelled_batches="mixed", store_again=True)
-    with pytest.raises(ValueError, match="store_again is True, expected False unless .* semi"):
+    with pytest.raises(ValueError, match=r"store_again is True, expected False unless .* semi"):
         Spec(method="er", store_again=True)
 
 
