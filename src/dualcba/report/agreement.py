@@ -26,7 +26,10 @@ KEPT = (
 )  # fmt: skip
 """Fields in which another reading of a cell does not differ."""
 
-READ = ("labelled_batches", "method_options", *SCORING)
+READ = (
+    "labelled_batches", "store_again", "forward", "adaptor_lr", "readout", "method_options",
+    *SCORING,
+)  # fmt: skip
 """Fields that an entry gives and in which another reading of it may differ."""
 
 
@@ -83,7 +86,7 @@ def tally(found: Iterable[Row], score: str) -> Tally:
 
 
 def paper_entries(experiment: Experiment) -> list[Entry]:
-    """Return the entries for which the paper gives a counted score, column by column.
+    """Return the counted entries for which the paper gives a counted score, column by column.
 
     Tables of methods that were published since repeat some of its values, and are not counted.
     """
@@ -91,7 +94,7 @@ def paper_entries(experiment: Experiment) -> list[Entry]:
         return []
     columns = list(dict.fromkeys(e.column for e in experiment.entries))
     entries = sorted(experiment.entries, key=lambda e: columns.index(e.column))
-    return [e for e in entries if any(e.paper.get(score) is not None for score in COUNTED)]
+    return [e for e in entries if e.counted and any(e.paper.get(s) is not None for s in COUNTED)]
 
 
 def by_column(served: Iterable[Served]) -> dict[str, list[Row]]:

@@ -5,7 +5,8 @@ the label of a column, and each of `[rows]` further fields together with the pap
 list per column, in the order of `scores`. A value of `nan` is not reported by the paper; an empty
 list is a cell that does not exist. `statistics` says how the values were evaluated: `ibn` for
 Dual-CBA and `bn` for the others unless the row says otherwise. `donor` names the dataset whose run
-the class-agnostic part is taken from, frozen.
+the class-agnostic part is taken from, frozen. Where two rows are readings of the same values of the
+paper, `counted` lists the columns in which a row stands for the paper's; by default all.
 
 `beside` is the name of the values: `paper` by default, or `published` for values of other papers,
 which rows then give under this key. `adaptors` lists kinds of adaptors by title, with each of which
@@ -67,6 +68,9 @@ class Entry:
     scale: str = "paper"
     beside: str = "paper"
     """What the paper's values are called: "published" if they are those of other papers."""
+
+    counted: bool = True
+    """Whether it is counted in the agreement with the paper; else another row is."""
 
     @cached_property
     def spec(self) -> Spec:
@@ -184,11 +188,13 @@ def _rows(content: Mapping[str, Any], beside: str) -> dict[str, Any]:
 def _entry(
     row: str, column: str, given: dict[str, Any], values: dict[str, float | None], beside: str
 ) -> Entry:
-    own = (*BESIDE, "statistics", "donor")
+    own = (*BESIDE, "statistics", "donor", "counted")
     fields = {name: value for name, value in given.items() if name not in own}
     usual = "ibn" if str(fields["method"]).endswith("-dual-cba") else "bn"
     statistics = given.get("statistics", usual)
-    return Entry(row, column, fields, statistics, values, given.get("donor"), beside=beside)
+    counted = column in given.get("counted", [column])
+    donor = given.get("donor")
+    return Entry(row, column, fields, statistics, values, donor, beside=beside, counted=counted)
 
 
 def _with_protocol(entry: Entry) -> Entry:
