@@ -313,12 +313,18 @@ def other_readings(
 ) -> Iterable[tuple[str, str, list[Row]]]:
     """Yield the name, the column with its fields, and the rows of readings that are on a page."""
     for name, column, changed in readings:
-        served = [s for s in found.serve(name, column, changed) if s.entry.paper.get("acc")]
+        every = [s for s in found.serve(name, column, changed) if s.entry.paper.get("acc")]
+        served = {stated(s.entry): s for s in every}  # two rows can be readings of one value
         asked = [e for e in paper_entries(named(name)) if e.column == column]
-        missing = [Served(e, ()) for e in asked if e.row not in {s.entry.row for s in served}]
+        missing = [Served(e, ()) for e in asked if stated(e) not in served]
         where = ", ".join([column, *(f"{k} = {v}" for k, v in changed.items())])
         if served:
-            yield name, where, rows([*served, *missing], COUNTED)
+            yield name, where, rows([*served.values(), *missing], COUNTED)
+
+
+def stated(entry: Entry) -> Hashable:
+    """Return what the paper states of an entry: its method and values."""
+    return entry.method, *entry.paper.items()
 
 
 def disagreeing(

@@ -11,8 +11,12 @@ from dualcba.methods import method_names
 
 def test_best_is_a_method_under_a_protocol() -> None:
     spec = Spec(method="best", dataset="cifar100", seed=3)
-    assert spec == Spec(method="er+mkd", dataset="cifar100", protocol="p10", seed=3)
-    assert (spec.batch_size, spec.memory_batch, spec.optimizer) == (10, 64, "adam")
+    options = {"base_mirror": False, "own_draw": True}
+    assert spec == Spec(
+        method="gsa+mkd", dataset="cifar100", protocol="p10", seed=3, memory_batch=56,
+        method_options=options, ibn_augment=False, test_flip=True,
+    )  # fmt: skip
+    assert (spec.batch_size, spec.memory_batch, spec.optimizer) == (10, 56, "adam")
     assert Spec(**spec.to_dict()) == spec
 
 
@@ -21,7 +25,14 @@ def test_other_options_can_be_given() -> None:
     assert (spec.augmentation, spec.lr) == ("partial", 0.001)
 
 
-def test_an_option_of_the_recipe_cannot_be_another() -> None:
+def test_options_of_the_recipe_can_be_given_otherwise() -> None:
+    spec = Spec(method="best", test_flip=False, memory_batch=32, method_options={"alpha": 0.02})
+    assert (spec.test_flip, spec.memory_batch, spec.ibn_augment) == (False, 32, False)
+    assert spec.method_options == {"alpha": 0.02, "base_mirror": False, "own_draw": True}
+    assert Spec(method="best").method_options == {"base_mirror": False, "own_draw": True}
+
+
+def test_the_protocol_of_the_recipe_cannot_be_another() -> None:
     message = "protocol is 'paper', expected 'p10', which the recipe 'best' has"
     with pytest.raises(ValueError, match=message):
         Spec(method="best", protocol="paper")
@@ -29,7 +40,7 @@ def test_an_option_of_the_recipe_cannot_be_another() -> None:
 
 def test_beside_other_methods() -> None:
     specs = make_specs({"method": "er-cba,best", "width": 8, "augmentation": "partial"})
-    assert [(s.method, s.protocol) for s in specs] == [("er-cba", "paper"), ("er+mkd", "p10")]
+    assert [(s.method, s.protocol) for s in specs] == [("er-cba", "paper"), ("gsa+mkd", "p10")]
     assert specs[0].width == 8
 
 

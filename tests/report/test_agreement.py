@@ -57,14 +57,14 @@ def test_all_cells_are_counted_and_those_that_disagree_are_listed() -> None:
 
 
 def test_a_run_with_the_defaults_of_a_method_was_tried() -> None:
-    usual = {"frozen": True, "drop": 10}
+    usual = {"merge": True, "frozen": True, "drop": 10}
     results = [run("lucir", 50.0, 9.0, method_options=usual), run("lucir", 12.0, 10.0)]
-    results.append(run("lucir", 13.0, 10.0, method_options={"drop": 10}))
+    results.append(run("lucir", 13.0, 10.0, method_options={"merge": True, "drop": 10}))
     shown = [(experiments()["main"], serve(experiments()["main"], results))]
     every = [s for group in collections(results) for s in group.served]
     _, acc, _ = agreement_tables(shown, every)
     (row,) = acc.rows
-    assert "drop = default, frozen = default: 12.0 (1 seed)" in row[6]
+    assert "drop = default, frozen = default, merge = default: 12.0 (1 seed)" in row[6]
     assert "frozen = default: 13.0 (1 seed)" in row[6]
     assert "drop = 10: " not in row[6]
 

@@ -81,14 +81,24 @@ def test_columns_are_those_that_have_runs() -> None:
 
 def test_another_reading_of_a_setting() -> None:
     mixed = group("a.json", "er", (8.0, 9.0), setting="semi-0.2")
-    cycled = group("b.json", "er", (15.0, 16.0), setting="semi-0.2", labelled_batches="cycled")
+    given = {"labelled_batches": "cycled", "store_again": True, "forward": "concat"}
+    cycled = group("b.json", "er", (15.0, 16.0), setting="semi-0.2", **given)
     table = f'table semi "{COLUMN}"'
+    reading = "labelled_batches=mixed store_again=false"
     assert "| ER, ratio 0.2 | 15.0" in between(table, [mixed, cycled])
-    assert "| ER, ratio 0.2 | 8.0" in between(f"{table} labelled_batches=mixed", [mixed, cycled])
-    also = f"<!-- {table} labelled_batches=mixed --><!-- end -->\n"
+    assert "| ER, ratio 0.2, stored once | 8.0" in between(f"{table} {reading}", [mixed, cycled])
+    also = f"<!-- {table} {reading} --><!-- end -->\n"
     text = page.rewrite(f"{also}<!-- agreement --><!-- end -->", [mixed, cycled])
-    assert f"| semi | {COLUMN}, labelled_batches = mixed | 0 of 1 | 12 |" in text
-    assert "**1 of 1, 100 %**" in text
+    where = f"{COLUMN}, labelled_batches = mixed, store_again = False"
+    assert f"| semi | {where} | 0 of 1 | 12 |" in text
+
+
+def test_of_two_readings_of_a_value_one_is_counted() -> None:
+    given = {"setting": "semi-0.2", "labelled_batches": "cycled"}
+    stored = {"store_again": True, "forward": "concat"}
+    again = group("a.json", "er", (16.0, 16.0), **given, **stored)
+    once = group("b.json", "er", (40.0, 40.0), **given)
+    assert "**1 of 1, 100 %**" in between("agreement", [again, once])
 
 
 def test_many_scores_stand_below_each_other() -> None:
@@ -99,7 +109,7 @@ def test_many_scores_stand_below_each_other() -> None:
 
 def test_cells_agree_within_the_tolerance_or_the_interval() -> None:
     near = group("a.json", "er", (24.1, 0.0), (24.2, 0.0))  # 2.49 above 21.66
-    wide = group("a.json", "er-cba", (20.0, 0.0), (40.0, 0.0))  # 4.44 above 25.56, ± 127
+    wide = group("a.json", "er-cba", (20.0, 0.0), (40.0, 0.0), (30.0, 0.0))  # 4.44 above, ± 25
     far = group("a.json", "er-dual-cba", (29.0, 32.0), (29.0, 32.1))  # IBN: 2.91 above 29.14
     text = between("agreement", [near, wide, far])
     assert f"| main | {COLUMN} | 2 of 3 | 17 |" in text

@@ -54,15 +54,15 @@ def test_an_unknown_marker_is_one_line(docs: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_readings_of_one_page_count_in_the_agreement_of_another() -> None:
-    marker = '<!-- table semi "CIFAR-100, M = 2000" labelled_batches=mixed -->'
+    marker = '<!-- table semi "CIFAR-100, M = 2000" labelled_batches=mixed store_again=false -->'
     pages = {Path("a.md"): "<!-- agreement --><!-- end -->", Path("b.md"): f"{marker}<!-- end -->"}
     prefer = re.search(r"<!-- prefer .*? -->", (publish.DOCS / "results.md").read_text("utf-8"))
     assert prefer is not None
     pages[Path("c.md")] = prefer.group()
     found = publish.rewrite_pages(pages, read(publish.RESULTS))
     assert (
-        "| semi | CIFAR-100, M = 2000, labelled_batches = mixed | 0 of 12 | 12 | 6 of 12 | 12 |"
-        in (found[Path("a.md")])
+        "| semi | CIFAR-100, M = 2000, labelled_batches = mixed, store_again = False "
+        "| 0 of 12 | 12 | 6 of 12 | 12 |" in found[Path("a.md")]
     )
 
 

@@ -14,6 +14,9 @@ from dualcba.report.names import STATISTICS, score_info
 TOLERANCE = 2.5
 """Largest difference from the paper's value, in points, that counts as agreement."""
 
+FEWEST = 3
+"""The seeds that an interval needs to count in the agreement."""
+
 NEWEST = ("newest", "newest_last", "newest_recall", "prequential")
 """Scores of the classes that have just arrived; results of earlier versions have none of them."""
 
@@ -67,16 +70,18 @@ class Cell:
     def within(self) -> bool | None:
         """Whether the difference is within the tolerance, or within our interval if that is wider.
 
-        None for a cost, which depends on the machine.
+        The interval of two seeds, which is 13 standard errors wide, does not count. None for a
+        cost, which depends on the machine.
 
         >>> Cell("acc", "bn", Measure(24.0, 3.5, 3), None, 21.0).within
         True
-        >>> Cell("acc", "bn", Measure(24.0, None, 1), None, 21.0).within
+        >>> Cell("acc", "bn", Measure(24.0, 3.5, 2), None, 21.0).within
         False
         """
         if self.ours is None or self.difference is None or score_info(self.score).fixed:
             return None
-        return abs(self.difference) <= max(TOLERANCE, self.ours.half or 0.0)
+        half = self.ours.half if self.ours.seeds >= FEWEST else None
+        return abs(self.difference) <= max(TOLERANCE, half or 0.0)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ KEYS = (
     "title", "note", "scores", "figure", "seeds", "spec", "columns", "rows", "beside", "adaptors",
     "imports",
 )  # fmt: skip
-OWN = (*BESIDE, "statistics", "donor")
+OWN = (*BESIDE, "statistics", "donor", "counted")
 """Keys of a row, a column or `spec` that are not fields of a spec."""
 
 
@@ -120,6 +120,9 @@ def _check_fields(where: str, part: Any) -> None:
         one_of(STATISTICS, **{f"{where}.statistics": part["statistics"]})
     if "donor" in part:
         one_of(SOURCES, **{f"{where}.donor": part["donor"]})
+    counted = part.get("counted", [])
+    if not isinstance(counted, list) or not all(isinstance(one, str) for one in counted):
+        raise ValueError(expected(f"{where}.counted", counted, "a list of columns"))
 
 
 def _check_adaptors(given: Any) -> None:
