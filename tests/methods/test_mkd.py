@@ -39,19 +39,23 @@ def mkd(learner: Learner) -> MKD:
 
 
 @pytest.mark.parametrize(
-    ("base", "second"), [("er", "raw"), ("derpp", "raw"), ("er-ace", "raw"), ("er", "weak")]
+    ("base", "second", "share"),
+    [("er", "raw", 0.0), ("derpp", "raw", 0.0), ("er-ace", "raw", 0.3), ("er", "weak", 0.25)],
 )
 @pytest.mark.parametrize("forward", ["split", "concat"])
 def test_loss_against_numpy(
-    base: str, second: str, forward: str, make_learner: Any, teach: Any
+    base: str, second: str, share: float, forward: str, make_learner: Any, teach: Any
 ) -> None:
-    options = {"alpha": 0.1, "temperature": 3.0, "second": second}
+    options = {"alpha": 0.1, "temperature": 3.0, "second": second, "share": share}
     learner = make_learner(f"{base}+mkd-dual-cba", method_options=options, forward=forward)
     method = mkd(learner)
 
     def look(new: Batch, mem: list[Batch], outer: Batch) -> None:
         batches = [new, *mem]
         inner = method.method.loss(new, mem, identity).item()
+        others = [replace(b.views[second], columns=b.columns) for b in batches]
+        inner *= 1 - share
+        inner += share * method.method.loss(others[0], others[1:], identity).item()
         z, raw = (np.concatenate([numbers(v.z) for v in views]) for views in (
             batches, [b.views[second] for b in batches]))  # fmt: skip
         assert not torch.equal(new.x, new.views[second].x)
@@ -122,7 +126,7 @@ def test_mixed_views_against_numpy(forward: str, make_learner: Any, teach: Any) 
 @pytest.mark.parametrize(
     ("base", "options", "sizes"),
     [
-        ("er", {}, [8, 8]),
+        ("er", {"share": 0.25}, [8, 8]),
         ("derpp", {}, [8, 8, 8]),
         ("gsa", {"base_mirror": False, "base_own": 3, "base_balanced": 5}, [3, 5, 8]),
     ],
@@ -151,7 +155,9 @@ def test_a_draw_of_its_own_against_numpy(
         target = np.concatenate([numbers(method.teacher(v)[0]) for v in x])
         D = divergences(target, z, 3.0).mean() + divergences(target, raw, 3.0).mean()
         want = method.method.loss(new, others, identity).item()
-        want += cross_entropies(z, y).mean() + 10.0 / 2 * D
+        s = options.get("share", 0.0)
+        want += (1 - s) * cross_entropies(z, y).mean() + s * cross_entropies(raw, y).mean()
+        want += 10.0 / 2 * D
         assert method.loss(new, mem, identity).item() == pytest.approx(want, rel=1e-5)
 
     seen = inside(learner, look)
@@ -271,6 +277,9 @@ def test_names_that_do_not_exist(name: str, message: str) -> None:
         ({"predict": "both"}, "predict"),
         ({"second": "both"}, "second"),
         ({"own_draw": 64}, "own_draw is 64, expected True or False"),
+        ({"share": 1.0}, "share is 1.0, expected a number from 0 to below 1"),
+        ({"share": "half"}, "share is 'half', expected a number"),
+        ({"share": 0.5, "second": "cutmix"}, "share is 0.5, expected 0 with 'cutmix'"),
         (
             {"own_draw": True, "second": "cutmix"},
             "second is 'cutmix', expected 'raw' or 'weak' with",

@@ -63,10 +63,13 @@ class MKD(Wrapper):
         The weights that predict: `"average"`, or those of the `"student"` or the `"teacher"` alone.
     second
         The second view: the `"raw"` sample, x above, or `"weak"`, a random resized crop of it with
-        an area of 0.6 to 1 and a flip. With `"augmented"` it is another draw of the augmentation,
-        and L_base is the mean over both views, at no further cost. With `"cutmix"` it is the raw
-        sample with a rectangle of another one in it, x̃, and the teacher sees it too:
-        D(z_T(x̃), z(x̃)) in the place of D(z_T(x̂), z(x)).
+        an area of 0.6 to 1 and a flip. With `"augmented"` it is another draw of the augmentation.
+        With `"cutmix"` it is the raw sample with a rectangle of another one in it, x̃, and the
+        teacher sees it too: D(z_T(x̃), z(x̃)) in the place of D(z_T(x̂), z(x)).
+    share
+        The share s of L_base that the second view has, at no further cost: (1 − s)·L_base(x̂) +
+        s·L_base(x). By default 0, and 0.5 if the second view is `"augmented"`; with `"cutmix"` it
+        is 0. With `own_draw` it is that of CE alone.
     own_draw
         Whether the distillation has new samples and a memory draw of its own, with `"raw"` or
         `"weak"` as the second view, and not all samples of the wrapped method, which must have no
@@ -91,6 +94,7 @@ class MKD(Wrapper):
         weight: float | None = None,
         predict: str = "average",
         second: str = "raw",
+        share: float | None = None,
         own_draw: bool = False,
     ) -> None:
         super().__init__(method)
@@ -105,6 +109,7 @@ class MKD(Wrapper):
         self.second = second
         if own_draw and second not in ("raw", "weak"):
             raise ValueError(expected("second", second, "'raw' or 'weak' with own_draw"))
+        self.share = _check_share(second, share)
         self.own_draw = own_draw
         self.viewed_draws = 1 if own_draw else None
         self.weight = default_weight(alpha) if weight is None else at_least_0("weight", weight)
@@ -143,21 +148,25 @@ class MKD(Wrapper):
         """Return the terms of the wrapped method, and the distillation of both views."""
         batches = [new, *(mem[-1:] if self.own_draw else mem)]
         n = sum(len(b.y) for b in batches)
-        share = self.weight / 2 / n
-        terms = self.method.terms(new, mem[:-1] if self.own_draw else mem)
+        each = self.weight / 2 / n
+        terms = self._supervised(batches)
         if self.own_draw:
-            terms += [CrossEntropy(b, len(b.y) / n) for b in batches]
-        if self.second == "augmented":
-            others = [replace(b.views[self.second], columns=b.columns) for b in batches]
-            terms += self.method.terms(others[0], others[1:])
-            terms = [scaled(term, 0.5) for term in terms]
+            terms = [*self.method.terms(new, mem[:-1]), *terms]
         targets = self.targets(batches)
         for k, batch in enumerate(batches):
             other = targets[k - len(batches)]  # that of the batch, unless the teacher saw the view
             for view, target in ((batch, targets[k]), (batch.views[self.second], other)):
-                weight = share * len(view.y)
-                terms.append(Divergence(view, target, self.temperature, weight))
+                terms.append(Divergence(view, target, self.temperature, each * len(view.y)))
         return terms
+
+    def _supervised(self, batches: Sequence[Batch]) -> list[Term]:
+        """Return L_base, or CE with an own draw, at the first view and by its share the second."""
+        loss = _cross_entropy if self.own_draw else self.method.terms
+        if not self.share:
+            return loss(batches[0], batches[1:])
+        others = [replace(b.views[self.second], columns=b.columns) for b in batches]
+        both = (1 - self.share, batches), (self.share, others)
+        return [scaled(term, s) for s, part in both for term in loss(part[0], part[1:])]
 
     def targets(self, batches: Sequence[Batch]) -> list[Tensor]:
         """Return the teacher's logits of each batch, then of mixed views; once per step."""
@@ -179,17 +188,35 @@ class MKD(Wrapper):
     @contextmanager
     def predicting(self) -> Iterator[None]:
         """Put the weights that predict into the network, and its own back afterwards."""
-        share = {"student": 0.0, "average": 0.5, "teacher": 1.0}[self.predict]
+        part = {"student": 0.0, "average": 0.5, "teacher": 1.0}[self.predict]
         theta = [p.detach() for p in self.context.network.parameters()]
-        own = [p.clone() for p in theta] if share else []
+        own = [p.clone() for p in theta] if part else []
         try:
             if own:
-                foreach_lerp_(theta, [p.detach() for p in self.teacher.parameters()], share)
+                foreach_lerp_(theta, [p.detach() for p in self.teacher.parameters()], part)
             with super().predicting():
                 yield
         finally:
             if own:
                 foreach_copy_(theta, own)
+
+
+def _cross_entropy(new: Batch, mem: Sequence[Batch]) -> list[Term]:
+    """Return CE as one mean over the samples of all batches."""
+    batches = (new, *mem)
+    n = sum(len(b.y) for b in batches)
+    return [CrossEntropy(b, len(b.y) / n) for b in batches]
+
+
+def _check_share(second: str, share: float | None) -> float:
+    """Return the share of L_base at the second view, or raise."""
+    if share is None:
+        return 0.5 if second == "augmented" else 0.0
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+        raise ValueError(expected("share", share, "a number from 0 to below 1"))
+    if share and second == "cutmix":
+        raise ValueError(expected("share", share, "0 with 'cutmix': a mixed image has two labels"))
+    return float(share)
 
 
 def default_weight(alpha: float) -> float:
