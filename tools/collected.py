@@ -25,9 +25,9 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Group:
-    """One row of a file, as a result per seed."""
+    """One row of a file, or of several files with seeds of their own, as a result per seed."""
 
-    file: str
+    files: tuple[str, ...]
     results: tuple[Result, ...]
 
     @cached_property
@@ -38,9 +38,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Sourced(Served):
-    """An entry that has been served, and the file that its results come from."""
+    """An entry that has been served, and the files that its results come from."""
 
-    file: str = ""
+    files: tuple[str, ...] = ()
 
 
 def read(folder: Path) -> list[Group]:
@@ -70,7 +70,7 @@ def unfold(file: str, row: dict[str, Any]) -> Group:
         tasks = {statistics: [each[k]] for statistics, each in row.get("tasks", {}).items()}
         origin = None if source is None else {**source, "seed": seed}
         results.append(Result(spec, seed, scores, tasks, agnostic_provenance=origin))
-    return Group(file, tuple(results))
+    return Group((file,), tuple(results))
 
 
 def _own(fields: Fields) -> dict[str, Any]:
@@ -102,23 +102,27 @@ class Collected:
 
     def of(self, file: str) -> list[Group]:
         """Return the groups of one file."""
-        found = [g for g in self.groups if g.file == file]
+        found = [g for g in self.groups if file in g.files]
         if not found:
-            raise ValueError(unknown("file", file, dict.fromkeys(g.file for g in self.groups)))
+            known = dict.fromkeys(name for g in self.groups for name in g.files)
+            raise ValueError(unknown("file", file, known))
         return found
 
     def serving(self, entry: Entry) -> Group | None:
-        """Return the group with most seeds that serves an entry; of several, a preferred file's."""
+        """Return the results that serve an entry: those of one file, and further seeds of others.
+
+        First comes the group with most seeds; of several, that of a preferred file.
+        """
         near = self._by_identity.get(entry.identity, ())
         found = [g for g in near if matches(g.results[0], entry.spec, entry.source)]
         most = max((len(g.results) for g in found), default=0)
-        found = [g for g in found if len(g.results) == most]
-        named = [g for file in self.prefer for g in found if g.file == file]
-        for other in found[1:] if not named else ():
-            if _accuracies(other) != _accuracies(found[0]):
-                what = f"{found[0].file} and {other.file} disagree on {entry.method}"
+        firsts = [g for g in found if len(g.results) == most]
+        preferred = [g for file in self.prefer for g in firsts if file in g.files]
+        for other in firsts[1:] if not preferred else ():
+            if _accuracies(other) != _accuracies(firsts[0]) and _seeds(other) == _seeds(firsts[0]):
+                what = f"{firsts[0].files[0]} and {other.files[0]} disagree on {entry.method}"
                 raise ValueError(f"{what}, expected one of them in the prefer marker")
-        return next(iter(named or found), None)
+        return joined([*preferred, *firsts, *found])
 
     def serve(self, experiment: str, column: str, changed: Fields | None = None) -> list[Sourced]:
         """Return the entries of a column that have been run, with their results."""
@@ -128,7 +132,19 @@ class Collected:
             raise ValueError(unknown(f"column of {experiment}", column, known))
         entries = [dataclasses.replace(e, given={**e.given, **(changed or {})}) for e in entries]
         served = [(entry, self.serving(entry)) for entry in entries]
-        return [Sourced(entry, group.results, group.file) for entry, group in served if group]
+        return [Sourced(entry, group.results, group.files) for entry, group in served if group]
+
+
+def joined(groups: Sequence[Group]) -> Group | None:
+    """Return one group with all seeds, each from the first group that has it."""
+    files: list[str] = []
+    found: dict[int, Result] = {}
+    for group in groups:
+        new = {r.seed: r for r in group.results if r.seed not in found}
+        found |= new
+        files += group.files if new else ()
+    results = tuple(found[seed] for seed in sorted(found))
+    return Group(tuple(files), results) if results else None
 
 
 def named(experiment: str) -> Experiment:
@@ -136,6 +152,10 @@ def named(experiment: str) -> Experiment:
     if experiment not in experiments():
         raise ValueError(unknown("experiment", experiment, experiments()))
     return experiments()[experiment]
+
+
+def _seeds(group: Group) -> list[int]:
+    return [r.seed for r in group.results]
 
 
 def _accuracies(group: Group) -> list[Any]:

@@ -76,7 +76,7 @@ def said_once(shown: str, seeds: str) -> str:
 
 def with_sources(shown: str, served: Sequence[Sourced]) -> str:
     """Return a table, and below it its files and numbers of seeds."""
-    files = sorted({f"`results/{s.file}`" for s in served})
+    files = sorted({f"`results/{file}`" for s in served for file in s.files})
     seeds = over({s.entry.row: len(s.results) for s in served})
     below = f"From {', '.join(files)}." + f" {seeds}." * bool(seeds)
     return f"{said_once(shown, seeds)}\n\n{below}"
@@ -161,7 +161,7 @@ def variants(found: Collected, file: str, scores: Sequence[str]) -> str:
         entry = main.get(tuple(fields[name] for name in NAMED))
         paper = entry.paper if entry else {}
         row = ", ".join([method_title(fields["method"]), *changed])
-        served.append(Sourced(Entry(row, "", fields, "bn", paper), group.results, group.file))
+        served.append(Sourced(Entry(row, "", fields, "bn", paper), group.results, group.files))
     served.sort(key=lambda s: (order.get(s.entry.method, len(order)), s.entry.row))
     return with_sources(wide(known(rows(served, scores or ["acc", "fm"]))), served)
 

@@ -36,8 +36,10 @@ def run(method: str, seed: int, acc: tuple[float, float], **fields: Any) -> Resu
     )
 
 
-def group(file: str, method: str, *accs: tuple[float, float], **fields: Any) -> Group:
-    runs = [run(method, seed, acc, **fields) for seed, acc in enumerate(accs)]
+def group(
+    file: str, method: str, *accs: tuple[float, float], first_seed: int = 0, **fields: Any
+) -> Group:
+    runs = [run(method, seed, acc, **fields) for seed, acc in enumerate(accs, first_seed)]
     return unfold(file, collect.row(runs))
 
 
@@ -188,8 +190,15 @@ def test_most_seeds_then_the_file_that_is_preferred() -> None:
     with pytest.raises(ValueError, match=r"a.json and z.json disagree on er, expected"):
         between(MAIN, [ER, other])
     assert "| ER | 1.0" in between(MAIN, [ER, other], before="<!-- prefer z.json -->")
-    same = Group("z.json", ER.results)
+    same = Group(("z.json",), ER.results)
     assert "From `results/a.json`." in between(MAIN, [ER, same])
+
+
+def test_further_seeds_of_other_files_are_added() -> None:
+    later = group("z.json", "er", (1.0, 1.0), (26.0, 30.0), first_seed=2)
+    text = between(MAIN, [ER, later])
+    assert "| ER | 23.0" in text  # seed 2 is that of the file with most seeds
+    assert "From `results/a.json`, `results/z.json`. 4 seeds." in text
 
 
 def test_variants_say_what_is_not_usual() -> None:

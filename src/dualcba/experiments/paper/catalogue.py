@@ -37,7 +37,9 @@ NAMES = (
 )  # fmt: skip
 """The paper's tables in its order, its figures, and our own experiments."""
 
-READINGS = ("readings-methods", "readings-semi", "readings-settings", "readings-text")
+READINGS = (
+    "readings-methods", "readings-semi", "readings-settings", "readings-text", "readings-ibn",
+)  # fmt: skip
 """Other readings of the paper, and its text where the defaults depart; not part of `all`."""
 
 FRONTIER = ("frontier", "las")
