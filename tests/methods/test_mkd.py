@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 from frontier_helpers import cross_entropies, divergences, inside, log_softmax, numbers
+from torch import Tensor
 
 from dualcba import Dataset, Learner
+from dualcba.data.augmentation import ResizedCrop
 from dualcba.experiments import Spec
 from dualcba.losses import Batch, Divergence, identity, inner_batches
 from dualcba.methods import Method, check_options, parse_method
@@ -128,7 +130,7 @@ def test_mixed_views_against_numpy(forward: str, make_learner: Any, teach: Any) 
     [
         ("er", {"share": 0.25}, [8, 8]),
         ("derpp", {}, [8, 8, 8]),
-        ("gsa", {"base_mirror": False, "base_own": 3, "base_balanced": 5}, [3, 5, 8]),
+        ("gsa", {"base_mirror": False, "base_own": 3, "base_balanced": 5, "mild": True}, [3, 5, 8]),
     ],
 )
 def test_a_draw_of_its_own_against_numpy(
@@ -165,10 +167,41 @@ def test_a_draw_of_its_own_against_numpy(
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize(("base", "count"), [("er", 1), ("derpp", 2), ("gsa", 2)])
+@pytest.mark.parametrize("augmentation", ["none", "full"])
+def test_the_draws_of_the_wrapped_method_are_augmented_mildly(
+    base: str, count: int, augmentation: str, make_learner: Any, teach: Any
+) -> None:
+    options = {"own_draw": True, "mild": True, **({"base_mirror": False} if base == "gsa" else {})}
+    given = {"method_options": options, "augmentation": augmentation}
+    learner = make_learner(f"{base}+mkd-dual-cba", **given)
+    views = learner.parts.forward_pass.draw_transforms
+    assert {k: t.area for k, t in views.items()} == dict.fromkeys(range(count), (0.6, 1.0))
+    calls = []
+    augment = ResizedCrop.augment
+
+    def spy(self: ResizedCrop, x: Tensor, params: Tensor) -> Tensor:
+        if self in views.values():
+            calls.append(augment(self, x, params))
+        return augment(self, x, params)
+
+    def look(new: Batch, mem: list[Batch], outer: Batch) -> None:
+        for batch, pixels in zip(mem[:-1], calls[-count:], strict=True):
+            assert torch.equal(batch.x, views[0].normalize(pixels))
+        for batch in (new, mem[-1]):
+            assert torch.equal(batch.x, batch.views["raw"].x) == (augmentation == "none")
+
+    seen = inside(learner, look)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ResizedCrop, "augment", spy)
+        teach(learner)
+    assert len(seen) == 3
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("base", ["er", "gsa"])
 def test_a_captured_draw_of_its_own(base: str, make_learner: Any, teach: Any, exact: None) -> None:
-    options = {"own_draw": True, **({"base_mirror": False} if base == "gsa" else {})}
+    options = {"own_draw": True, **({"base_mirror": False, "mild": True} if base == "gsa" else {})}
     ends = []
     for engine in ("eager", "captured"):
         device = {"device": "cuda", "engine": engine, "precision": "fp32"}
@@ -277,6 +310,7 @@ def test_names_that_do_not_exist(name: str, message: str) -> None:
         ({"predict": "both"}, "predict"),
         ({"second": "both"}, "second"),
         ({"own_draw": 64}, "own_draw is 64, expected True or False"),
+        ({"mild": True}, "mild is True, expected False, or own_draw=True"),
         ({"share": 1.0}, "share is 1.0, expected a number from 0 to below 1"),
         ({"share": "half"}, "share is 'half', expected a number"),
         ({"share": 0.5, "second": "cutmix"}, "share is 0.5, expected 0 with 'cutmix'"),

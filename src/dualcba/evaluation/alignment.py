@@ -145,9 +145,10 @@ class Alignment(Recorder):
         """Draw for n new samples with a generator of this step's own."""
         learner, method = self.learner, self.learner.method
         rng = generator(learner.seed, "alignment", learner.step)
-        transform, size = self.forward_pass.context.transform, learner.memory_batch
+        usual, size = self.forward_pass.context.transform, learner.memory_batch
 
-        def augment(count: int) -> Array | None:
+        def augment(count: int, number: int = -1) -> Array | None:
+            transform = self.forward_pass.draw_transforms.get(number, usual)
             return transform.draw(rng, count) if transform.random else None
 
         rows = [learner.memory.draw(size, rng) for _ in range(method.draws)]
@@ -155,7 +156,9 @@ class Alignment(Recorder):
         declared = self.forward_pass.views
         seen = viewed(method, range(len(rows)))
         memory = tuple(
-            MemoryDraw(r, augment(len(r)), draw_views(declared if k in seen else {}, rng, len(r)))
+            MemoryDraw(
+                r, augment(len(r), k), draw_views(declared if k in seen else {}, rng, len(r))
+            )
             for k, r in enumerate(rows)
         )
         views = draw_views(declared, rng, n - method.labelled)

@@ -202,6 +202,13 @@ class Method(nn.Module):
         """
         return {}
 
+    def make_draw_transforms(self, transform: Transform) -> dict[int, Transform]:
+        """Return the transforms of memory draws that have an augmentation of their own, by number.
+
+        The others, and the new batch, have that of `make_transform`.
+        """
+        return {}
+
     def choose(self, pool: Pool, u: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Return the rows (n,) and weights (n,) of each draw in `chosen`, from memory or new batch.
 

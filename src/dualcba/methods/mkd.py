@@ -74,6 +74,10 @@ class MKD(Wrapper):
         Whether the distillation has new samples and a memory draw of its own, with `"raw"` or
         `"weak"` as the second view, and not all samples of the wrapped method, which must have no
         views then.
+    mild
+        With `own_draw`, whether the memory draws of the wrapped method have a mild augmentation,
+        that of the `"weak"` view, and only the new samples and the own draw that of the learner. As
+        it is published around GSA, whose draws are cropped with padding and flipped.
 
     References
     ----------
@@ -96,9 +100,12 @@ class MKD(Wrapper):
         second: str = "raw",
         share: float | None = None,
         own_draw: bool = False,
+        mild: bool = False,
     ) -> None:
         super().__init__(method)
-        check_flags(own_draw=own_draw)
+        check_flags(own_draw=own_draw, mild=mild)
+        if mild and not own_draw:
+            raise ValueError(expected("mild", mild, "False, or own_draw=True"))
         if not 0 < alpha <= 1:
             raise ValueError(expected("alpha", alpha, "a number above 0, at most 1"))
         if not temperature > 0:
@@ -110,7 +117,7 @@ class MKD(Wrapper):
         if own_draw and second not in ("raw", "weak"):
             raise ValueError(expected("second", second, "'raw' or 'weak' with own_draw"))
         self.share = _check_share(second, share)
-        self.own_draw = own_draw
+        self.own_draw, self.mild = own_draw, mild
         self.viewed_draws = 1 if own_draw else None
         self.weight = default_weight(alpha) if weight is None else at_least_0("weight", weight)
         self._cached: tuple[Tensor, list[Tensor]] | None = None  # inputs and targets of a step
@@ -143,6 +150,14 @@ class MKD(Wrapper):
             given = f"True around a method with the views {', '.join(views)}"
             raise ValueError(f"own_draw is {given}, expected False, or an option without them")
         return {**views, self.second: second}
+
+    def make_draw_transforms(self, transform: Transform) -> dict[int, Transform]:
+        """Return the mild augmentation of the draws of the wrapped method, if it has one."""
+        made = super().make_draw_transforms(transform)
+        if not self.mild:
+            return made
+        draws = range(len(self.method.chosen) or self.method.draws)
+        return dict.fromkeys(draws, SECOND["weak"](transform)) | made
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return the terms of the wrapped method, and the distillation of both views."""

@@ -66,6 +66,10 @@ class Wrapper(Method):
         """Return the views of the wrapped method."""
         return self.method.make_views(transform)
 
+    def make_draw_transforms(self, transform: Transform) -> dict[int, Transform]:
+        """Return those of the wrapped method."""
+        return self.method.make_draw_transforms(transform)
+
     def choose(self, pool: Pool, u: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Delegate to the wrapped method."""
         return self.method.choose(pool, u)

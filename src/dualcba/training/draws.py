@@ -144,6 +144,7 @@ class StepSampler:
         context: Context,
         method: Method,
         views: Mapping[str, Transform],
+        draw_transforms: Mapping[int, Transform],
         *,
         balanced: bool = False,
         pooled: bool = False,
@@ -152,10 +153,9 @@ class StepSampler:
         self.context = context
         self.method = method
         self.views = views
-        unused = {
-            "method": type(method).noise is Method.noise,
-            "augmentation": not context.transform.random and not views,
-        }
+        self.draw_transforms = draw_transforms
+        random = context.transform.random or views or draw_transforms
+        unused = {"method": type(method).noise is Method.noise, "augmentation": not random}
         self.used = [name for name in self.rng if not unused.get(name)]
         self.balanced = balanced
         self.pooled = pooled
@@ -198,11 +198,11 @@ class StepSampler:
         draws = range(len(chosen) if chosen else method.draws)
         seen = viewed(method, draws)
         if not chosen:
-            return tuple([self._memory_draw(views=k in seen) for k in draws])
-        return tuple([self._chosen_draw(chosen[k], views=k in seen) for k in draws])
+            return tuple([self._memory_draw(k, views=k in seen) for k in draws])
+        return tuple([self._chosen_draw(k, chosen[k], views=k in seen) for k in draws])
 
-    def _chosen_draw(self, n: int, *, views: bool) -> ChosenDraw[Array]:
-        u, augment = self.rng["memory"].random(n), self._augment(n)
+    def _chosen_draw(self, number: int, n: int, *, views: bool) -> ChosenDraw[Array]:
+        u, augment = self.rng["memory"].random(n), self._augment(n, number)
         drawn = draw_views(self.views, self.rng["augmentation"], n) if views else {}
         return ChosenDraw(u, augment, drawn)
 
@@ -213,15 +213,16 @@ class StepSampler:
         u = (np.arange(n) + self.rng["memory"].random(n)) / n
         return BalancedDraw(u, self._augment(n))
 
-    def _memory_draw(self, *, views: bool = False) -> MemoryDraw[Array]:
+    def _memory_draw(self, number: int = -1, *, views: bool = False) -> MemoryDraw[Array]:
         rows = self.context.memory.draw(self.context.draw_size, self.rng["memory"])
-        augment = self._augment(len(rows))
+        augment = self._augment(len(rows), number)
         if not views:
             return MemoryDraw(rows, augment)
         return MemoryDraw(
             rows, augment, draw_views(self.views, self.rng["augmentation"], len(rows))
         )
 
-    def _augment(self, n: int) -> Array | None:
-        transform = self.context.transform
+    def _augment(self, n: int, number: int = -1) -> Array | None:
+        """Draw the augmentation of n samples: of the memory draw of a number, or of others."""
+        transform = self.draw_transforms.get(number, self.context.transform)
         return transform.draw(self.rng["augmentation"], n) if transform.random else None

@@ -49,6 +49,7 @@ class ForwardPass:
         context: Context,
         method: Method,
         views: Mapping[str, Transform],
+        draw_transforms: Mapping[int, Transform],
         *,
         mode: ForwardMode = "split",
         tracking: str = "all",
@@ -57,6 +58,7 @@ class ForwardPass:
         self.context = context
         self.method = method
         self.views = views
+        self.draw_transforms = draw_transforms
         self.concat, self.sources = mode == "concat", mode == "sources"
         self.tracking = tracking
         self.norm_layers = batch_norms(context.network)
@@ -178,7 +180,15 @@ class ForwardPass:
     def augmented(
         self, raw: list[Tensor], params: list[Tensor | None]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Augment and normalise all raw batches in one call; return them joined and separate."""
+        """Augment and normalise the new batch and the draws; return them joined and separate.
+
+        It is one call unless draws have transforms of their own.
+        """
+        if self.draw_transforms:
+            own = self.draw_transforms
+            transforms = [own.get(k - 1, self.context.transform) for k in range(len(raw))]
+            parts = [t(x, p) for t, x, p in zip(transforms, raw, params, strict=True)]
+            return torch.cat(parts), parts
         drawn = [p for p in params if p is not None]
         inputs = self.context.transform(torch.cat(raw), torch.cat(drawn) if drawn else None)
         return inputs, list(inputs.split_with_sizes([len(part) for part in raw]))

@@ -332,6 +332,7 @@ def _check_views(base: Method, what: str) -> None:
     unchanged = Unchanged()
     try:
         made = [base.make_transform(unchanged), *base.make_views(unchanged).values()]
+        made += base.make_draw_transforms(unchanged).values()
         alike = all(type(t) is Unchanged for t in made)
     except ValueError:
         alike = False
