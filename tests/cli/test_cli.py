@@ -186,7 +186,7 @@ def test_no_cuda_where_cuda_was_asked_for(dualcba: Run) -> None:
         (["list", "method"], ["method", "methods"]),
         (["list"], []),
         (["rum"], ["rum", "run"]),
-        (["reproduce", "mian"], ["'mian'", "did you mean 'main'", "31 are known, such as main, semi, all"]),
+        (["reproduce", "mian"], ["'mian'", "did you mean 'main'", "such as main, semi, all"]),
         (["reproduce", "main", "--seeds", "0"], ["seeds", "0", "at least 1"]),
         (["reproduce", "main", "--scale", "tiny"], ["scale", "'tiny'", "'small'"]),
         (["reproduce", "main", "--dataset", "digits"], ["dataset", "'digits'", "cifar100"]),
