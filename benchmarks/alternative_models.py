@@ -149,6 +149,7 @@ CONTENDERS: dict[str, Make] = {
     "DualCBAClassifier": lambda seed, classes: Ours(seed),
     "DualCBAClassifier head": lambda seed, classes: Ours(seed, learner_options=HEAD),
     "DualCBAClassifier ncm": lambda seed, classes: Ours(seed, learner_options={"readout": "ncm"}),
+    "DualCBAClassifier lda": lambda seed, classes: Ours(seed, learner_options={"readout": "lda"}),
     "ER": lambda seed, classes: Ours(seed, method="er", learner_options=HEAD),
     SEPARATE: lambda seed, classes: Ours(seed, learner_options={**HEAD, "forward": "split"}),
     "nearest sample": lambda seed, classes: NearestSample(seed),

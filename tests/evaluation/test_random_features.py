@@ -11,8 +11,8 @@ from sklearn.covariance import oas
 
 from dualcba import Dataset
 from dualcba.evaluation import random_features
-from dualcba.evaluation.random_features import ShrinkageLDA
 from dualcba.experiments import Hardware, Run, Spec
+from dualcba.methods.discriminant import ShrinkageLDA
 from dualcba.randomness import generator
 
 

@@ -35,6 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "icarl": {"ibn": True},
     "bic": {"seen_only": True},
     "lucir": {},
+    "rar": {"readout": "lda"},
     "er": {"readout": "ncm"},
     "er-ace": {"test_flip": True, "seen_only": True},
     "derpp": {"readout": "both"},

@@ -36,7 +36,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "icarl": {"ibn": True},
     "bic": {},
     "lucir": {},
-    "gsa": {},
+    "gsa": {"readout": "lda", "ibn": True},
     "clser": {"readout": "ncm", "ibn": True},
     "er-ace": {"head": "cosine", "readout": "both"},
     "ss-il": {"seen_only": True},
@@ -129,7 +129,7 @@ def test_a_method_with_scores_of_its_own_needs_a_scorer(make_learner: Make) -> N
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("readout", ["head", "ncm", "both"])
+@pytest.mark.parametrize("readout", ["head", "ncm", "both", "lda"])
 def test_outputs_of_other_weights_go_along(
     readout: str, wrapped: bool, images: Dataset, make_learner: Make, teach: Teach
 ) -> None:

@@ -13,6 +13,7 @@ from dualcba.checkpoint import check_same_layout
 from dualcba.errors import expected
 from dualcba.evaluation.recorders import BATCH, Recorder
 from dualcba.evaluation.scores import Scores
+from dualcba.methods.discriminant import ShrinkageLDA
 from dualcba.prediction import STATISTICS
 from dualcba.randomness import generator
 
@@ -103,52 +104,3 @@ class RandomFeatures(Recorder):
     def scores(self) -> dict[str, Scores]:
         """Return the accuracy over all tasks as the score `random_acc`, under BN and IBN alike."""
         return {s: {"random_acc": self.acc} for s in STATISTICS}
-
-
-class ShrinkageLDA:
-    """A linear discriminant from sums over a stream, with a shrunk covariance.
-
-    >>> lda = ShrinkageLDA(1, 2, torch.device("cpu"))
-    >>> x = torch.tensor([[0.0], [1.0], [4.0], [5.0]], dtype=torch.float64)
-    >>> lda.update(x, torch.tensor([0, 0, 1, 1]))
-    >>> weight, bias = lda.classifier()
-    >>> (x @ weight + bias).argmax(1).tolist()
-    [0, 0, 1, 1]
-    """
-
-    def __init__(self, features: int, classes: int, device: torch.device) -> None:
-        zeros = torch.zeros(features + classes, features, dtype=torch.float64, device=device)
-        self.products, self.sums = zeros[:features], zeros[features:]  # Σ φφᵀ, Σ φ of each class
-        self.counts = zeros.new_zeros(classes)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the sums by name."""
-        return {"products": self.products, "sums": self.sums, "counts": self.counts}
-
-    def update(self, phi: Tensor, y: Tensor) -> None:
-        """Add features (n, D) and labels (n,) to the sums; a label of −1 is left out."""
-        classes = torch.arange(len(self.counts), device=y.device)
-        member = (y.unsqueeze(1) == classes).to(phi.dtype)
-        labelled = phi * (y >= 0).unsqueeze(1)
-        self.products.addmm_(labelled.T, labelled)
-        self.sums.addmm_(member.T, phi)
-        self.counts += member.sum(0)
-
-    def classifier(self) -> tuple[Tensor, Tensor]:
-        """Return the weights (D, C) and the bias (C,) of the scores; −∞ for a class without one."""
-        counts = self.counts.clamp(min=1).unsqueeze(1)
-        means, n = self.sums / counts, self.counts.sum().clamp(min=1)
-        covariance = (self.products - means.T @ self.sums) / n
-        weight = torch.linalg.solve(shrink(covariance, n), means.T)
-        bias = -0.5 * (means.T * weight).sum(0)
-        return weight, bias.masked_fill(self.counts == 0, -torch.inf)
-
-
-def shrink(covariance: Tensor, n: Tensor) -> Tensor:
-    """Return (1 − s)·Σ + s·μ·I with μ the mean of the diagonal and s by the OAS formula."""
-    D = len(covariance)
-    mean, square = covariance.trace() / D, (covariance**2).mean()
-    below = (n + 1) * (square - mean**2 / D)
-    s = torch.where(below > 0, (square + mean**2) / below, 1.0).clamp(max=1)
-    floor = torch.finfo(mean.dtype).tiny  # so that it has an inverse even if all samples are equal
-    return (1 - s) * covariance + (s * mean + floor) * torch.eye(D, device=mean.device)

@@ -103,6 +103,9 @@ class NearestMean:
         self.means.copy_(class_means(sums, counts))
         self.has_mean.copy_(counts > 0)
 
+    def finish(self) -> None:
+        """Do nothing: an update computes all."""
+
     def clear(self) -> None:
         """Have no means."""
         self.means.zero_()

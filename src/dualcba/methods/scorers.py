@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from dualcba.methods.discriminant import discriminant_scores
 from dualcba.methods.nearest_mean import both_read_outs, scores_by_means
 from dualcba.nets import Network
 from dualcba.nets.inputs import logits_of
@@ -78,6 +79,24 @@ class NearestMeans(nn.Module):
         z = self.logits.head(h)
         near = scores_by_means(z, h, self.means, self.has_mean, normalise=self.normalise)
         return both_read_outs(z, near) if self.both else near
+
+
+class Discriminants(nn.Module):
+    """The scores of a linear discriminant of normalised features, see `discriminant_scores`."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, logits: Logits, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+        self.register_buffer("weight", weight.detach().clone())
+        self.register_buffer("bias", bias.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores (n, C) of normalised inputs."""
+        h = self.logits.features(x)
+        return discriminant_scores(self.logits.head(h), h, self.weight, self.bias)
 
 
 class Corrected(nn.Module):

@@ -68,7 +68,8 @@ def check_head_options(options: TrainingOptions, method: str, own_head: bool) ->
 def check_readout(readout: str, kind: str | None) -> None:
     """Raise if predictions are to be corrected by an adaptor that the method does not have."""
     if readout == "adapted" and kind is None:
-        raise ValueError(expected("readout", readout, "'head', 'ncm' or 'both' without an adaptor"))
+        wanted = "'head', 'ncm', 'both' or 'lda' without an adaptor"
+        raise ValueError(expected("readout", readout, wanted))
 
 
 def check_adaptor_parts(options: TrainingOptions) -> None:

@@ -1,4 +1,4 @@
-"""The class means of the read-outs `ncm` and `both`, from the memory.
+"""The class means of the read-outs `ncm` and `both`, or the discriminant of `lda`, from the memory.
 
 They are computed in a pass over the memory, under BN or IBN statistics, and cached until the next
 step. Where predictions re-estimate IBN's statistics part by part, the features of the memory's rows
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualcba.memory import Memory, Reservoir
+from dualcba.methods.discriminant import Discriminant
 from dualcba.methods.nearest_mean import NearestMean, RowFeatures
 from dualcba.normalization.refresh import MovingEstimate
 from dualcba.options import IBNRefresh
@@ -41,18 +42,21 @@ def kept_rows(parts: Parts) -> RowFeatures | None:
 
 
 class ClassMeans:
-    """The class means of the memory, computed once per step and way.
+    """The class means of the memory, or a discriminant, computed once per step and way.
 
     `rows` are the features of `kept_rows`, if any, and `moving` is the estimate that they follow.
     """
 
-    def __init__(self, parts: Parts, rows: RowFeatures | None, moving: MovingEstimate) -> None:
+    def __init__(
+        self, parts: Parts, rows: RowFeatures | None, moving: MovingEstimate, *, discriminant: bool
+    ) -> None:
         self.context = parts.context
         self.method = parts.method
         self.precision = parts.precision
         self.engine = parts.engine
         weight = cast(Tensor, self.context.network.head.weight)
-        self.nearest = NearestMean(len(weight), weight.detach())
+        kind = Discriminant if discriminant else NearestMean
+        self.nearest: Discriminant | NearestMean = kind(len(weight), weight.detach())
         self.rows = rows
         self.moving = moving
         self._cached: dict[Way, tuple[Tensor, Tensor]] = {}
@@ -92,6 +96,7 @@ class ClassMeans:
                 rows.values.index_copy_(0, part, F.normalize(h.float()))
         rows.stale[due] = False
         self.nearest.update_from(rows.values[: memory.filled], memory.y[: memory.filled])
+        self.nearest.finish()
 
     def _update(self) -> None:
         """Compute the features of all rows, and their means."""
@@ -100,6 +105,7 @@ class ClassMeans:
             self.engine.ranks.exchange("predict", None)
         if filled:
             self.engine.run(("ncm", filled), self._pass_over_memory)
+            self.nearest.finish()  # not part of a graph: a linear solver may wait for the device
         else:
             self.nearest.clear()
 

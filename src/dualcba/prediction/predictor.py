@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from dualcba.errors import expected, one_of
+from dualcba.methods.discriminant import Discriminant
 from dualcba.methods.nearest_mean import both_read_outs
-from dualcba.methods.scorers import NearestMeans, scorer_of
+from dualcba.methods.scorers import Discriminants, NearestMeans, scorer_of
 from dualcba.methods.wrapper import outputs_scorer
 from dualcba.normalization.statistics import RunningStatistics, evaluation_mode
 from dualcba.options import IBNRefresh, Readout, Statistics
@@ -47,10 +48,12 @@ class Predictor:
         self.refresh: IBNRefresh = "full" if whole else refresh
         self.seen_only = seen_only
         self.flip = flip
-        by_means = readout in ("ncm", "both")
+        by_means = readout in ("ncm", "both", "lda")
         rows = kept_rows(parts) if by_means and self.refresh == "parts" else None
         self.ibn = MemoryStatistics(parts, rows, seed=seed, average=average, augment=augment)
-        self.means = ClassMeans(parts, rows, self.ibn.moving) if by_means else None
+        lda = readout == "lda"
+        means = ClassMeans(parts, rows, self.ibn.moving, discriminant=lda) if by_means else None
+        self.means = means
         self._running = RunningStatistics(self.ibn.layers)
         self._depth = 0  # of nested `evaluating`
         self._training: RunningStatistics | None = None  # training's, while the layers have others
@@ -87,12 +90,14 @@ class Predictor:
     def scorer(self) -> nn.Module:
         """Return a module that scores normalised inputs as now; call it inside `evaluating`."""
         if self.adaptor is not None:
-            wanted = "'head', 'ncm' or 'both' for snapshots and exports"
+            wanted = "'head', 'ncm', 'both' or 'lda' for snapshots and exports"
             raise ValueError(expected("readout", self.readout, wanted))
         if self.means is None:
             return scorer_of(self.method)
-        near, both = self.means.nearest, self.readout == "both"
-        return NearestMeans(outputs_scorer(self.method), near.means, near.has_mean, both=both)
+        near, logits = self.means.nearest, outputs_scorer(self.method)
+        if isinstance(near, Discriminant):
+            return Discriminants(logits, near.weight, near.bias)
+        return NearestMeans(logits, near.means, near.has_mean, both=self.readout == "both")
 
     def scores_of(self, samples: Tensor, statistics: str, step: int) -> Tensor:
         """Return (n, C) scores of any number of raw samples on any device, on the host."""

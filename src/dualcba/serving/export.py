@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from dualcba.data.transforms import Transform
 from dualcba.errors import expected, reason
 from dualcba.io import atomic_write, user_path
-from dualcba.methods.scorers import Logits, NearestMeans
+from dualcba.methods.scorers import Discriminants, Logits, NearestMeans
 from dualcba.nets.heads import resize_head
 from dualcba.nets.inputs import SeveralInputs
 from dualcba.serving.folding import fold_normalization
@@ -123,6 +123,7 @@ def _state_dict(model: Model, example: Tensor, meta: dict[str, Any]) -> bytes:
         kind = "a frozen trunk and its last layer" if model.trunk is not None else kind
         means = isinstance(scorer, NearestMeans)
         kind = "class means" if means else kind
+        kind = "a discriminant of features" if isinstance(scorer, Discriminants) else kind
         wanted = "the last linear layer of one network: write a file ending in .pt2 or .onnx"
         wanted += ", or learn with readout='head'" if means and scorer.both else ""
         raise ValueError(f"the predictions are made by {kind}, expected {wanted}")
