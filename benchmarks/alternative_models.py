@@ -150,6 +150,9 @@ CONTENDERS: dict[str, Make] = {
     "DualCBAClassifier head": lambda seed, classes: Ours(seed, learner_options=HEAD),
     "DualCBAClassifier ncm": lambda seed, classes: Ours(seed, learner_options={"readout": "ncm"}),
     "DualCBAClassifier lda": lambda seed, classes: Ours(seed, learner_options={"readout": "lda"}),
+    "DualCBAClassifier both-lda": lambda seed, classes: Ours(
+        seed, learner_options={"readout": "both-lda"}
+    ),
     "ER": lambda seed, classes: Ours(seed, method="er", learner_options=HEAD),
     SEPARATE: lambda seed, classes: Ours(seed, learner_options={**HEAD, "forward": "split"}),
     "nearest sample": lambda seed, classes: NearestSample(seed),

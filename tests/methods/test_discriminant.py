@@ -100,6 +100,20 @@ def test_the_head_decides_while_the_memory_is_empty(make_learner: Make, images: 
     assert torch.equal(head, lda)
 
 
+def test_both_is_the_product_with_the_head(
+    make_learner: Make, teach: Make, images: Dataset
+) -> None:
+    names, x = ("head", "lda", "both-lda"), images.test_x
+    head, lda, both = (
+        teach(make_learner("derpp-cba", readout=r)).predict_proba(x).double().numpy() for r in names
+    )
+    known = (lda > 0).any(0)
+    assert 0 < known.sum() < 6  # of the other classes only the head knows
+    share = head[:, known].sum(1, keepdims=True)
+    product = np.where(known, np.sqrt(head * lda * share), head)
+    np.testing.assert_allclose(both, product / product.sum(1, keepdims=True), atol=1e-5)
+
+
 def test_training_does_not_depend_on_it(
     make_learner: Make, teach: Make, differ: Make, images: Dataset
 ) -> None:

@@ -279,7 +279,7 @@ def test_a_run_and_an_estimator_take_the_option(images: Dataset) -> None:
     assert classifier.fit(x, y).predict(x).shape == y.shape
 
 
-@pytest.mark.parametrize("readout", ["ncm", "both", "lda"])
+@pytest.mark.parametrize("readout", ["ncm", "both", "lda", "both-lda"])
 def test_a_learner_with_the_read_out_passes_all_checks(
     readout: str, make_learner: Make, make_net: Make
 ) -> None:
@@ -290,7 +290,7 @@ def test_a_learner_with_the_read_out_passes_all_checks(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("readout", ["ncm", "both", "lda"])
+@pytest.mark.parametrize("readout", ["ncm", "both", "lda", "both-lda"])
 @pytest.mark.parametrize("statistics", ["bn", "ibn"])
 def test_captured_evaluations_equal_eager_ones(
     statistics: str, readout: str, make_learner: Make, make_batches: Make, images: Dataset,

@@ -36,6 +36,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "bic": {"seen_only": True},
     "lucir": {},
     "rar": {"readout": "lda"},
+    "clser": {"readout": "both-lda"},
     "er": {"readout": "ncm"},
     "er-ace": {"test_flip": True, "seen_only": True},
     "derpp": {"readout": "both"},

@@ -82,21 +82,27 @@ class NearestMeans(nn.Module):
 
 
 class Discriminants(nn.Module):
-    """The scores of a linear discriminant of normalised features, see `discriminant_scores`."""
+    """The scores of a linear discriminant of normalised features, see `discriminant_scores`.
+
+    With `both` it is the mean of the log-probabilities of these scores and of the logits.
+    """
 
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, logits: Logits, weight: Tensor, bias: Tensor) -> None:
+    def __init__(self, logits: Logits, weight: Tensor, bias: Tensor, *, both: bool) -> None:
         super().__init__()
         self.logits = logits
+        self.both = both
         self.register_buffer("weight", weight.detach().clone())
         self.register_buffer("bias", bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
         """Return scores (n, C) of normalised inputs."""
         h = self.logits.features(x)
-        return discriminant_scores(self.logits.head(h), h, self.weight, self.bias)
+        z = self.logits.head(h)
+        scores = discriminant_scores(z, h, self.weight, self.bias)
+        return both_read_outs(z, scores) if self.both else scores
 
 
 class Corrected(nn.Module):

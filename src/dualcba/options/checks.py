@@ -68,7 +68,7 @@ def check_head_options(options: TrainingOptions, method: str, own_head: bool) ->
 def check_readout(readout: str, kind: str | None) -> None:
     """Raise if predictions are to be corrected by an adaptor that the method does not have."""
     if readout == "adapted" and kind is None:
-        wanted = "'head', 'ncm', 'both' or 'lda' without an adaptor"
+        wanted = "'head', 'ncm', 'both', 'lda' or 'both-lda' without an adaptor"
         raise ValueError(expected("readout", readout, wanted))
 
 

@@ -1,4 +1,4 @@
-"""The class means of the read-outs `ncm` and `both`, or the discriminant of `lda`, from the memory.
+"""The class means of the memory, for the read-outs `ncm` and `both`, or the discriminant of `lda`.
 
 They are computed in a pass over the memory, under BN or IBN statistics, and cached until the next
 step. Where predictions re-estimate IBN's statistics part by part, the features of the memory's rows

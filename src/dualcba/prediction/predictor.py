@@ -48,10 +48,11 @@ class Predictor:
         self.refresh: IBNRefresh = "full" if whole else refresh
         self.seen_only = seen_only
         self.flip = flip
-        by_means = readout in ("ncm", "both", "lda")
+        lda = readout in ("lda", "both-lda")
+        by_means = lda or readout in ("ncm", "both")
+        self.both = readout in ("both", "both-lda")
         rows = kept_rows(parts) if by_means and self.refresh == "parts" else None
         self.ibn = MemoryStatistics(parts, rows, seed=seed, average=average, augment=augment)
-        lda = readout == "lda"
         means = ClassMeans(parts, rows, self.ibn.moving, discriminant=lda) if by_means else None
         self.means = means
         self._running = RunningStatistics(self.ibn.layers)
@@ -85,19 +86,19 @@ class Predictor:
             return z if self.adaptor is None else self.adaptor.adapt(z, self.adaptor(z))
         z, h = self.method.outputs(inputs)
         near = self.means.nearest.scores(z, h).float()
-        return both_read_outs(z, near) if self.readout == "both" else near
+        return both_read_outs(z, near) if self.both else near
 
     def scorer(self) -> nn.Module:
         """Return a module that scores normalised inputs as now; call it inside `evaluating`."""
         if self.adaptor is not None:
-            wanted = "'head', 'ncm', 'both' or 'lda' for snapshots and exports"
+            wanted = "'head', 'ncm', 'both', 'lda' or 'both-lda' for snapshots and exports"
             raise ValueError(expected("readout", self.readout, wanted))
         if self.means is None:
             return scorer_of(self.method)
         near, logits = self.means.nearest, outputs_scorer(self.method)
         if isinstance(near, Discriminant):
-            return Discriminants(logits, near.weight, near.bias)
-        return NearestMeans(logits, near.means, near.has_mean, both=self.readout == "both")
+            return Discriminants(logits, near.weight, near.bias, both=self.both)
+        return NearestMeans(logits, near.means, near.has_mean, both=self.both)
 
     def scores_of(self, samples: Tensor, statistics: str, step: int) -> Tensor:
         """Return (n, C) scores of any number of raw samples on any device, on the host."""
