@@ -1,4 +1,4 @@
-"""Nearest class mean and nearest sample of the memory, against NumPy."""
+"""Class means, nearest samples and the discriminant of the memory, against NumPy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.covariance import oas
 
 from dualcba import Dataset
 from dualcba.experiments import Hardware, Run, Spec
@@ -22,6 +23,7 @@ def test_accuracies_are_those_by_hand(statistics: str, method: str, images: Data
     found, scores = result["recordings"]["neighbours"][statistics], result["scores"][statistics]
     assert scores["ncm_acc"] == found["class_mean"]["acc"]
     assert scores["nn_acc"] == found["sample"]["acc"]
+    assert scores["lda_acc"] == found["discriminant"]["acc"]
     learner, transform = run.learner, run.learner.parts.context.transform
     with learner.evaluating(statistics):
         stored, test = (
@@ -33,9 +35,16 @@ def test_accuracies_are_those_by_hand(statistics: str, method: str, images: Data
     classes = np.unique(labels)
     means = np.stack([stored[labels == c].mean(0) for c in classes])
     means /= np.linalg.norm(means, axis=1, keepdims=True)
-    for name, points, of in (("class_mean", means, classes), ("sample", stored, labels)):
-        distance = ((test[:, None] - points) ** 2).sum(2)
-        right = of[distance.argmin(1)] == y
+    own = np.stack([stored[labels == c].mean(0) for c in classes]).astype(np.float64)
+    centred = stored - own[np.searchsorted(classes, labels)]
+    inverse = np.linalg.inv(oas(centred, assume_centered=True)[0])
+    for name, points, of, metric in (
+        ("class_mean", means, classes, np.eye(len(inverse))),
+        ("sample", stored, labels, np.eye(len(inverse))),
+        ("discriminant", own, classes, inverse),
+    ):
+        between = test[:, None] - points
+        right = of[np.einsum("nkd,de,nke->nk", between, metric, between).argmin(1)] == y
         tasks = [100 * right[np.isin(y, [2 * t, 2 * t + 1])].mean() for t in range(3)]
         assert found[name]["tasks"] == pytest.approx(tasks)
         assert found[name]["acc"] == pytest.approx(np.mean(tasks))

@@ -171,7 +171,13 @@ def test_a_recorded_run_is_the_same_run(
     for statistics, scores in got["scores"].items():
         usual = want["scores"][statistics]
         assert {name: scores[name] for name in usual} == usual
-        assert scores.keys() - usual == {"prequential", "ncm_acc", "nn_acc", "random_acc"}
+        assert scores.keys() - usual == {
+            "prequential",
+            "ncm_acc",
+            "nn_acc",
+            "lda_acc",
+            "random_acc",
+        }
         accuracy = got["recordings"]["prequential"][statistics]["accuracy"]
         assert scores["prequential"] == accuracy
     for part in ("accuracy_matrix", "anytime"):

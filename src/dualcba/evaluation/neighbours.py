@@ -1,7 +1,8 @@
-"""Accuracy of classifiers that replace the head: the nearest class mean and the nearest sample."""
+"""Accuracy of classifiers that replace the head: class means, samples, a discriminant."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from dualcba.evaluation.recorders import BATCH, Recorder
 from dualcba.evaluation.scores import Scores
+from dualcba.methods.discriminant import ShrinkageLDA
 from dualcba.methods.nearest_mean import class_means, class_sums
 from dualcba.prediction import STATISTICS
 
@@ -18,8 +20,9 @@ class Neighbours(Recorder):
     """Accuracy at the end of the stream by the features of the memory, in percent.
 
     `class_mean` predicts the class whose mean of normalised features over the memory is nearest,
-    `sample` the class of the nearest sample of the memory. Both use normalised features of samples
-    without augmentation. They show how much of a result is due to the last layer.
+    `sample` the class of the nearest sample of the memory, `discriminant` by a linear discriminant
+    with a shrunk covariance. All use normalised features of samples without augmentation. They show
+    how much of a result is due to the last layer.
     """
 
     def prepare(self) -> None:
@@ -27,42 +30,48 @@ class Neighbours(Recorder):
         self.found: dict[str, dict[str, Any]] = {}
 
     def result(self) -> dict[str, dict[str, Any]]:
-        """Return `{"bn": {"class_mean": {"acc": …, "tasks": […]}, "sample": …}, "ibn": …}`."""
+        """Return `{"bn": {"class_mean": {"acc": …, "tasks": […]}, "sample": …, …}, "ibn": …}`."""
         if self.learner.memory.filled:
             self.found = {s: self._accuracies(s) for s in STATISTICS}
         return self.found
 
     def scores(self) -> dict[str, Scores]:
-        """Return the accuracies over all tasks as the scores `ncm_acc` and `nn_acc`."""
-        names = {"ncm_acc": "class_mean", "nn_acc": "sample"}
+        """Return the accuracies over all tasks as the scores `ncm_acc`, `nn_acc` and `lda_acc`."""
+        names = {"ncm_acc": "class_mean", "nn_acc": "sample", "lda_acc": "discriminant"}
         return {
             s: {score: found[name]["acc"] for score, name in names.items()}
             for s, found in self.found.items()
         }
 
     def _accuracies(self, statistics: str) -> dict[str, Any]:
-        memory = self.learner.memory
+        memory, C = self.learner.memory, self.data.num_classes
         with self.learner.evaluating(statistics):
             stored, labels = self._features(memory.x[: memory.filled]), memory.y[: memory.filled]
-            sums, counts = class_sums(stored, labels, self.data.num_classes)
+            sums, counts = class_sums(stored, labels, C)
             present = counts.nonzero().squeeze(1)
             means = class_means(sums, counts)[present]
-            return {
-                "class_mean": self._accuracy(means, present),
-                "sample": self._accuracy(stored, labels),
-            }
+            lda = ShrinkageLDA(stored.shape[1], C, stored.device)
+            lda.update(stored.double(), labels)
+            weight, bias = lda.classifier()
+            return self._tested({
+                "class_mean": lambda h: present[(h @ means.T).argmax(1)],
+                "sample": lambda h: labels[(h @ stored.T).argmax(1)],
+                "discriminant": lambda h: (h.double() @ weight + bias).argmax(1),
+            })  # fmt: skip
 
-    def _accuracy(self, points: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Return the accuracy of the nearest point, over all tasks and of each."""
-        tasks = []
+    def _tested(self, classifiers: Mapping[str, Callable[[Tensor], Tensor]]) -> dict[str, Any]:
+        """Return the accuracy of each classifier of features, over all tasks and of each."""
+        tasks: dict[str, list[float]] = {name: [] for name in classifiers}
         for task in self.stream:
-            right = 0
+            right = dict.fromkeys(classifiers, 0)
             for part in torch.split(torch.from_numpy(task.test), BATCH):
                 h = self._features(self.engine.receive(self.data.test_x[part]))
                 y = self.engine.receive(self.data.test_y[part])
-                right += int((labels[(h @ points.T).argmax(1)] == y).sum())
-            tasks.append(100 * right / len(task.test))
-        return {"acc": sum(tasks) / len(tasks), "tasks": tasks}
+                for name, classify in classifiers.items():
+                    right[name] += int((classify(h) == y).sum())
+            for name, count in right.items():
+                tasks[name].append(100 * count / len(task.test))
+        return {name: {"acc": sum(t) / len(t), "tasks": t} for name, t in tasks.items()}
 
     def _features(self, x: Tensor) -> Tensor:
         """Return normalised features (n, d) of raw samples."""

@@ -21,7 +21,7 @@ NEWEST = ("newest", "newest_last", "newest_recall", "prequential")
 """Scores of the classes that have just arrived; results of earlier versions have none of them."""
 
 
-CONTROLS = ("ncm_acc", "nn_acc", "random_acc")
+CONTROLS = ("ncm_acc", "nn_acc", "lda_acc", "random_acc")
 """Accuracy of other classifiers on the same stream, where a run has recorded it."""
 
 

@@ -169,6 +169,11 @@ SCORES = {
         True,
         "ACC by the nearest sample of the memory, by its features; recorded by --record neighbours",
     ),
+    "lda_acc": ScoreInfo(
+        "ACC, discriminant",
+        True,
+        "ACC by a linear discriminant of the memory's features; recorded by --record neighbours",
+    ),
     "random_acc": ScoreInfo(
         "ACC, random features",
         True,
