@@ -93,38 +93,6 @@ def test_without_variance_the_nearest_mean_decides(scale: float) -> None:
     assert scale == 0 or scores.argmax(1).tolist() == [0, 1, 2]
 
 
-def test_the_head_decides_while_the_memory_is_empty(make_learner: Make, images: Dataset) -> None:
-    head, lda = (
-        make_learner("er", readout=name).predict_proba(images.test_x) for name in ("head", "lda")
-    )
-    assert torch.equal(head, lda)
-
-
-def test_both_is_the_product_with_the_head(
-    make_learner: Make, teach: Make, images: Dataset
-) -> None:
-    names, x = ("head", "lda", "both-lda"), images.test_x
-    head, lda, both = (
-        teach(make_learner("derpp-cba", readout=r)).predict_proba(x).double().numpy() for r in names
-    )
-    known = (lda > 0).any(0)
-    assert 0 < known.sum() < 6  # of the other classes only the head knows
-    share = head[:, known].sum(1, keepdims=True)
-    product = np.where(known, np.sqrt(head * lda * share), head)
-    np.testing.assert_allclose(both, product / product.sum(1, keepdims=True), atol=1e-5)
-
-
-def test_training_does_not_depend_on_it(
-    make_learner: Make, teach: Make, differ: Make, images: Dataset
-) -> None:
-    one, two = (make_learner("er-dual-cba", readout=name) for name in ("head", "lda"))
-    for learner in (one, two):
-        teach(learner)
-        learner.predict(images.test_x)
-    assert differ(one.state_dict(), two.state_dict()) == []
-    assert not torch.equal(one.predict_proba(images.test_x), two.predict_proba(images.test_x))
-
-
 @pytest.mark.gpu
 def test_on_a_gpu(make_learner: Make, teach: Make, images: Dataset) -> None:
     given = {"device": "cuda", "precision": "fp32", "readout": "lda", "ibn": True}

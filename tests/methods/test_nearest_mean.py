@@ -83,23 +83,25 @@ def test_predictions_are_the_nearest_mean_of_the_memory(
 
 
 @pytest.mark.parametrize("statistics", ["bn", "ibn"])
+@pytest.mark.parametrize(("other", "product"), [("ncm", "both"), ("lda", "both-lda")])
 def test_both_read_outs_are_multiplied(
-    statistics: str, make_learner: Make, teach: Make, images: Dataset
+    other: str, product: str, statistics: str, make_learner: Make, teach: Make, images: Dataset
 ) -> None:
-    names, x = ("head", "ncm", "both"), images.test_x
+    names, x = ("head", other, product), images.test_x
     learners = [teach(make_learner("derpp-cba", readout=r, ibn=statistics == "ibn")) for r in names]
-    head, ncm, both = (learner.predict_proba(x).double().numpy() for learner in learners)
+    head, near, both = (learner.predict_proba(x).double().numpy() for learner in learners)
     known = np.isin(np.arange(6), learners[0].memory.y[: learners[0].memory.filled].numpy())
     assert 0 < known.sum() < 6  # of the other classes only the head knows
     share = head[:, known].sum(1, keepdims=True)
-    product = np.where(known, np.sqrt(head * ncm * share), head)
-    np.testing.assert_allclose(both, product / product.sum(1, keepdims=True), atol=1e-5)
+    want = np.where(known, np.sqrt(head * near * share), head)
+    np.testing.assert_allclose(both, want / want.sum(1, keepdims=True), atol=1e-5)
 
 
+@pytest.mark.parametrize("readout", ["ncm", "lda"])
 def test_training_does_not_depend_on_the_read_out(
-    make_learner: Make, teach: Make, differ: Make, images: Dataset
+    readout: str, make_learner: Make, teach: Make, differ: Make, images: Dataset
 ) -> None:
-    one, two = (make_learner("er-dual-cba", readout=name) for name in ("head", "ncm"))
+    one, two = (make_learner("er-dual-cba", readout=name) for name in ("head", readout))
     for learner in (one, two):
         teach(learner)
         learner.predict(images.test_x)
@@ -108,10 +110,12 @@ def test_training_does_not_depend_on_the_read_out(
 
 
 def test_the_head_decides_while_the_memory_is_empty(make_learner: Make, images: Dataset) -> None:
-    names = ("head", "ncm", "both")
-    head, ncm, both = (make_learner("er", readout=n).predict_proba(images.test_x) for n in names)
-    assert torch.equal(head, ncm)
-    torch.testing.assert_close(head, both)
+    names = ("head", "ncm", "lda", "both", "both-lda")
+    head, *others = (make_learner("er", readout=n).predict_proba(images.test_x) for n in names)
+    for probabilities in others:
+        torch.testing.assert_close(head, probabilities)
+    assert torch.equal(head, others[0])
+    assert torch.equal(head, others[1])
 
 
 def test_the_means_follow_every_step_and_every_load(
