@@ -175,7 +175,7 @@ def test_the_draws_of_the_wrapped_method_are_augmented_mildly(
     options = {"own_draw": True, "mild": True, **({"base_mirror": False} if base == "gsa" else {})}
     given = {"method_options": options, "augmentation": augmentation}
     learner = make_learner(f"{base}+mkd-dual-cba", **given)
-    views = learner.parts.forward_pass.draw_transforms
+    views = learner.parts.context.draw_transforms
     assert {k: t.area for k, t in views.items()} == dict.fromkeys(range(count), (0.6, 1.0))
     calls = []
     augment = ResizedCrop.augment

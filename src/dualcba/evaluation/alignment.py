@@ -145,10 +145,10 @@ class Alignment(Recorder):
         """Draw for n new samples with a generator of this step's own."""
         learner, method = self.learner, self.learner.method
         rng = generator(learner.seed, "alignment", learner.step)
-        usual, size = self.forward_pass.context.transform, learner.memory_batch
+        context, size = self.forward_pass.context, learner.memory_batch
 
-        def augment(count: int, number: int = -1) -> Array | None:
-            transform = self.forward_pass.draw_transforms.get(number, usual)
+        def augment(count: int, draw: int | None = None) -> Array | None:
+            transform = context.transform_of(draw)
             return transform.draw(rng, count) if transform.random else None
 
         rows = [learner.memory.draw(size, rng) for _ in range(method.draws)]

@@ -88,6 +88,13 @@ class Context:
     memory_batch: int | None = None
     """The learner's option of that name."""
 
+    draw_transforms: dict[int, Transform] = field(default_factory=dict)
+    """The transforms of memory draws with an augmentation of their own, by number."""
+
+    def transform_of(self, draw: int | None) -> Transform:
+        """Return the transform of the memory draw of a number, or that of all other samples."""
+        return self.transform if draw is None else self.draw_transforms.get(draw, self.transform)
+
     @property
     def draw_size(self) -> int:
         """The number of samples in each memory draw."""

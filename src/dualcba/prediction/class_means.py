@@ -19,12 +19,21 @@ from dualcba.memory import Memory, Reservoir
 from dualcba.methods.discriminant import Discriminant
 from dualcba.methods.nearest_mean import NearestMean, RowFeatures
 from dualcba.normalization.refresh import MovingEstimate
-from dualcba.options import IBNRefresh
+from dualcba.options import IBNRefresh, Readout
 from dualcba.prediction.batches import PREDICT_BATCH
 from dualcba.training.parts import Parts
 
 Way = tuple[str, IBNRefresh]
 """The statistics, and whether IBN's are those of the whole memory."""
+
+
+CLASSIFIERS: dict[Readout, type[NearestMean] | type[Discriminant]] = {
+    "ncm": NearestMean,
+    "both": NearestMean,
+    "lda": Discriminant,
+    "both-lda": Discriminant,
+}
+"""What classifies the features in each read-out that uses those of the memory."""
 
 
 def kept_rows(parts: Parts) -> RowFeatures | None:
@@ -48,15 +57,14 @@ class ClassMeans:
     """
 
     def __init__(
-        self, parts: Parts, rows: RowFeatures | None, moving: MovingEstimate, *, discriminant: bool
+        self, parts: Parts, rows: RowFeatures | None, moving: MovingEstimate, readout: Readout
     ) -> None:
         self.context = parts.context
         self.method = parts.method
         self.precision = parts.precision
         self.engine = parts.engine
         weight = cast(Tensor, self.context.network.head.weight)
-        kind = Discriminant if discriminant else NearestMean
-        self.nearest: Discriminant | NearestMean = kind(len(weight), weight.detach())
+        self.nearest = CLASSIFIERS[readout](len(weight), weight.detach())
         self.rows = rows
         self.moving = moving
         self._cached: dict[Way, tuple[Tensor, Tensor]] = {}

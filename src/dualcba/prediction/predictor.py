@@ -17,7 +17,7 @@ from dualcba.methods.wrapper import outputs_scorer
 from dualcba.normalization.statistics import RunningStatistics, evaluation_mode
 from dualcba.options import IBNRefresh, Readout, Statistics
 from dualcba.prediction.batches import PREDICT_BATCH
-from dualcba.prediction.class_means import ClassMeans, kept_rows
+from dualcba.prediction.class_means import CLASSIFIERS, ClassMeans, kept_rows
 from dualcba.prediction.memory_statistics import MemoryStatistics
 from dualcba.training.parts import Parts
 from dualcba.training.precision import default_modes
@@ -48,13 +48,11 @@ class Predictor:
         self.refresh: IBNRefresh = "full" if whole else refresh
         self.seen_only = seen_only
         self.flip = flip
-        lda = readout in ("lda", "both-lda")
-        by_means = lda or readout in ("ncm", "both")
+        by_means = readout in CLASSIFIERS
         self.both = readout in ("both", "both-lda")
         rows = kept_rows(parts) if by_means and self.refresh == "parts" else None
         self.ibn = MemoryStatistics(parts, rows, seed=seed, average=average, augment=augment)
-        means = ClassMeans(parts, rows, self.ibn.moving, discriminant=lda) if by_means else None
-        self.means = means
+        self.means = ClassMeans(parts, rows, self.ibn.moving, readout) if by_means else None
         self._running = RunningStatistics(self.ibn.layers)
         self._depth = 0  # of nested `evaluating`
         self._training: RunningStatistics | None = None  # training's, while the layers have others

@@ -121,11 +121,11 @@ def _state_dict(model: Model, example: Tensor, meta: dict[str, Any]) -> bytes:
     ):
         kind = type(scorer.head if isinstance(scorer, Logits) else scorer).__name__
         kind = "a frozen trunk and its last layer" if model.trunk is not None else kind
-        means = isinstance(scorer, NearestMeans)
-        kind = "class means" if means else kind
+        kind = "class means" if isinstance(scorer, NearestMeans) else kind
         kind = "a discriminant of features" if isinstance(scorer, Discriminants) else kind
+        both = isinstance(scorer, NearestMeans | Discriminants) and scorer.both
         wanted = "the last linear layer of one network: write a file ending in .pt2 or .onnx"
-        wanted += ", or learn with readout='head'" if means and scorer.both else ""
+        wanted += ", or learn with readout='head'" if both else ""
         raise ValueError(f"the predictions are made by {kind}, expected {wanted}")
     resize_head(scorer.head, len(model.hidden))
     tensors = _unshared(scorer.whole().state_dict())

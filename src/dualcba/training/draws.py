@@ -144,7 +144,6 @@ class StepSampler:
         context: Context,
         method: Method,
         views: Mapping[str, Transform],
-        draw_transforms: Mapping[int, Transform],
         *,
         balanced: bool = False,
         pooled: bool = False,
@@ -153,8 +152,7 @@ class StepSampler:
         self.context = context
         self.method = method
         self.views = views
-        self.draw_transforms = draw_transforms
-        random = context.transform.random or views or draw_transforms
+        random = context.transform.random or views or context.draw_transforms
         unused = {"method": type(method).noise is Method.noise, "augmentation": not random}
         self.used = [name for name in self.rng if not unused.get(name)]
         self.balanced = balanced
@@ -201,8 +199,8 @@ class StepSampler:
             return tuple([self._memory_draw(k, views=k in seen) for k in draws])
         return tuple([self._chosen_draw(k, chosen[k], views=k in seen) for k in draws])
 
-    def _chosen_draw(self, number: int, n: int, *, views: bool) -> ChosenDraw[Array]:
-        u, augment = self.rng["memory"].random(n), self._augment(n, number)
+    def _chosen_draw(self, draw: int, n: int, *, views: bool) -> ChosenDraw[Array]:
+        u, augment = self.rng["memory"].random(n), self._augment(n, draw)
         drawn = draw_views(self.views, self.rng["augmentation"], n) if views else {}
         return ChosenDraw(u, augment, drawn)
 
@@ -213,16 +211,15 @@ class StepSampler:
         u = (np.arange(n) + self.rng["memory"].random(n)) / n
         return BalancedDraw(u, self._augment(n))
 
-    def _memory_draw(self, number: int = -1, *, views: bool = False) -> MemoryDraw[Array]:
+    def _memory_draw(self, draw: int | None = None, *, views: bool = False) -> MemoryDraw[Array]:
         rows = self.context.memory.draw(self.context.draw_size, self.rng["memory"])
-        augment = self._augment(len(rows), number)
+        augment = self._augment(len(rows), draw)
         if not views:
             return MemoryDraw(rows, augment)
         return MemoryDraw(
             rows, augment, draw_views(self.views, self.rng["augmentation"], len(rows))
         )
 
-    def _augment(self, n: int, number: int = -1) -> Array | None:
-        """Draw the augmentation of n samples: of the memory draw of a number, or of others."""
-        transform = self.draw_transforms.get(number, self.context.transform)
+    def _augment(self, n: int, draw: int | None = None) -> Array | None:
+        transform = self.context.transform_of(draw)
         return transform.draw(self.rng["augmentation"], n) if transform.random else None

@@ -49,7 +49,6 @@ class ForwardPass:
         context: Context,
         method: Method,
         views: Mapping[str, Transform],
-        draw_transforms: Mapping[int, Transform],
         *,
         mode: ForwardMode = "split",
         tracking: str = "all",
@@ -58,7 +57,6 @@ class ForwardPass:
         self.context = context
         self.method = method
         self.views = views
-        self.draw_transforms = draw_transforms
         self.concat, self.sources = mode == "concat", mode == "sources"
         self.tracking = tracking
         self.norm_layers = batch_norms(context.network)
@@ -184,9 +182,8 @@ class ForwardPass:
 
         It is one call unless draws have transforms of their own.
         """
-        if self.draw_transforms:
-            own = self.draw_transforms
-            transforms = [own.get(k - 1, self.context.transform) for k in range(len(raw))]
+        if self.context.draw_transforms:
+            transforms = map(self.context.transform_of, [None, *range(len(raw) - 1)])
             parts = [t(x, p) for t, x, p in zip(transforms, raw, params, strict=True)]
             return torch.cat(parts), parts
         drawn = [p for p in params if p is not None]

@@ -107,14 +107,15 @@ def make_parts(
     base = given.transform if standardise is None else standardise
     context = _make_context(engine, network, sets, adaptor, given, precision, base)
     views = {k: v.to(engine.device) for k, v in method.make_views(base).items()}
-    own = {k: t.to(engine.device) for k, t in method.make_draw_transforms(base).items()}
-    forward_pass = _make_forward_pass(context, method, views, own, precision, ranks, given)
+    own = method.make_draw_transforms(base)
+    context.draw_transforms = {k: t.to(engine.device) for k, t in own.items()}
+    forward_pass = _make_forward_pass(context, method, views, precision, ranks, given)
     context.passes = Passes(forward_pass)
     optimizer = make_optimizer(trainable(network) + trainable(method), context.lr, given)
     virtual = make_virtual_step(optimizer, context.lr, given)
     outer_loop = OuterLoop(adaptor, rng, method, context, given, virtual, ranks)
     sampler = StepSampler(
-        given.seed, context, method, views, own, balanced=given.outer_draw == "balanced",
+        given.seed, context, method, views, balanced=given.outer_draw == "balanced",
         pooled=uses_pool(given) or bool(method.chosen),
     )  # fmt: skip
     monitor = LossMonitor(engine)
@@ -168,13 +169,12 @@ def _make_context(
 
 
 def _make_forward_pass(
-    context: Context, method: Method, views: dict[str, Transform],
-    draw_transforms: dict[int, Transform], precision: Precision, ranks: Ranks | None,
-    given: LearnerArguments,
+    context: Context, method: Method, views: dict[str, Transform], precision: Precision,
+    ranks: Ranks | None, given: LearnerArguments,
 ) -> ForwardPass:  # fmt: skip
     make = ForwardPass if ranks is None else partial(SharedForwardPass, ranks)
     return make(
-        context, method, views, draw_transforms, mode=given.forward, tracking=given.tracking,
+        context, method, views, mode=given.forward, tracking=given.tracking,
         cast_weights=precision.cast_weights,
     )  # fmt: skip
 
