@@ -1,0 +1,149 @@
+"""Train variants once, and score each learner by all read-outs, under BN and IBN.
+
+usage: python -m tools.readouts OUT.json [--features FOLDER] [options of tools.variants]
+
+Variants, streams and seeds are chosen as in `tools.variants`, and scored on a validation split of
+the training data unless `--test` is given. OUT.json has the accuracy of each learner by statistics
+and read-out, such as `ibn|both-lda+flip`; IBN is estimated as the variant says. `--features` keeps
+logits and features of the memory and of the scored images under IBN, a file for each view, for
+trials of further read-outs without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dualcba.evaluation import STATISTICS
+from dualcba.experiments import Hardware, Loader, read_toml
+from dualcba.experiments.run import Run
+from dualcba.experiments.scheduler import run_all
+from dualcba.methods.nearest_mean import both_read_outs
+from dualcba.prediction.batches import PREDICT_BATCH
+from dualcba.prediction.class_means import CLASSIFIERS
+from tools import variants
+
+Outputs = tuple[Tensor, Tensor]
+"""Logits and features."""
+
+
+def outputs(run: Run, x: Tensor) -> Outputs:
+    """Return logits and features of raw samples on the device, in float32."""
+    parts = run.learner.parts
+    found = []
+    with parts.precision.cast_weights(), parts.precision.autocast():
+        for batch in torch.split(x, PREDICT_BATCH):
+            z, h = parts.method.outputs(parts.context.transform(batch))
+            found.append((z.float(), h.float()))
+    z, h = (torch.cat(part) for part in zip(*found, strict=True))
+    return z, h
+
+
+def read_outs(
+    memory: Outputs, labels: Tensor, views: Sequence[Outputs]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the scores by each read-out, of the first view and of the mean over all views."""
+    made: dict[str, list[Tensor]] = {"head": [z for z, _ in views]}
+    for readout, classifier in CLASSIFIERS.items():
+        near = classifier(
+            memory[0].shape[1], memory[1].new_zeros(memory[0].shape[1], memory[1].shape[1])
+        )
+        near.update(memory[1], labels)
+        near.finish()
+        scores = [near.scores(z, h).float() for z, h in views]
+        both = readout.startswith("both")
+        made[readout] = [
+            both_read_outs(z, s) if both else s for (z, _), s in zip(views, scores, strict=True)
+        ]
+    for name, scores in made.items():
+        yield name, scores[0]
+        yield f"{name}+flip", torch.stack(scores).mean(0)
+
+
+def zoomed(x: Tensor) -> Tensor:
+    """Return the middle of images, an eighth smaller on each side, at the size of the images."""
+    H, W = x.shape[-2:]
+    top, left = H // 16, W // 16
+    inner = x[..., top : H - top, left : W - left].float()
+    return F.interpolate(inner, (H, W), mode="bilinear", antialias=True).round().to(x.dtype)
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "raw": lambda x: x,
+    "flip": lambda x: x.flip(-1),
+    "zoom": zoomed,
+}
+
+
+def score(run: Run, features: Path | None) -> dict[str, float]:
+    """Return the accuracy of a learner by statistics and read-out, in percent."""
+    learner, evaluator = run.learner, run.evaluator
+    memory, n = learner.parts.context.memory, int(evaluator.sizes.sum())
+    x, y, labels = evaluator.x[:n], evaluator.y[:n], memory.y[: memory.filled]
+    found: dict[str, float] = {}
+    for statistics in STATISTICS:
+        with learner.evaluating(statistics):
+            kept = memory.samples(torch.arange(memory.filled, device=labels.device))
+            views = [outputs(run, VIEWS[name](x)) for name in ("raw", "flip")]
+            for name, scores in read_outs(outputs(run, kept), labels, views):
+                right = (scores.argmax(1) == y).double().mean()
+                found[f"{statistics}|{name}"] = round(100 * float(right), 2)
+            if features is None or statistics == "bn":
+                continue
+            features.mkdir(parents=True, exist_ok=True)
+            for name, view in VIEWS.items():
+                (z, h), (_, h_memory) = outputs(run, view(x)), outputs(run, view(kept))
+                arrays = {"z": z.half(), "h": h.half(), "h_memory": h_memory.half()}
+                arrays |= {"y": y, "y_memory": labels}
+                path = features / f"{run.spec.name}-{name}.npz"
+                np.savez(path, **{k: t.cpu().numpy() for k, t in arrays.items()})  # type: ignore[arg-type]
+    return found
+
+
+def entry(
+    planned: variants.Planned, accuracy: dict[str, float], args: argparse.Namespace
+) -> dict[str, Any]:
+    """Return what the file holds of a learner."""
+    return {
+        **planned.place,
+        "accuracy": accuracy,
+        "options": planned.options,
+        "commit": args.commit,
+    }
+
+
+def main() -> None:
+    own = argparse.ArgumentParser(add_help=False)
+    own.add_argument("--features", type=Path)
+    given, rest = own.parse_known_args()
+    args = variants.parse(rest)
+    planned = list(variants.plan(read_toml(args.file), args))
+    variants.check(planned)
+    collected = variants.Collected(args.out)
+    collected.begin(sys.argv[1:])
+    waiting = {one.spec.name: one for one in planned if not collected.holds(one)}
+
+    def failed(spec: Any, error: Exception) -> None:
+        print(f"failed: {waiting[spec.name]}: {type(error).__name__}: {error}", file=sys.stderr)
+
+    specs, load = [one.spec for one in waiting.values()], Loader(args.data_dir)
+    hardware = Hardware(device=args.device)
+    for run, done in run_all(specs, load, hardware, abreast=args.abreast, failed=failed):
+        if done:
+            one, accuracy = waiting[run.spec.name], score(run, given.features)
+            collected.add("runs", entry(one, accuracy, args))
+            shown = {k: v for k, v in accuracy.items() if k.endswith("flip")}
+            print(f"{one}: {shown}", flush=True)
+        del run
+
+
+if __name__ == "__main__":
+    main()
