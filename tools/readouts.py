@@ -56,7 +56,7 @@ def read_outs(
         near = classifier(
             memory[0].shape[1], memory[1].new_zeros(memory[0].shape[1], memory[1].shape[1])
         )
-        near.update(memory[1], labels)
+        near.update(near.rows(*memory), labels)
         near.finish()
         scores = [near.scores(z, h).float() for z, h in views]
         both = readout.startswith("both")

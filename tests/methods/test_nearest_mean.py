@@ -97,7 +97,7 @@ def test_both_read_outs_are_multiplied(
     np.testing.assert_allclose(both, want / want.sum(1, keepdims=True), atol=1e-5)
 
 
-@pytest.mark.parametrize("readout", ["ncm", "lda"])
+@pytest.mark.parametrize("readout", ["ncm", "lda", "debiased"])
 def test_training_does_not_depend_on_the_read_out(
     readout: str, make_learner: Make, teach: Make, differ: Make, images: Dataset
 ) -> None:
@@ -110,12 +110,13 @@ def test_training_does_not_depend_on_the_read_out(
 
 
 def test_the_head_decides_while_the_memory_is_empty(make_learner: Make, images: Dataset) -> None:
-    names = ("head", "ncm", "lda", "both", "both-lda")
+    names = ("head", "ncm", "lda", "debiased", "both", "both-lda")
     head, *others = (make_learner("er", readout=n).predict_proba(images.test_x) for n in names)
     for probabilities in others:
         torch.testing.assert_close(head, probabilities)
     assert torch.equal(head, others[0])
     assert torch.equal(head, others[1])
+    assert torch.equal(head, others[2])
 
 
 def test_the_means_follow_every_step_and_every_load(
@@ -283,7 +284,7 @@ def test_a_run_and_an_estimator_take_the_option(images: Dataset) -> None:
     assert classifier.fit(x, y).predict(x).shape == y.shape
 
 
-@pytest.mark.parametrize("readout", ["ncm", "both", "lda", "both-lda"])
+@pytest.mark.parametrize("readout", ["ncm", "both", "lda", "both-lda", "debiased"])
 def test_a_learner_with_the_read_out_passes_all_checks(
     readout: str, make_learner: Make, make_net: Make
 ) -> None:
@@ -294,7 +295,7 @@ def test_a_learner_with_the_read_out_passes_all_checks(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("readout", ["ncm", "both", "lda", "both-lda"])
+@pytest.mark.parametrize("readout", ["ncm", "both", "lda", "both-lda", "debiased"])
 @pytest.mark.parametrize("statistics", ["bn", "ibn"])
 def test_captured_evaluations_equal_eager_ones(
     statistics: str, readout: str, make_learner: Make, make_batches: Make, images: Dataset,

@@ -277,7 +277,7 @@ def test_parts_on_a_gpu_are_those_of_a_cpu(
 # ---------------------------------------------------------------------- class means
 
 
-@pytest.mark.parametrize("readout", ["ncm", "both", "lda", "both-lda"])
+@pytest.mark.parametrize("readout", ["ncm", "both", "lda", "both-lda", "debiased"])
 def test_class_means_are_those_of_rows_that_are_kept(
     readout: str, images: Dataset, make_learner: Make, batches: Batches, monkeypatch: Any
 ) -> None:
@@ -325,7 +325,7 @@ def test_the_read_out_may_change_between_two_states(
 
 
 @pytest.mark.parametrize("on_outlier", ["raise", "skip"])
-@pytest.mark.parametrize("readout", ["head", "ncm", "both", "lda", "both-lda"])
+@pytest.mark.parametrize("readout", ["head", "ncm", "both", "lda", "both-lda", "debiased"])
 def test_a_refused_step_changes_no_answer(
     readout: str, on_outlier: str, images: Dataset, make_learner: Make, batches: Batches,
     monkeypatch: Any,

@@ -198,7 +198,7 @@ def test_only_classes_that_were_seen(vectors: Make) -> None:
     assert learner.predict_proba(np.zeros((1, 5))).tolist() == [[0.0, 0.0, 1.0, 0.0]]
 
 
-@pytest.mark.parametrize("readout", ["head", "ncm", "both", "lda", "both-lda"])
+@pytest.mark.parametrize("readout", ["head", "ncm", "both", "lda", "both-lda", "debiased"])
 def test_scores_are_the_mean_over_an_image_and_its_mirror_image(
     readout: str, images: Dataset, make_learner: Make, teach: Teach, differ: Differ
 ) -> None:
@@ -232,7 +232,7 @@ def test_predictions_can_be_corrected_by_the_adaptor(
     with two.evaluating("bn"):
         assert torch.equal(two.scores(images.test_x), want)
     assert not torch.equal(z, want)
-    wanted = "readout is 'adapted', expected 'head', .* or 'both-lda' for snapshots and exports"
+    wanted = "readout is 'adapted', expected 'head', .* or 'debiased' for snapshots and exports"
     with pytest.raises(ValueError, match=wanted):
         two.snapshot()
 

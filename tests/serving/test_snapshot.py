@@ -129,7 +129,7 @@ def test_a_method_with_scores_of_its_own_needs_a_scorer(make_learner: Make) -> N
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("readout", ["head", "ncm", "both", "lda", "both-lda"])
+@pytest.mark.parametrize("readout", ["head", "ncm", "both", "lda", "both-lda", "debiased"])
 def test_outputs_of_other_weights_go_along(
     readout: str, wrapped: bool, images: Dataset, make_learner: Make, teach: Teach
 ) -> None:

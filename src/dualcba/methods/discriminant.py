@@ -99,12 +99,18 @@ class Discriminant:
         self.weight = like.new_zeros(like.shape[1], num_classes)
         self.bias = like.new_zeros(num_classes)
 
-    def update(self, h: Tensor, y: Tensor) -> None:
-        """Sum over features (n, d) with labels (n,); `finish` computes the rest."""
-        self.update_from(F.normalize(h.float()), y)
+    @staticmethod
+    def width(weight: Tensor) -> int:
+        """Return the number of values that `rows` has for each sample."""
+        return weight.shape[1]
 
-    def update_from(self, rows: Tensor, y: Tensor) -> None:
-        """Sum over features (n, d) that are normalised, with labels (n,)."""
+    @staticmethod
+    def rows(z: Tensor, h: Tensor) -> Tensor:
+        """Return what an update needs of samples: their normalised features (n, d)."""
+        return F.normalize(h.float())
+
+    def update(self, rows: Tensor, y: Tensor) -> None:
+        """Sum over `rows` of samples with labels (n,); `finish` computes the rest."""
         self.lda.clear()
         with torch.autocast(rows.device.type, enabled=False):
             self.lda.update(rows.double(), y)
@@ -124,11 +130,11 @@ class Discriminant:
         """Return scores (n, C), see `discriminant_scores`."""
         return discriminant_scores(z, h, self.weight, self.bias)
 
-    def save(self) -> tuple[Tensor, Tensor]:
+    def save(self) -> tuple[Tensor, ...]:
         """Return copies of the weights and of the bias."""
         return self.weight.clone(), self.bias.clone()
 
-    def restore(self, saved: tuple[Tensor, Tensor]) -> None:
+    def restore(self, saved: tuple[Tensor, ...]) -> None:
         """Restore what `save` returned."""
         self.weight.copy_(saved[0])
         self.bias.copy_(saved[1])

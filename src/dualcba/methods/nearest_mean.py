@@ -66,13 +66,13 @@ def both_read_outs(z: Tensor, near: Tensor) -> Tensor:
 
 
 class RowFeatures:
-    """The normalised features of each row of a memory, and which rows are out of date.
+    """What a read-out keeps of each row of a memory, and which rows are out of date.
 
     `stale` is on the host; its last entry is that of the spare row.
     """
 
-    def __init__(self, size: int, features: int, device: torch.device) -> None:
-        self.values = torch.zeros(size, features, device=device)
+    def __init__(self, size: int, width: int, device: torch.device) -> None:
+        self.values = torch.zeros(size, width, device=device)
         self.stale = torch.ones(size + 1, dtype=torch.bool)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -87,19 +87,23 @@ class NearestMean:
         self.means = like.new_zeros(num_classes, like.shape[1])
         self.has_mean = like.new_zeros(num_classes, dtype=torch.bool)
 
-    def update(self, h: Tensor, y: Tensor) -> None:
-        """Set the means to those of features (n, d) with labels (n,)."""
-        sums, counts = class_sums(F.normalize(h), y, len(self.means))
-        self.means.copy_(class_means(sums, counts))
-        self.has_mean.copy_(counts > 0)
+    @staticmethod
+    def width(weight: Tensor) -> int:
+        """Return the number of values that `rows` has for each sample."""
+        return weight.shape[1]
 
-    def update_from(self, rows: Tensor, y: Tensor) -> None:
-        """Set the means to those of features (n, d) that are normalised, with labels (n,)."""
-        counts = torch.bincount(y, minlength=len(self.means))
+    @staticmethod
+    def rows(z: Tensor, h: Tensor) -> Tensor:
+        """Return what an update needs of samples: their normalised features (n, d)."""
+        return F.normalize(h.float())
+
+    def update(self, rows: Tensor, y: Tensor) -> None:
+        """Set the means to those of `rows` of samples with labels (n,)."""
         if rows.device.type == "cpu":  # less work than a product, and in a fixed order
             sums = torch.zeros_like(self.means).index_add_(0, y, rows.to(self.means))
+            counts = torch.bincount(y, minlength=len(self.means))
         else:
-            sums = class_sums(rows, y, len(self.means))[0]
+            sums, counts = class_sums(rows, y, len(self.means))
         self.means.copy_(class_means(sums, counts))
         self.has_mean.copy_(counts > 0)
 
@@ -115,11 +119,11 @@ class NearestMean:
         """Return scores (n, C), see `scores_by_means`."""
         return scores_by_means(z, h, self.means, self.has_mean)
 
-    def save(self) -> tuple[Tensor, Tensor]:
+    def save(self) -> tuple[Tensor, ...]:
         """Return copies of the means and of the mask of classes that have one."""
         return self.means.clone(), self.has_mean.clone()
 
-    def restore(self, saved: tuple[Tensor, Tensor]) -> None:
+    def restore(self, saved: tuple[Tensor, ...]) -> None:
         """Restore what `save` returned."""
         self.means.copy_(saved[0])
         self.has_mean.copy_(saved[1])

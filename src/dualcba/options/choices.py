@@ -29,7 +29,7 @@ LossMean = Literal["batches", "samples"]
 WhileEmpty = Literal["train", "store"]
 Pixels = Literal["normalised", "unit"]
 ProtocolName = Literal["paper", "p10"]
-Readout = Literal["head", "ncm", "both", "lda", "both-lda", "adapted"]
+Readout = Literal["head", "ncm", "both", "lda", "both-lda", "debiased", "adapted"]
 LabelledBatches = Literal["mixed", "cycled", "alone"]
 UnlabelledSamples = Literal["rest", "all"]
 AnytimeScores = Literal["both", "bn", "ibn"]
@@ -39,6 +39,9 @@ PlaceName = Literal["local", "ray", "slurm"]
 PrecisionName = Literal["auto", "fp32", "bf16"]
 Scale = Literal["paper", "small"]
 Colour = Literal["auto", "grey", "rgb"]
+
+PREDICTING = ", ".join(map(repr, get_args(Readout)[:-2])) + " or 'debiased'"
+"""The read-outs that do without an adaptor, for error messages."""
 
 CBA: tuple[AdaptorKind, ...] = get_args(AdaptorKind)
 DUAL: tuple[AdaptorKind, ...] = CBA[1:]

@@ -257,8 +257,9 @@ class TrainingOptions:
         "head",
         "how the network's outputs are classified: head (as the method does), ncm (the nearest "
         "class mean of the memory's features), both (the product of their probabilities), lda (a "
-        "linear discriminant of the memory's features), both-lda (the product of head and lda), or "
-        "for the single-level ablation adapted (the head, corrected by the adaptor)",
+        "linear discriminant of the memory's features), both-lda (the product of head and lda), "
+        "debiased (the logits, less the bias that the memory shows), or for the single-level "
+        "ablation adapted (the head, corrected by the adaptor)",
         EVALUATION,
     )
     test_flip: bool = option(

@@ -1,8 +1,8 @@
-"""The class means of the memory, for the read-outs `ncm` and `both`, or the discriminant of `lda`.
+"""What read-outs have from the memory: class means, a discriminant, the bias of the logits.
 
-They are computed in a pass over the memory, under BN or IBN statistics, and cached until the next
-step. Where predictions re-estimate IBN's statistics part by part, the features of the memory's rows
-are kept, and those of new rows and of the parts are computed anew.
+It is computed in a pass over the memory, under BN or IBN statistics, and cached until the next
+step. Where predictions re-estimate IBN's statistics part by part, features or log-probabilities of
+the memory's rows are kept, and those of new rows and of the parts are computed anew.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dualcba.memory import Memory, Reservoir
+from dualcba.methods.debiased import Debiased
 from dualcba.methods.discriminant import Discriminant
 from dualcba.methods.nearest_mean import NearestMean, RowFeatures
 from dualcba.normalization.refresh import MovingEstimate
@@ -27,17 +27,20 @@ Way = tuple[str, IBNRefresh]
 """The statistics, and whether IBN's are those of the whole memory."""
 
 
-CLASSIFIERS: dict[Readout, type[NearestMean] | type[Discriminant]] = {
+Classifier = NearestMean | Discriminant | Debiased
+
+CLASSIFIERS: dict[Readout, type[Classifier]] = {
     "ncm": NearestMean,
     "both": NearestMean,
     "lda": Discriminant,
     "both-lda": Discriminant,
+    "debiased": Debiased,
 }
-"""What classifies the features in each read-out that uses those of the memory."""
+"""What classifies samples in each read-out that uses the memory."""
 
 
-def kept_rows(parts: Parts) -> RowFeatures | None:
-    """Return where to keep the features of the memory's rows, and let the memory mark new rows.
+def kept_rows(parts: Parts, readout: Readout) -> RowFeatures | None:
+    """Return where to keep what the read-out needs of the memory's rows; new rows are marked.
 
     None if the rows that are written are not known on the host.
     """
@@ -45,15 +48,15 @@ def kept_rows(parts: Parts) -> RowFeatures | None:
     if not isinstance(memory, Reservoir) or type(memory).write is not Memory.write:
         return None
     weight = cast(Tensor, parts.context.network.head.weight)
-    rows = RowFeatures(memory.size, weight.shape[1], parts.engine.device)
+    rows = RowFeatures(memory.size, CLASSIFIERS[readout].width(weight), parts.engine.device)
     memory.stale = rows.stale
     return rows
 
 
 class ClassMeans:
-    """The class means of the memory, or a discriminant, computed once per step and way.
+    """The classifier of a read-out, computed from the memory once per step and way.
 
-    `rows` are the features of `kept_rows`, if any, and `moving` is the estimate that they follow.
+    `rows` are those of `kept_rows`, if any, and `moving` is the estimate that they follow.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class ClassMeans:
         self.nearest = CLASSIFIERS[readout](len(weight), weight.detach())
         self.rows = rows
         self.moving = moving
-        self._cached: dict[Way, tuple[Tensor, Tensor]] = {}
+        self._cached: dict[Way, tuple[Tensor, ...]] = {}
 
     def forget(self) -> None:
         """Discard the cached means, because network or memory may have changed."""
@@ -95,15 +98,15 @@ class ClassMeans:
                 self.nearest.restore(before)
 
     def _update_rows(self, rows: RowFeatures) -> None:
-        """Compute the features of rows that are out of date, and the means of all."""
+        """Compute what is kept of rows that are out of date, and the classifier of all."""
         memory, transform = self.context.memory, self.context.transform
         due = rows.stale[: memory.filled].nonzero().flatten()
         with self.precision.cast_weights(), self.precision.autocast():
             for part in torch.split(due.to(rows.values.device), PREDICT_BATCH):
-                h = self.method.outputs(transform(memory.samples(part)))[1]
-                rows.values.index_copy_(0, part, F.normalize(h.float()))
+                found = self.nearest.rows(*self.method.outputs(transform(memory.samples(part))))
+                rows.values.index_copy_(0, part, found)
         rows.stale[due] = False
-        self.nearest.update_from(rows.values[: memory.filled], memory.y[: memory.filled])
+        self.nearest.update(rows.values[: memory.filled], memory.y[: memory.filled])
         self.nearest.finish()
 
     def _update(self) -> None:
@@ -121,5 +124,6 @@ class ClassMeans:
         memory, transform = self.context.memory, self.context.transform
         rows = torch.split(torch.arange(memory.filled, device=memory.y.device), PREDICT_BATCH)
         with self.precision.cast_weights(), self.precision.autocast():
-            parts = [self.method.outputs(transform(memory.samples(r)))[1] for r in rows]
+            outputs = [self.method.outputs(transform(memory.samples(r))) for r in rows]
+            parts = [self.nearest.rows(z, h) for z, h in outputs]
         self.nearest.update(torch.cat(parts), memory.y[: memory.filled])

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from dualcba.errors import expected, one_of
+from dualcba.methods.debiased import Debiased
 from dualcba.methods.discriminant import Discriminant
 from dualcba.methods.nearest_mean import both_read_outs
-from dualcba.methods.scorers import Discriminants, NearestMeans, scorer_of
+from dualcba.methods.scorers import Corrected, Discriminants, NearestMeans, scorer_of
 from dualcba.methods.wrapper import outputs_scorer
 from dualcba.normalization.statistics import RunningStatistics, evaluation_mode
 from dualcba.options import IBNRefresh, Readout, Statistics
+from dualcba.options.choices import PREDICTING
 from dualcba.prediction.batches import PREDICT_BATCH
 from dualcba.prediction.class_means import CLASSIFIERS, ClassMeans, kept_rows
 from dualcba.prediction.memory_statistics import MemoryStatistics
@@ -50,7 +52,7 @@ class Predictor:
         self.flip = flip
         by_means = readout in CLASSIFIERS
         self.both = readout in ("both", "both-lda")
-        rows = kept_rows(parts) if by_means and self.refresh == "parts" else None
+        rows = kept_rows(parts, readout) if by_means and self.refresh == "parts" else None
         self.ibn = MemoryStatistics(parts, rows, seed=seed, average=average, augment=augment)
         self.means = ClassMeans(parts, rows, self.ibn.moving, readout) if by_means else None
         self._running = RunningStatistics(self.ibn.layers)
@@ -89,11 +91,13 @@ class Predictor:
     def scorer(self) -> nn.Module:
         """Return a module that scores normalised inputs as now; call it inside `evaluating`."""
         if self.adaptor is not None:
-            wanted = "'head', 'ncm', 'both', 'lda' or 'both-lda' for snapshots and exports"
+            wanted = f"{PREDICTING} for snapshots and exports"
             raise ValueError(expected("readout", self.readout, wanted))
         if self.means is None:
             return scorer_of(self.method)
         near, logits = self.means.nearest, outputs_scorer(self.method)
+        if isinstance(near, Debiased):
+            return Corrected(logits, torch.ones_like(near.bias), near.bias)
         if isinstance(near, Discriminant):
             return Discriminants(logits, near.weight, near.bias, both=self.both)
         return NearestMeans(logits, near.means, near.has_mean, both=self.both)
