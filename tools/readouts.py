@@ -15,15 +15,13 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dualcba.evaluation import STATISTICS
-from dualcba.experiments import Hardware, Loader, read_toml
+from dualcba.experiments import Hardware, Loader, Spec, read_toml
 from dualcba.experiments.run import Run
 from dualcba.experiments.scheduler import run_all
 from dualcba.methods.nearest_mean import both_read_outs
@@ -68,19 +66,7 @@ def read_outs(
         yield f"{name}+flip", torch.stack(scores).mean(0)
 
 
-def zoomed(x: Tensor) -> Tensor:
-    """Return the middle of images, an eighth smaller on each side, at the size of the images."""
-    H, W = x.shape[-2:]
-    top, left = H // 16, W // 16
-    inner = x[..., top : H - top, left : W - left].float()
-    return F.interpolate(inner, (H, W), mode="bilinear", antialias=True).round().to(x.dtype)
-
-
-VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "raw": lambda x: x,
-    "flip": lambda x: x.flip(-1),
-    "zoom": zoomed,
-}
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {"raw": lambda x: x, "flip": lambda x: x.flip(-1)}
 
 
 def score(run: Run, features: Path | None) -> dict[str, float]:
@@ -92,7 +78,7 @@ def score(run: Run, features: Path | None) -> dict[str, float]:
     for statistics in STATISTICS:
         with learner.evaluating(statistics):
             kept = memory.samples(torch.arange(memory.filled, device=labels.device))
-            views = [outputs(run, VIEWS[name](x)) for name in ("raw", "flip")]
+            views = [outputs(run, view(x)) for view in VIEWS.values()]
             for name, scores in read_outs(outputs(run, kept), labels, views):
                 right = (scores.argmax(1) == y).double().mean()
                 found[f"{statistics}|{name}"] = round(100 * float(right), 2)
@@ -108,30 +94,22 @@ def score(run: Run, features: Path | None) -> dict[str, float]:
     return found
 
 
-def entry(
-    planned: variants.Planned, accuracy: dict[str, float], args: argparse.Namespace
-) -> dict[str, Any]:
-    """Return what the file holds of a learner."""
-    return {
-        **planned.place,
-        "accuracy": accuracy,
-        "options": planned.options,
-        "commit": args.commit,
-    }
-
-
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument("--features", type=Path)
-    given, rest = own.parse_known_args()
+    given, rest = own.parse_known_args(arguments)
     args = variants.parse(rest)
-    planned = list(variants.plan(read_toml(args.file), args))
+    try:
+        planned = list(variants.plan(read_toml(args.file), args))
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
     variants.check(planned)
     collected = variants.Collected(args.out)
-    collected.begin(sys.argv[1:])
+    collected.begin(arguments, "tools.readouts")
     waiting = {one.spec.name: one for one in planned if not collected.holds(one)}
 
-    def failed(spec: Any, error: Exception) -> None:
+    def failed(spec: Spec, error: Exception) -> None:
         print(f"failed: {waiting[spec.name]}: {type(error).__name__}: {error}", file=sys.stderr)
 
     specs, load = [one.spec for one in waiting.values()], Loader(args.data_dir)
@@ -139,7 +117,8 @@ def main() -> None:
     for run, done in run_all(specs, load, hardware, abreast=args.abreast, failed=failed):
         if done:
             one, accuracy = waiting[run.spec.name], score(run, given.features)
-            collected.add("runs", entry(one, accuracy, args))
+            made = {"accuracy": accuracy, "options": one.options, "commit": args.commit}
+            collected.add("runs", {**one.place, **made})
             shown = {k: v for k, v in accuracy.items() if k.endswith("flip")}
             print(f"{one}: {shown}", flush=True)
         del run

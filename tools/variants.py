@@ -209,9 +209,9 @@ class Collected:
         empty: Fields = {"commands": [], "runs": [], "failed": []}
         self.content = json.loads(path.read_text("utf-8")) if path.exists() else empty
 
-    def begin(self, arguments: Sequence[str]) -> None:
+    def begin(self, arguments: Sequence[str], module: str = "tools.variants") -> None:
         """Note the command, and forget what has failed before."""
-        command = shlex.join(["python", "-m", "tools.variants", *arguments])
+        command = shlex.join(["python", "-m", module, *arguments])
         if command not in self.content["commands"]:
             self.content["commands"].append(command)
         self.content["failed"] = []

@@ -11,12 +11,11 @@ from dualcba.methods import method_names
 
 def test_best_is_a_method_under_a_protocol() -> None:
     spec = Spec(method="best", dataset="cifar100", seed=3)
-    options = {"base_mirror": False, "own_draw": True}
     assert spec == Spec(
-        method="gsa+mkd", dataset="cifar100", protocol="p10", seed=3, memory_batch=56,
-        method_options=options, ibn_augment=False, test_flip=True,
+        method="er+mkd", dataset="cifar100", protocol="p10", seed=3, readout="debiased",
+        method_options={"share": 0.5}, ibn_augment=False, test_flip=True,
     )  # fmt: skip
-    assert (spec.batch_size, spec.memory_batch, spec.optimizer) == (10, 56, "adam")
+    assert (spec.batch_size, spec.memory_batch, spec.optimizer) == (10, 64, "adam")
     assert Spec(**spec.to_dict()) == spec
 
 
@@ -28,8 +27,13 @@ def test_other_options_can_be_given() -> None:
 def test_options_of_the_recipe_can_be_given_otherwise() -> None:
     spec = Spec(method="best", test_flip=False, memory_batch=32, method_options={"alpha": 0.02})
     assert (spec.test_flip, spec.memory_batch, spec.ibn_augment) == (False, 32, False)
-    assert spec.method_options == {"alpha": 0.02, "base_mirror": False, "own_draw": True}
-    assert Spec(method="best").method_options == {"base_mirror": False, "own_draw": True}
+    assert spec.method_options == {"alpha": 0.02, "share": 0.5}
+    assert Spec(method="best", readout="head").readout == "head"
+    assert Spec(method="best").method_options == {"share": 0.5}
+
+
+def test_it_needs_no_task_boundaries() -> None:
+    assert Spec(method="best", boundaries="inferred", setting="blurry-10").readout == "debiased"
 
 
 def test_the_protocol_of_the_recipe_cannot_be_another() -> None:
@@ -40,7 +44,7 @@ def test_the_protocol_of_the_recipe_cannot_be_another() -> None:
 
 def test_beside_other_methods() -> None:
     specs = make_specs({"method": "er-cba,best", "width": 8, "augmentation": "partial"})
-    assert [(s.method, s.protocol) for s in specs] == [("er-cba", "paper"), ("gsa+mkd", "p10")]
+    assert [(s.method, s.protocol) for s in specs] == [("er-cba", "paper"), ("er+mkd", "p10")]
     assert specs[0].width == 8
 
 

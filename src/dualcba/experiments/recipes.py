@@ -10,10 +10,10 @@ from dualcba.options import RunOptions
 
 RECIPES: dict[str, dict[str, Any]] = {
     "best": {
-        "method": "gsa+mkd",
+        "method": "er+mkd",
         "protocol": "p10",
-        "memory_batch": 56,
-        "method_options": {"base_mirror": False, "own_draw": True},
+        "method_options": {"share": 0.5},
+        "readout": "debiased",
         "ibn_augment": False,
         "test_flip": True,
     }
@@ -26,7 +26,7 @@ def recipe_method(name: str) -> str:
     """Return the method that a name stands for: that of a recipe, or the name itself.
 
     >>> recipe_method("best"), recipe_method("er")
-    ('gsa+mkd', 'er')
+    ('er+mkd', 'er')
     """
     return str(RECIPES.get(name, {}).get("method", name))
 

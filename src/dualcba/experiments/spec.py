@@ -67,7 +67,7 @@ class Spec(RunOptions):
     The method can be the name of a recipe, which stands for a method with options.
 
     >>> Spec(method="best", dataset="cifar100").method
-    'gsa+mkd'
+    'er+mkd'
     >>> Spec(dataset="cifar100").buffer
     2000
     >>> Spec(buffer=0)
