@@ -40,6 +40,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "er": {"readout": "ncm"},
     "er-ace": {"test_flip": True, "seen_only": True},
     "derpp": {"readout": "both"},
+    "las": {"readout": "debiased"},
+    "er-balanced-cba": {"readout": "debiased", "head": "cosine"},
 }
 
 
@@ -99,12 +101,13 @@ class Twice(nn.Module):
         return out + self.norm(out)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize(("fold", "readout"), [(True, "head"), (False, "head"), (True, "debiased")])
 @pytest.mark.parametrize("name", networks())
 def test_a_state_dict_fits_the_network(
-    name: str, fold: bool, make_learner: Make, teach: Teach, tmp_path: Path
+    name: str, fold: bool, readout: str, make_learner: Make, teach: Teach, tmp_path: Path
 ) -> None:
-    learner = teach(make_learner("er-dual-cba", networks()[name], ibn=True), tasks=1)
+    given = {"ibn": True, "readout": readout}
+    learner = teach(make_learner("er-dual-cba", networks()[name], **given), tasks=1)
     learner.export(tmp_path / "model.safetensors", fold=fold)
     x, other = thousand()[: 100 if name == "resnet18-slim" else 1000], networks()[name]
     model = load_model(tmp_path / "model.safetensors", other)

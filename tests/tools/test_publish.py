@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dualcba.evaluation import interval
+from dualcba.experiments import Spec
 from tools import publish
 from tools.collected import read
 
@@ -79,10 +83,31 @@ def test_every_table_of_the_catalogue_with_results_is_on_a_page() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
 def test_a_summary_quotes_what_the_generated_pages_hold(page: str) -> None:
-    behind = "".join(
-        path.read_text("utf-8") for path in sorted((publish.DOCS / "results").glob("*.md"))
-    )
+    pages = [*sorted((publish.DOCS / "results").glob("*.md")), publish.DOCS / "frontier.md"]
+    behind = "".join(path.read_text("utf-8") for path in pages)
     text = (publish.ROOT / page).read_text("utf-8")
     assert set(SPREAD.findall(text)) <= set(SPREAD.findall(behind))
     for share in re.findall(r"\d+ of \d+, \d+ %", text):
         assert f"**{share}**" in behind
+
+
+def test_the_recipe_has_the_numbers_of_its_runs() -> None:
+    """The page on the frontier is written by hand."""
+    runs = json.loads((publish.RESULTS / "variants" / "frontier-test.json").read_text("utf-8"))
+    spec, found = Spec(method="best", dataset="cifar100"), []
+    for buffer in (2000, 5000):
+        own = replace(spec, buffer=buffer)
+        made = [
+            r
+            for r in runs["runs"]
+            if Spec(**r["options"], seed=r["seed"]) == replace(own, seed=r["seed"])
+        ]
+        assert sorted(r["seed"] for r in made) == [0, 1, 2, 3, 4]
+        for statistics in ("bn", "ibn"):
+            mean, half = interval([r["scores"][statistics]["acc"] for r in made])
+            found.append(f"{mean:.1f} ± {half:.1f}")
+    bn, ibn, bn_5000, ibn_5000 = found
+    row = f"| **`best`** | {bn} | **{ibn}** | | {bn_5000} | **{ibn_5000}** | |"
+    assert row in (publish.DOCS / "frontier.md").read_text("utf-8")
+    readme = (publish.ROOT / "README.md").read_text("utf-8")
+    assert f"**{ibn} with a memory of 2,000 and {ibn_5000} with 5,000**" in readme

@@ -122,6 +122,15 @@ class Corrected(nn.Module):
         z: Tensor = self.logits(x)
         return self.alpha * z + self.beta
 
+    def merged(self) -> nn.Module:
+        """Return the logits with β in the bias of their last layer, if that has one and α is 1."""
+        head = self.logits.head if isinstance(self.logits, Logits) else None
+        if not isinstance(head, nn.Linear) or head.bias is None or not (self.alpha == 1).all():
+            return self
+        head.bias.add_(self.beta)  # that of a copy, see `Logits`
+        self.beta.zero_()
+        return self.logits
+
 
 class MeanScores(nn.Module):
     """The mean of the scores of several modules."""

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from dualcba.data.transforms import Transform
 from dualcba.errors import expected, reason
 from dualcba.io import atomic_write, user_path
-from dualcba.methods.scorers import Discriminants, Logits, NearestMeans
+from dualcba.methods.scorers import Corrected, Discriminants, Logits, NearestMeans
 from dualcba.nets.heads import resize_head
 from dualcba.nets.inputs import SeveralInputs
 from dualcba.serving.folding import fold_normalization
@@ -113,7 +113,7 @@ def _state_dict(model: Model, example: Tensor, meta: dict[str, Any]) -> bytes:
         wanted = "one image: write a file ending in .pt2 or .onnx, or learn with test_flip=False"
         found = "the predictions are made by an image and its mirror image"
         raise ValueError(f"{found}, expected {wanted}")
-    scorer = model.scorer
+    scorer = model.scorer.merged() if isinstance(model.scorer, Corrected) else model.scorer
     if (
         not isinstance(scorer, Logits)
         or not isinstance(scorer.head, nn.Linear)
