@@ -122,7 +122,7 @@ def test_the_rows_of_the_frontier_that_are_timed() -> None:
     rows = frontier.chosen([])
     assert next(iter(rows)) == "ER"
     assert set(frontier.AT_MOST) | set(frontier.ADAPTED) <= set(rows)
-    assert len(rows) == 14 + len(frontier.ADAPTED)
+    assert len(rows) == 15 + len(frontier.ADAPTED)
     with pytest.raises(SystemExit, match="unknown row 'MKT'"):
         frontier.chosen(["MKT"])
 

@@ -32,6 +32,7 @@ from dualcba.report.own_tables import parse_table
 Run = Callable[..., Any]
 BASES = (
     "ER", "ER-ACE", "DER++", "LAS", "PCR", "OBC", "GSA", "ER + MKD", "ER-ACE + MKD", "GSA + MKD",
+    "best",
     "ER + CCL-DC, one network", "ER + CCL-DC", "ER-ACE + CCL-DC", "GSA + CCL-DC",
 )  # fmt: skip
 KINDS = ("CBA", "Dual-CBA", "Balanced-CBA")
@@ -55,6 +56,12 @@ def result(row: str, seed: int = 0, seconds: float = 1.0, device: str = "cpu") -
 
 
 # ---------------------------------------------------------------- rows and values
+
+
+def test_the_recipe_is_a_row() -> None:
+    assert entry("best").spec == Spec(method="best", dataset="cifar100", buffer=2000, eval_every=0)
+    small = choose(named("frontier"), None, "small", None, ["best"])
+    assert {e.spec.test_flip for e in small[0].entries} == {False}  # digits have no mirror images
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -101,7 +108,7 @@ def test_published_values_and_where_the_strongest_rows_are() -> None:
     tiny = {
         e.row.partition(", ")[0] for e in experiments()["frontier"].entries if "Tiny" in e.column
     }
-    assert tiny == {"ER", "GSA", "ER + MKD", "GSA + MKD", "ER + CCL-DC"}
+    assert tiny == {"ER", "GSA", "ER + MKD", "GSA + MKD", "best", "ER + CCL-DC"}
 
 
 def test_all_means_the_paper() -> None:

@@ -39,7 +39,8 @@ def small_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     epochs = {"epochs": SMALL_EPOCHS} if fields.get("setting") == "offline" else {}
     full = fields.get("augmentation", _protocol_augmentation(fields)) == "full"
     grey = {"augmentation": "partial"} if full else {}  # digits have no colours
-    return {**fields, **size, **epochs, **grey}
+    flip = {"test_flip": False} if fields.get("test_flip") else {}  # nor mirror images
+    return {**fields, **size, **epochs, **grey, **flip}
 
 
 def _protocol_augmentation(fields: Mapping[str, Any]) -> str:
