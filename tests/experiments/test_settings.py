@@ -159,14 +159,23 @@ def test_the_adaptors_rate_offline_is_the_protocols(base: str, adaptor: str) -> 
 
 
 def test_offline_drops_at_35_and_45_of_50() -> None:
-    rates = [learning_rate(0.03, Setting("offline"), e, 50) for e in range(50)]
+    rates = [learning_rate(0.03, e, 50, drops=Spec(setting="offline").lr_drops) for e in range(50)]
     want = [0.03] * 35 + [0.003] * 10 + [0.0003] * 5
     assert rates == pytest.approx(want)
 
 
 @pytest.mark.parametrize("name", ["online", "blurry-10", "semi-0.2"])
 def test_other_settings_keep_the_rate(name: str) -> None:
-    assert {learning_rate(0.03, parse_setting(name), e, 50) for e in range(50)} == {0.03}
+    drops = Spec(setting=name, method="er").lr_drops
+    assert {learning_rate(0.03, e, 50, drops=drops) for e in range(50)} == {0.03}
+    assert Spec(setting=name, method="er", epochs=2, lr_drops=True).lr_drops
+
+
+def test_a_constant_rate_offline_is_another_run() -> None:
+    usual, constant = (Spec(setting="offline", method="er", lr_drops=d) for d in (None, False))
+    assert usual.name != constant.name
+    with pytest.raises(ValueError, match="lr_drops is True, expected false: it falls between the"):
+        Spec(lr_drops=True)
 
 
 @pytest.mark.parametrize("method", ["er", "er-dual-cba"])

@@ -223,7 +223,7 @@ class Run:
 
     def _set_learning_rate(self, epoch: int, epochs: int) -> None:
         with self._clock("train"), self.engine.scope():
-            lr = learning_rate(self.spec.lr, self.setting, epoch, epochs)
+            lr = learning_rate(self.spec.lr, epoch, epochs, drops=self.spec.lr_drops)
             self.learner.parts.context.lr.fill_(lr)
 
     def _record(self, x: Tensor, y: Tensor) -> None:

@@ -28,7 +28,7 @@ SETTINGS = {
 `longtail-R`, `semi-R`."""
 
 OFFLINE_EPOCHS = 50
-OFFLINE_DROPS = (0.7, 0.9)
+LR_DROPS = (0.7, 0.9)
 """The learning rate falls to a tenth after these shares of a task's epochs: at 35 and 45 of 50."""
 
 GAUSSIAN_WIDTH = 0.5
@@ -139,13 +139,11 @@ def _numbers(text: str, count: int) -> tuple[float, ...] | None:
     return found if len(found) == count else None
 
 
-def learning_rate(lr: float, setting: Setting, epoch: int, epochs: int) -> float:
-    """The rate in an epoch of a task: constant but for `offline`.
+def learning_rate(lr: float, epoch: int, epochs: int, *, drops: bool) -> float:
+    """The rate in an epoch of a task: a tenth after each of `LR_DROPS`, or constant.
 
-    >>> [round(learning_rate(0.03, Setting("offline"), e, 50), 5) for e in (0, 34, 35, 45)]
+    >>> [round(learning_rate(0.03, e, 50, drops=True), 5) for e in (0, 34, 35, 45)]
     [0.03, 0.03, 0.003, 0.0003]
     """
-    if setting.kind != "offline":
-        return lr
-    drops = sum(epoch >= share * epochs for share in OFFLINE_DROPS)
-    return float(lr * 0.1**drops)
+    passed = sum(epoch >= share * epochs for share in LR_DROPS) if drops else 0
+    return float(lr * 0.1**passed)

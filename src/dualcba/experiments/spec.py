@@ -114,6 +114,7 @@ class Spec(RunOptions):
             **kind_defaults(self.adaptor, self),
             **head_defaults(self),
             "epochs": OFFLINE_EPOCHS if offline else 1,
+            "lr_drops": offline,
         }
 
     @property
@@ -229,6 +230,9 @@ def _check_epochs(spec: Spec, given: bool) -> None:
         field, wanted = ("epochs", "1") if given else ("setting", "another")
         wanted += f": {spec.method} only works in a single pass"
         raise ValueError(expected(field, getattr(spec, field), wanted))
+    if spec.lr_drops and spec.epochs == 1:
+        wanted = "false: it falls between the epochs of a task, and there is one"
+        raise ValueError(expected("lr_drops", spec.lr_drops, wanted))
 
 
 def _check_real_time(spec: Spec) -> None:

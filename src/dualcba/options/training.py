@@ -312,6 +312,12 @@ class RunOptions(TrainingOptions):
         DATA,
     )
     epochs: int = option(None, "passes over each task (1, offline 50)", DATA, low=1)
+    lr_drops: bool = option(
+        None,
+        "whether the learning rate falls to a tenth after 0.7 and again after 0.9 of a task's "
+        "epochs (false, offline true)",
+        DATA,
+    )
     labelled_batches: LabelledBatches = option(
         "mixed",
         "semi-supervised: mixed (one batch of both), cycled (a labelled batch beside each "
