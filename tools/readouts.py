@@ -26,7 +26,7 @@ from dualcba.experiments.run import Run
 from dualcba.experiments.scheduler import run_all
 from dualcba.methods.nearest_mean import both_read_outs
 from dualcba.prediction.batches import PREDICT_BATCH
-from dualcba.prediction.class_means import CLASSIFIERS
+from dualcba.prediction.memory_classifier import RULES
 from tools import variants
 
 Outputs = tuple[Tensor, Tensor]
@@ -50,17 +50,14 @@ def read_outs(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the scores by each read-out, of the first view and of the mean over all views."""
     made: dict[str, list[Tensor]] = {"head": [z for z, _ in views]}
-    for readout, classifier in CLASSIFIERS.items():
-        near = classifier(
-            memory[0].shape[1], memory[1].new_zeros(memory[0].shape[1], memory[1].shape[1])
-        )
-        near.update(near.rows(*memory), labels)
-        near.finish()
-        scores = [near.scores(z, h).float() for z, h in views]
+    C, d = memory[0].shape[1], memory[1].shape[1]
+    for readout, kind in RULES.items():
+        rule = kind(C, memory[1].new_zeros(C, d))
+        rule.update(rule.rows(*memory), labels)
+        rule.finish()
+        found = [(z, rule.scores(z, h).float()) for z, h in views]
         both = readout.startswith("both")
-        made[readout] = [
-            both_read_outs(z, s) if both else s for (z, _), s in zip(views, scores, strict=True)
-        ]
+        made[readout] = [both_read_outs(z, scores) if both else scores for z, scores in found]
     for name, scores in made.items():
         yield name, scores[0]
         yield f"{name}+flip", torch.stack(scores).mean(0)

@@ -139,7 +139,7 @@ def test_means_are_computed_once_per_step_and_statistics(
 ) -> None:
     learner = teach(make_learner("er", readout="ncm"))
     passes: list[int] = []
-    means = learner._predictor.means
+    means = learner._predictor.classifier
     update = means._pass_over_memory
     monkeypatch.setattr(means, "_pass_over_memory", lambda: (passes.append(1), update()))
     for statistics in ("bn", "ibn", "bn", "ibn"):

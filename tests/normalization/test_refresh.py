@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dualcba import Dataset, Learner
 from dualcba.normalization.refresh import PART
-from dualcba.prediction.class_means import ClassMeans
+from dualcba.prediction.memory_classifier import MemoryClassifier
 
 Make = Callable[..., Learner]
 Batches = list[tuple[Tensor, Tensor]]
@@ -283,18 +283,18 @@ def test_class_means_are_those_of_rows_that_are_kept(
 ) -> None:
     """New rows and those of parts are computed anew, and a loaded or copied learner goes on."""
     learner, x = make(make_learner, readout=readout), images.test_x
-    computed, far, update = [], [], ClassMeans._update_rows
+    computed, far, update = [], [], MemoryClassifier._update_rows
 
-    def count(means: ClassMeans, rows: Any) -> None:
-        if means is learner._predictor.means:
+    def count(means: MemoryClassifier, rows: Any) -> None:
+        if means is learner._predictor.classifier:
             computed.append(int(rows.stale[: learner.memory.filled].sum()))
         update(means, rows)
 
-    monkeypatch.setattr(ClassMeans, "_update_rows", count)
+    monkeypatch.setattr(MemoryClassifier, "_update_rows", count)
     for k, (new, y) in enumerate(many(batches, 60)):
         learner.observe(new, y)
         answers = learner.predict_proba(x)
-        rows = learner._predictor.means.rows
+        rows = learner._predictor.classifier.rows
         assert not rows.stale[: learner.memory.filled].any()
         far.append(float((answers - exactly(learner, x)).abs().mean()))
         if k in (5, 40):

@@ -19,7 +19,7 @@ from dualcba.normalization.statistics import RunningStatistics, evaluation_mode
 from dualcba.options import IBNRefresh, Readout, Statistics
 from dualcba.options.choices import PREDICTING
 from dualcba.prediction.batches import PREDICT_BATCH
-from dualcba.prediction.class_means import CLASSIFIERS, ClassMeans, kept_rows
+from dualcba.prediction.memory_classifier import RULES, MemoryClassifier, kept_rows
 from dualcba.prediction.memory_statistics import MemoryStatistics
 from dualcba.training.parts import Parts
 from dualcba.training.precision import default_modes
@@ -50,11 +50,13 @@ class Predictor:
         self.refresh: IBNRefresh = "full" if whole else refresh
         self.seen_only = seen_only
         self.flip = flip
-        by_means = readout in CLASSIFIERS
+        by_memory = readout in RULES
         self.both = readout in ("both", "both-lda")
-        rows = kept_rows(parts, readout) if by_means and self.refresh == "parts" else None
+        rows = kept_rows(parts, readout) if by_memory and self.refresh == "parts" else None
         self.ibn = MemoryStatistics(parts, rows, seed=seed, average=average, augment=augment)
-        self.means = ClassMeans(parts, rows, self.ibn.moving, readout) if by_means else None
+        self.classifier = (
+            MemoryClassifier(parts, rows, self.ibn.moving, readout) if by_memory else None
+        )
         self._running = RunningStatistics(self.ibn.layers)
         self._depth = 0  # of nested `evaluating`
         self._training: RunningStatistics | None = None  # training's, while the layers have others
@@ -81,26 +83,26 @@ class Predictor:
     def _read_out(self, x: Tensor) -> Tensor:
         """Return (n, C) scores of raw samples as they are."""
         inputs = self.context.transform(x if self.trunk is None else self.trunk(x))
-        if self.means is None:
+        if self.classifier is None:
             z = self.method.scores(inputs).float()
             return z if self.adaptor is None else self.adaptor.adapt(z, self.adaptor(z))
         z, h = self.method.outputs(inputs)
-        near = self.means.nearest.scores(z, h).float()
-        return both_read_outs(z, near) if self.both else near
+        scores = self.classifier.rule.scores(z, h).float()
+        return both_read_outs(z, scores) if self.both else scores
 
     def scorer(self) -> nn.Module:
         """Return a module that scores normalised inputs as now; call it inside `evaluating`."""
         if self.adaptor is not None:
             wanted = f"{PREDICTING} for snapshots and exports"
             raise ValueError(expected("readout", self.readout, wanted))
-        if self.means is None:
+        if self.classifier is None:
             return scorer_of(self.method)
-        near, logits = self.means.nearest, outputs_scorer(self.method)
-        if isinstance(near, Debiased):
-            return Corrected(logits, torch.ones_like(near.bias), near.bias)
-        if isinstance(near, Discriminant):
-            return Discriminants(logits, near.weight, near.bias, both=self.both)
-        return NearestMeans(logits, near.means, near.has_mean, both=self.both)
+        rule, logits = self.classifier.rule, outputs_scorer(self.method)
+        if isinstance(rule, Debiased):
+            return Corrected(logits, torch.ones_like(rule.bias), rule.bias)
+        if isinstance(rule, Discriminant):
+            return Discriminants(logits, rule.weight, rule.bias, both=self.both)
+        return NearestMeans(logits, rule.means, rule.has_mean, both=self.both)
 
     def scores_of(self, samples: Tensor, statistics: str, step: int) -> Tensor:
         """Return (n, C) scores of any number of raw samples on any device, on the host."""
@@ -139,7 +141,7 @@ class Predictor:
                         outer.restore()
                     with evaluation_mode(self.context.network):
                         self._before_scores()
-                        with self._class_means(statistics, refresh):
+                        with self._memory_classifier(statistics, refresh):
                             yield
             finally:
                 self._depth, self._training = self._depth - 1, outer
@@ -148,11 +150,13 @@ class Predictor:
                 if changes and self._depth:
                     self._before_scores()
 
-    def _class_means(self, statistics: str, refresh: IBNRefresh) -> AbstractContextManager[None]:
-        """Have the class means of the read-out, if it has any."""
-        if self.means is None:
+    def _memory_classifier(
+        self, statistics: str, refresh: IBNRefresh
+    ) -> AbstractContextManager[None]:
+        """Have the rule of the read-out, if it uses the memory."""
+        if self.classifier is None:
             return nullcontext()
-        return self.means.under((statistics, refresh), nested=self._depth > 1)
+        return self.classifier.under((statistics, refresh), nested=self._depth > 1)
 
     def _before_scores(self) -> None:
         with self.precision.autocast():
@@ -164,7 +168,7 @@ class Predictor:
             raise ValueError(f"{call} was called inside evaluating, expected it after the context")
 
     def forget(self) -> None:
-        """Discard the cached estimate and means, because network or memory may have changed."""
+        """Discard the cached estimate and rule, because network or memory may have changed."""
         self.ibn.forget()
-        if self.means is not None:
-            self.means.forget()
+        if self.classifier is not None:
+            self.classifier.forget()

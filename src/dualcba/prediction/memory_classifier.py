@@ -26,17 +26,16 @@ from dualcba.training.parts import Parts
 Way = tuple[str, IBNRefresh]
 """The statistics, and whether IBN's are those of the whole memory."""
 
+Rule = NearestMean | Discriminant | Debiased
 
-Classifier = NearestMean | Discriminant | Debiased
-
-CLASSIFIERS: dict[Readout, type[Classifier]] = {
+RULES: dict[Readout, type[Rule]] = {
     "ncm": NearestMean,
     "both": NearestMean,
     "lda": Discriminant,
     "both-lda": Discriminant,
     "debiased": Debiased,
 }
-"""What classifies samples in each read-out that uses the memory."""
+"""How samples are classified in each read-out that uses the memory."""
 
 
 def kept_rows(parts: Parts, readout: Readout) -> RowFeatures | None:
@@ -48,13 +47,13 @@ def kept_rows(parts: Parts, readout: Readout) -> RowFeatures | None:
     if not isinstance(memory, Reservoir) or type(memory).write is not Memory.write:
         return None
     weight = cast(Tensor, parts.context.network.head.weight)
-    rows = RowFeatures(memory.size, CLASSIFIERS[readout].width(weight), parts.engine.device)
+    rows = RowFeatures(memory.size, RULES[readout].width(weight), parts.engine.device)
     memory.stale = rows.stale
     return rows
 
 
-class ClassMeans:
-    """The classifier of a read-out, computed from the memory once per step and way.
+class MemoryClassifier:
+    """The rule of a read-out, computed from the memory once per step and way.
 
     `rows` are those of `kept_rows`, if any, and `moving` is the estimate that they follow.
     """
@@ -67,63 +66,63 @@ class ClassMeans:
         self.precision = parts.precision
         self.engine = parts.engine
         weight = cast(Tensor, self.context.network.head.weight)
-        self.nearest = CLASSIFIERS[readout](len(weight), weight.detach())
+        self.rule = RULES[readout](len(weight), weight.detach())
         self.rows = rows
         self.moving = moving
         self._cached: dict[Way, tuple[Tensor, ...]] = {}
 
     def forget(self) -> None:
-        """Discard the cached means, because network or memory may have changed."""
+        """Discard what is cached, because network or memory may have changed."""
         self._cached = {}
 
     @contextmanager
     def under(self, way: Way, *, nested: bool) -> Iterator[None]:
-        """Within the context, `nearest` has the means under the statistics that the layers have.
+        """Within the context, `rule` is that under the statistics that the layers have.
 
-        If it is `nested`, the means of before are restored afterwards.
+        If it is `nested`, the one of before is restored afterwards.
         """
-        before = self.nearest.save() if nested else None
+        before = self.rule.save() if nested else None
         if way in self._cached:
-            self.nearest.restore(self._cached[way])
+            self.rule.restore(self._cached[way])
         else:
             if self.rows is not None and way == ("ibn", "parts") and self.moving.known:
                 self._update_rows(self.rows)
             else:
                 self._update()
-            self._cached[way] = self.nearest.save()
+            self._cached[way] = self.rule.save()
         try:
             yield
         finally:
             if before is not None:
-                self.nearest.restore(before)
+                self.rule.restore(before)
 
     def _update_rows(self, rows: RowFeatures) -> None:
-        """Compute what is kept of rows that are out of date, and the classifier of all."""
+        """Compute what is kept of rows that are out of date, and the rule of all."""
         memory, transform = self.context.memory, self.context.transform
         due = rows.stale[: memory.filled].nonzero().flatten()
         with self.precision.cast_weights(), self.precision.autocast():
             for part in torch.split(due.to(rows.values.device), PREDICT_BATCH):
-                found = self.nearest.rows(*self.method.outputs(transform(memory.samples(part))))
+                found = self.rule.rows(*self.method.outputs(transform(memory.samples(part))))
                 rows.values.index_copy_(0, part, found)
         rows.stale[due] = False
-        self.nearest.update(rows.values[: memory.filled], memory.y[: memory.filled])
-        self.nearest.finish()
+        self.rule.update(rows.values[: memory.filled], memory.y[: memory.filled])
+        self.rule.finish()
 
     def _update(self) -> None:
-        """Compute the features of all rows, and their means."""
+        """Compute the rule from all rows."""
         filled = self.context.memory.filled
         if self.engine.ranks is not None:
             self.engine.ranks.exchange("predict", None)
         if filled:
             self.engine.run(("ncm", filled), self._pass_over_memory)
-            self.nearest.finish()  # not part of a graph: a linear solver may wait for the device
+            self.rule.finish()  # not part of a graph: a linear solver may wait for the device
         else:
-            self.nearest.clear()
+            self.rule.clear()
 
     def _pass_over_memory(self) -> None:
         memory, transform = self.context.memory, self.context.transform
         rows = torch.split(torch.arange(memory.filled, device=memory.y.device), PREDICT_BATCH)
         with self.precision.cast_weights(), self.precision.autocast():
             outputs = [self.method.outputs(transform(memory.samples(r))) for r in rows]
-            parts = [self.nearest.rows(z, h) for z, h in outputs]
-        self.nearest.update(torch.cat(parts), memory.y[: memory.filled])
+            parts = [self.rule.rows(z, h) for z, h in outputs]
+        self.rule.update(torch.cat(parts), memory.y[: memory.filled])
