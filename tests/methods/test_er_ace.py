@@ -37,6 +37,16 @@ def test_the_softmax_of_new_samples_has_the_classes_of_the_batch_and_the_unseen(
     assert b.method.loss(new, [mem], identity).item() == pytest.approx(want, abs=1e-6)
 
 
+def test_without_unseen_classes_it_has_those_of_the_batch(bench: Make) -> None:
+    b = bench(ERACE(unseen=False))
+    b.begin([0, 1], [2, 3])
+    new, mem = b.batch([2, 3, 2], 1), b.batch([0, 1, 3, 2], 2)
+    want = by_hand(new.z, new.y, [2, 3]) + by_hand(mem.z, mem.y, list(range(6)))
+    assert b.method.loss(new, [mem], identity).item() == pytest.approx(want, abs=1e-6)
+    alone = b.batch([2, 2], 1)  # a single class leaves nothing to learn
+    assert b.method.loss(alone, [], identity).item() == 0.0
+
+
 def test_the_memory_term_is_zero_in_the_first_task(bench: Make) -> None:
     b = bench(ERACE())
     b.begin([0, 1])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from dualcba.losses import Batch, CrossEntropy, Term
 from dualcba.methods.base import Method
+from dualcba.methods.exemplars import check_flags
 
 
 class ERACE(Method):
@@ -15,6 +18,13 @@ class ERACE(Method):
 
     The second term is used from the second task on.
 
+    Parameters
+    ----------
+    unseen
+        Whether the first softmax has the unseen classes too, as in the authors' code. In their
+        paper it has the classes of the batch alone. With Adam that is better: its steps do not
+        become smaller with the gradient, and lower the logits of unseen classes all the time.
+
     References
     ----------
     Caccia et al., New insights on reducing abrupt representation change in online continual
@@ -23,9 +33,15 @@ class ERACE(Method):
 
     title = "ER-ACE"
 
+    def __init__(self, *, unseen: bool = True) -> None:
+        super().__init__()
+        check_flags(unseen=unseen)
+        self.unseen = unseen
+
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return masked CE(new) + CE(mem)."""
         sets = self.context.sets
-        classes = (~sets.seen).index_fill_(0, new.y, True)
+        others = ~sets.seen if self.unseen else torch.zeros_like(sets.seen)
+        classes = others.index_fill_(0, new.y, True)
         old = [CrossEntropy(m, each=sets.later.expand(len(m.y))) for m in mem]
         return [CrossEntropy(new, classes=classes), *old]
