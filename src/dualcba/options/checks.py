@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dualcba.errors import expected
-from dualcba.options.choices import PREDICTING
+from dualcba.options.choices import PLAIN_READOUTS
 from dualcba.options.defaults import COSINE_DEFAULTS
 from dualcba.options.definition import definitions
 from dualcba.options.training import TrainingOptions
@@ -69,7 +69,7 @@ def check_head_options(options: TrainingOptions, method: str, own_head: bool) ->
 def check_readout(readout: str, kind: str | None) -> None:
     """Raise if predictions are to be corrected by an adaptor that the method does not have."""
     if readout == "adapted" and kind is None:
-        wanted = f"{PREDICTING} without an adaptor"
+        wanted = f"{PLAIN_READOUTS} without an adaptor"
         raise ValueError(expected("readout", readout, wanted))
 
 

@@ -40,7 +40,7 @@ PrecisionName = Literal["auto", "fp32", "bf16"]
 Scale = Literal["paper", "small"]
 Colour = Literal["auto", "grey", "rgb"]
 
-PREDICTING = ", ".join(map(repr, get_args(Readout)[:-2])) + " or 'debiased'"
+PLAIN_READOUTS = ", ".join(map(repr, get_args(Readout)[:-2])) + " or 'debiased'"
 """The read-outs that do without an adaptor, for error messages."""
 
 CBA: tuple[AdaptorKind, ...] = get_args(AdaptorKind)

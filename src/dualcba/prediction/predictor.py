@@ -17,7 +17,7 @@ from dualcba.methods.scorers import Corrected, Discriminants, NearestMeans, scor
 from dualcba.methods.wrapper import outputs_scorer
 from dualcba.normalization.statistics import RunningStatistics, evaluation_mode
 from dualcba.options import IBNRefresh, Readout, Statistics
-from dualcba.options.choices import PREDICTING
+from dualcba.options.choices import PLAIN_READOUTS
 from dualcba.prediction.batches import PREDICT_BATCH
 from dualcba.prediction.memory_classifier import RULES, MemoryClassifier, kept_rows
 from dualcba.prediction.memory_statistics import MemoryStatistics
@@ -93,7 +93,7 @@ class Predictor:
     def scorer(self) -> nn.Module:
         """Return a module that scores normalised inputs as now; call it inside `evaluating`."""
         if self.adaptor is not None:
-            wanted = f"{PREDICTING} for snapshots and exports"
+            wanted = f"{PLAIN_READOUTS} for snapshots and exports"
             raise ValueError(expected("readout", self.readout, wanted))
         if self.classifier is None:
             return scorer_of(self.method)
