@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 STRENGTH = 0.5
-"""The share of log o that is taken off. Chosen on validation data (docs/frontier.md), where 0.3 to 1
-are better than nothing."""
+"""The share of log o that is taken off. Chosen on validation data (docs/frontier.md), where
+0.3 to 1 are better than nothing."""
 
 
 def wrong_share(log_p: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
