@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dualcba.methods.nearest_mean import OfFeatures
+
 FLOOR = 1e-6
 """The least variance of a feature within classes, as a share of its mean square."""
 
@@ -91,23 +93,13 @@ def _centred(scores: Tensor, known: Tensor) -> Tensor:
     return (scores - scores.sum(1, keepdim=True) / known.sum().clamp(min=1)) * known
 
 
-class Discriminant:
+class Discriminant(OfFeatures):
     """The linear discriminant of normalised features, updated in place."""
 
     def __init__(self, num_classes: int, like: Tensor) -> None:
         self.lda = ShrinkageLDA(like.shape[1], num_classes, like.device)
         self.weight = like.new_zeros(like.shape[1], num_classes)
         self.bias = like.new_zeros(num_classes)
-
-    @staticmethod
-    def width(weight: Tensor) -> int:
-        """Return the number of values that `rows` has for each sample."""
-        return weight.shape[1]
-
-    @staticmethod
-    def rows(z: Tensor, h: Tensor) -> Tensor:
-        """Return what an update needs of samples: their normalised features (n, d)."""
-        return F.normalize(h.float())
 
     def update(self, rows: Tensor, y: Tensor) -> None:
         """Sum over `rows` of samples with labels (n,); `finish` computes the rest."""

@@ -80,12 +80,8 @@ class RowFeatures:
         return {"features": self.values, "stale": self.stale}
 
 
-class NearestMean:
-    """The means of normalised features of each class, updated in place."""
-
-    def __init__(self, num_classes: int, like: Tensor) -> None:
-        self.means = like.new_zeros(num_classes, like.shape[1])
-        self.has_mean = like.new_zeros(num_classes, dtype=torch.bool)
+class OfFeatures:
+    """A rule of a read-out that needs the normalised features of the memory's samples."""
 
     @staticmethod
     def width(weight: Tensor) -> int:
@@ -96,6 +92,14 @@ class NearestMean:
     def rows(z: Tensor, h: Tensor) -> Tensor:
         """Return what an update needs of samples: their normalised features (n, d)."""
         return F.normalize(h.float())
+
+
+class NearestMean(OfFeatures):
+    """The means of normalised features of each class, updated in place."""
+
+    def __init__(self, num_classes: int, like: Tensor) -> None:
+        self.means = like.new_zeros(num_classes, like.shape[1])
+        self.has_mean = like.new_zeros(num_classes, dtype=torch.bool)
 
     def update(self, rows: Tensor, y: Tensor) -> None:
         """Set the means to those of `rows` of samples with labels (n,)."""
