@@ -172,8 +172,13 @@ def _plain_name(fields: Mapping[str, Any]) -> str:
 
 
 def digest_name(fields: Mapping[str, Any]) -> str:
-    """Return the name of a run with a digest of the fields of its spec, which need not be made."""
-    content = json.dumps(content_of(fields) | {"seed": None}, sort_keys=True)
+    """Return the name of a run with a digest of the fields of its spec, which need not be made.
+
+    Fields that versions have added since are left out where they are usual, so that names stay.
+    """
+    usual = {"lr_drops": "offline" in str(fields.get("setting")).split("+")}  # newer than others
+    named = {k: v for k, v in content_of(fields).items() if k not in usual or v != usual[k]}
+    content = json.dumps(named | {"seed": None}, sort_keys=True)
     return f"{_plain_name(fields)}-{hashlib.sha256(content.encode()).hexdigest()[:DIGITS]}"
 
 
