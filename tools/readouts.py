@@ -30,7 +30,7 @@ from dualcba.prediction.memory_classifier import RULES
 from tools import variants
 
 Outputs = tuple[Tensor, Tensor]
-"""Logits and features."""
+"""Logits and features, or samples and labels."""
 
 
 def outputs(run: Run, x: Tensor) -> Outputs:
@@ -79,19 +79,23 @@ def score(run: Run, features: Path | None) -> dict[str, float]:
             for name, scores in read_outs(outputs(run, kept), labels, views):
                 right = (scores.argmax(1) == y).double().mean()
                 found[f"{statistics}|{name}"] = round(100 * float(right), 2)
-            if features is None or statistics == "bn":
-                continue
-            features.mkdir(parents=True, exist_ok=True)
-            for name, view in VIEWS.items():
-                (z, h), (_, h_memory) = outputs(run, view(x)), outputs(run, view(kept))
-                arrays = {"z": z.half(), "h": h.half(), "h_memory": h_memory.half()}
-                arrays |= {"y": y, "y_memory": labels}
-                path = features / f"{run.spec.name}-{name}.npz"
-                np.savez(path, **{k: t.cpu().numpy() for k, t in arrays.items()})  # type: ignore[arg-type]
+            if features is not None and statistics == "ibn":
+                keep(run, (x, y), (kept, labels), features)
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def keep(run: Run, scored: Outputs, kept: Outputs, folder: Path) -> None:
+    """Write features and labels of scored samples and of the memory, a file for each view."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, view in VIEWS.items():
+        (z, h), (_, h_memory) = (outputs(run, view(x)) for x, _ in (scored, kept))
+        arrays = {"z": z.half(), "h": h.half(), "h_memory": h_memory.half()}
+        arrays |= {"y": scored[1], "y_memory": kept[1]}
+        path = folder / f"{run.spec.name}-{name}.npz"
+        np.savez(path, **{k: t.cpu().numpy() for k, t in arrays.items()})  # type: ignore[arg-type]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     own = argparse.ArgumentParser(add_help=False)
     own.add_argument("--features", type=Path)
@@ -104,22 +108,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     variants.check(planned)
     collected = variants.Collected(args.out)
     collected.begin(arguments, "tools.readouts")
-    waiting = {one.spec.name: one for one in planned if not collected.holds(one)}
+    waiting: dict[str, list[variants.Planned]] = {}  # equal specs of several variants are run once
+    for one in planned:
+        if not collected.holds(one):
+            waiting.setdefault(variants.text(one.spec), []).append(one)
 
     def failed(spec: Spec, error: Exception) -> None:
-        print(f"failed: {waiting[spec.name]}: {type(error).__name__}: {error}", file=sys.stderr)
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        for one in waiting[variants.text(spec)]:
+            print(f"failed: {one}: {reason}", file=sys.stderr)
+            collected.add("failed", {**one.place, "error": reason, "options": one.options})
 
-    specs, load = [one.spec for one in waiting.values()], Loader(args.data_dir)
+    specs, load = [group[0].spec for group in waiting.values()], Loader(args.data_dir)
     hardware = Hardware(device=args.device)
     for run, done in run_all(specs, load, hardware, abreast=args.abreast, failed=failed):
         if done:
-            one, accuracy = waiting[run.spec.name], score(run, given.features)
-            made = {"accuracy": accuracy, "options": one.options, "commit": args.commit}
-            collected.add("runs", {**one.place, **made})
+            accuracy = score(run, given.features)
             shown = {k: v for k, v in accuracy.items() if k.endswith("flip")}
-            print(f"{one}: {shown}", flush=True)
+            for one in waiting[variants.text(run.spec)]:
+                made = {"accuracy": accuracy, "options": one.options, "commit": args.commit}
+                collected.add("runs", {**one.place, **made})
+                print(f"{one}: {shown}", flush=True)
         del run
+    return 1 if collected.content["failed"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -22,6 +22,12 @@ buffer = 40
 
 [variants.plain]
 test_flip = true
+
+[variants.again]
+test_flip = true
+
+[variants.wild]
+lr = 1e30
 """
 
 READ_OUTS = ("head", "ncm", "both", "lda", "both-lda", "debiased")
@@ -32,7 +38,7 @@ def files(tmp_path: Path) -> dict[str, Any]:
     """Call the script and `tools.variants` for each read-out; returns what they found."""
     (tmp_path / "table.toml").write_text(TABLE)
     given = ["--file", str(tmp_path / "table.toml"), "--device", "cpu", "--base", "er"]
-    given += ["--seeds", "1", "--commit", "abc"]
+    given += ["--seeds", "1", "--commit", "abc", "--only", "plain"]
     out, features = tmp_path / "out.json", tmp_path / "features"
     readouts.main([str(out), "--features", str(features), *given])
     readouts.main([str(out), *given])  # finds its run
@@ -59,3 +65,17 @@ def test_each_accuracy_is_that_of_a_run_with_the_read_out(files: dict[str, Any])
     arrays = np.load(kept[1])
     assert arrays["h"].shape[0] == arrays["z"].shape[0] == len(arrays["y"])
     assert len(arrays["h_memory"]) == len(arrays["y_memory"]) == 40
+
+
+def test_equal_variants_and_a_run_that_fails(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "table.toml").write_text(TABLE)
+    out = tmp_path / "out.json"
+    given = ["--file", str(tmp_path / "table.toml"), "--device", "cpu", "--base", "er"]
+    assert readouts.main([str(out), *given, "--seeds", "1"]) == 1
+    content = json.loads(out.read_text())
+    assert [run["variant"] for run in content["runs"]] == ["plain", "again"]
+    assert content["runs"][0]["accuracy"] == content["runs"][1]["accuracy"]
+    assert [run["variant"] for run in content["failed"]] == ["wild"]
+    assert "failed: wild, small, er, seed 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="error: unknown variant 'wlid', did you mean 'wild'"):
+        readouts.main([str(out), *given, "--only", "wlid"])

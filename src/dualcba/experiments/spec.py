@@ -171,13 +171,18 @@ def _plain_name(fields: Mapping[str, Any]) -> str:
     return f"{Path(str(fields.get('dataset'))).stem}-" + "{}-{}-b{}-s{}".format(*others)
 
 
+def _later_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the usual values of fields that were added when runs had names already."""
+    return {"lr_drops": "offline" in str(fields.get("setting")).split("+")}
+
+
 def digest_name(fields: Mapping[str, Any]) -> str:
     """Return the name of a run with a digest of the fields of its spec, which need not be made.
 
-    Fields that versions have added since are left out where they are usual, so that names stay.
+    Later fields are left out where they are usual, so that the names of earlier runs stay.
     """
-    usual = {"lr_drops": "offline" in str(fields.get("setting")).split("+")}  # newer than others
-    named = {k: v for k, v in content_of(fields).items() if k not in usual or v != usual[k]}
+    later = _later_fields(fields)
+    named = {k: v for k, v in content_of(fields).items() if k not in later or v != later[k]}
     content = json.dumps(named | {"seed": None}, sort_keys=True)
     return f"{_plain_name(fields)}-{hashlib.sha256(content.encode()).hexdigest()[:DIGITS]}"
 

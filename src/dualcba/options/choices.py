@@ -40,7 +40,7 @@ PrecisionName = Literal["auto", "fp32", "bf16"]
 Scale = Literal["paper", "small"]
 Colour = Literal["auto", "grey", "rgb"]
 
-PLAIN_READOUTS = ", ".join(map(repr, get_args(Readout)[:-2])) + " or 'debiased'"
+PLAIN_READOUTS = " or ".join(repr(name) for name in get_args(Readout) if name != "adapted")
 """The read-outs that do without an adaptor, for error messages."""
 
 CBA: tuple[AdaptorKind, ...] = get_args(AdaptorKind)
