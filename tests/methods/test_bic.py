@@ -242,3 +242,57 @@ def test_merged_exemplars_are_not_held_out(bench: Make, monkeypatch: Any) -> Non
     monkeypatch.setattr(b.memory, "fill", lambda *_: None)
     b.method.end_task(torch.stack(own), torch.tensor([2, 3, 3, 2] * 6))
     assert torch.equal(given[0][3:], torch.stack(held))
+
+
+def released(bench: Make) -> Any:
+    """In its second task, as in the released code, with 30 exemplars."""
+    b = bench(BiC(ratio="tasks", balanced=False, merge=True, released=True), size=30)
+    b.begin([0, 1])
+    first = b.batch([0, 1] * 20, 1)
+    b.method.end_task(first.x, first.y)
+    b.method.alpha[:2], b.method.beta[:2] = 1.5, -0.25
+    b.begin([2, 3])
+    return b
+
+
+def test_released_corrects_the_newest_classes_alone(bench: Make, logp: Any) -> None:
+    b = released(bench)
+    assert (b.method.alpha == 1).all()
+    assert (b.method.beta == 0).all()
+    new = b.batch([2, 3, 0, 1, 1], 1)
+    seen, old, y = [0, 1, 2, 3], [0, 1], new.y.tolist()
+    z = new.z.detach().numpy()[:, seen]
+    target = 1.5 * b.method.teacher(new.x)[0].numpy()[:, seen] - 0.25
+    each = by_hand(z, y, target, old, 1 / 2, logp)
+    used = np.array([False, True, True, True, True])  # the first new sample is held out
+    want = each[used].mean()
+    assert b.method.loss(new, [], identity).item() == pytest.approx(want, abs=1e-6)
+
+
+def test_released_fits_over_the_seen_classes(bench: Make) -> None:
+    b = released(bench)
+    data = b.batch([0, 1, 2, 3] * 5, 5)
+    fits = []
+    for shift in (0.0, 50.0):  # of the classes that have not been seen
+        z = data.z.detach().clone()
+        z[:, 4:] += shift
+        b.method.fit(z, data.y)
+        fits.append(torch.stack([b.method.alpha, b.method.beta]))
+    assert torch.equal(*fits)
+    assert fits[0][0, 2] != 1
+
+
+def test_released_memory_has_shares_of_tasks(bench: Make) -> None:
+    b = released(bench)
+    data = b.batch([2, 3] * 20, 5)
+    b.method.end_task(data.x, data.y)
+    labels = b.memory.y[:30].tolist()
+    assert labels[:15] == [0, 1] * 7 + [0]
+    new = [label for label in labels[15:] if label > 1]
+    assert len(new) == 9  # of 40 samples and 27 exemplars that are not held out, in proportion
+    assert b.memory.owner[:30].tolist() == [0] * 15 + [1] * 15
+
+
+def test_released_needs_merged_exemplars() -> None:
+    with pytest.raises(ValueError, match="released is True, expected False, or merge=True"):
+        BiC(released=True)

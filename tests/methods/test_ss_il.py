@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
+from dualcba import Learner
 from dualcba.losses import Batch, identity, total
 from dualcba.memory import Balanced
 from dualcba.methods.ss_il import SSIL
@@ -121,3 +123,44 @@ def test_terms_are_the_loss_with_its_derivatives(bench: Make) -> None:
         s = torch.from_numpy(np.random.default_rng(4).normal(size=z.shape))
         (turn,) = torch.autograd.grad((slope * s).sum(), z)
         assert torch.allclose(term.curvature(z.detach(), s), turn, atol=1e-9)
+
+
+@pytest.mark.parametrize("sample_mean", [False, True])
+def test_released_loss(bench: Make, logp: Any, sample_mean: bool) -> None:
+    """The teacher passes all samples at once; a mean over samples weighs the batches by size."""
+    b = bench(SSIL(weight=4.0, released=True))
+    b.begin([0, 1], [3, 4], [2])
+    b.method.sample_mean = sample_mean
+    new, mem = b.batch([2, 2, 2], 1), b.batch([0, 1, 3, 4, 4], 2)
+    want = 0.0
+    for batch in (new, mem):
+        z, y = batch.z.detach().numpy(), batch.y.tolist()
+        target = b.method.teacher.network(batch.x)[0].numpy()
+        share = len(y) / 8 if sample_mean else 1.0
+        want += share * separated(z, y, [2], [0, 1, 3, 4])
+        want += share * 4 * task_wise(z, target, [[0, 1], [3, 4]], logp)
+    assert b.method.loss(new, [mem], identity).item() == pytest.approx(want, abs=1e-6)
+    assert total(b.method.terms(new, [mem]), identity).item() == pytest.approx(want, abs=1e-6)
+
+
+def test_released_memory_takes_samples_when_a_task_ends(bench: Make) -> None:
+    b = bench(SSIL(released=True), size=6)
+    assert b.method.rereads_task
+    assert not b.method.stores_in_steps
+    b.begin([0, 1])
+    first, second = b.batch([0, 1] * 4, 1), b.batch([2] * 4, 2)
+    b.method.end_task(first.x, first.y)
+    assert torch.equal(b.memory.x[:6], first.x[[0, 2, 4, 1, 3, 5]])
+    b.begin([2])
+    b.method.end_task(second.x, second.y)
+    assert b.memory.y[:6].tolist() == [0, 0, 1, 1, 2, 2]
+    assert torch.equal(b.memory.x[4:6], second.x[:2])
+
+
+def test_released_teacher_has_batch_statistics() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 4))
+    options = {"method_options": {"released": True}, "method": "ss-il", "forward": "concat"}
+    learner = Learner(net, (1, 2, 2), 4, buffer=8, batch_size=4, **options)  # type: ignore[arg-type]
+    layer = cast(nn.BatchNorm1d, learner.method.teacher.network.module[2])
+    assert layer.training
+    assert not layer.track_running_stats

@@ -26,6 +26,7 @@ from dualcba.experiments.settings import parse_settings
 from dualcba.experiments.spec import Spec
 from dualcba.learner import Learner
 from dualcba.methods import Method, parse_method
+from dualcba.methods.exemplars import ExemplarMethod
 from dualcba.methods.fixmatch import FixMatch
 from dualcba.nets import make_network
 from dualcba.normalization.layers import convert_normalization
@@ -124,9 +125,11 @@ def _merged_schedule(
     if spec.boundaries != "given":
         wanted = "'given': exemplars are mixed into a task when it begins"
         raise ValueError(expected("boundaries", spec.boundaries, wanted))
+    assert isinstance(method, ExemplarMethod)  # the only ones that merge
+    after = method.exemplar_counter(spec.buffer, data.num_classes)
     schedule = merged_rows(
-        stream, data.train_y.numpy(), data.num_classes, batch_size=spec.batch_size,
-        epochs=spec.epochs, size=spec.buffer, held_out=getattr(method, "held_out", 0), rng=rng,
+        stream, data.train_y.numpy(), after, batch_size=spec.batch_size, epochs=spec.epochs,
+        held_out=method.held_out, rng=rng,
     )  # fmt: skip
     return [[Pass(rows, rows < len(data.train_y)) for rows in passes] for passes in schedule]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from dualcba.data import Task, batches
 from dualcba.engine import Engine
 from dualcba.memory import Memory
-from dualcba.memory.herding import drawable_rows, exemplar_counts
+from dualcba.memory.herding import drawable_rows
 
 Indices = NDArray[np.int64]
 Arrive = Callable[[Indices], Iterator[tuple[Tensor, Tensor]]]
@@ -23,11 +23,10 @@ Arrive = Callable[[Indices], Iterator[tuple[Tensor, Tensor]]]
 def merged_rows(
     stream: Sequence[Task],
     labels: Indices,
-    num_classes: int,
+    filled_after: Callable[[Indices], int],
     *,
     batch_size: int,
     epochs: int,
-    size: int,
     held_out: int,
     rng: np.random.Generator,
 ) -> list[list[Indices]]:
@@ -38,23 +37,24 @@ def merged_rows(
 
     Parameters
     ----------
-    stream, labels, num_classes
-        The tasks, the labels of all training samples, and the number of classes.
+    stream, labels
+        The tasks, and the labels of all training samples.
+    filled_after
+        Maps the labels of each task in turn to the number of exemplars after it.
     batch_size, epochs
         Samples per step, and passes over each task.
-    size, held_out
-        Those of the `Herding` memory.
+    held_out
+        That of the `Herding` memory.
     rng
         Shuffles each pass.
     """
-    stored = np.zeros(num_classes, np.int64)
-    schedule = []
+    stored, schedule = 0, []
     for task in stream:
-        exemplars = len(labels) + drawable_rows(int(stored.sum()), held_out)
+        exemplars = len(labels) + drawable_rows(stored, held_out)
         both = replace(task, train=np.concatenate([task.train, exemplars]))
         passes = [batches(both, batch_size, rng) for _ in range(epochs)]
         first = passes[0][passes[0] < len(labels)]  # the samples that the method reads again
-        stored = exemplar_counts(size, stored + np.bincount(labels[first], minlength=num_classes))
+        stored = filled_after(labels[first])
         schedule.append(passes)
     return schedule
 

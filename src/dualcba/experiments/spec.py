@@ -15,7 +15,7 @@ from dualcba.errors import at_least, expected, unknown
 from dualcba.experiments.recipes import RECIPES, follow_recipe, recipe_method
 from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_settings
 from dualcba.io import user_path
-from dualcba.methods import METHODS, check_options, option_names, parse_method
+from dualcba.methods import METHODS, Method, check_options, option_names, parse_method
 from dualcba.methods.files import check_imported, imported_for
 from dualcba.options import (
     DATASET_DEFAULTS,
@@ -93,14 +93,15 @@ class Spec(RunOptions):
         _check_setting(self)
         _check_boundaries(self)
         _check_epochs(self, epochs_given)
-        _check_real_time(self)
+        check_options(self.method, self.method_options)
+        method = parse_method(self.method)[0](**self.method_options)
+        _check_real_time(self, method)
         check_adaptor_parts(self)
         check_optimizer(self)
-        check_head_options(self, self.method, parse_method(self.method)[0].own_head)
+        check_head_options(self, self.method, method.own_head)
         check_tracking(self.tracking, self.forward)
         check_readout(self.readout, self.adaptor)
-        check_while_empty(self.while_empty, parse_method(self.method)[0].stores_in_steps)
-        check_options(self.method, self.method_options)
+        check_while_empty(self.while_empty, method.stores_in_steps)
         object.__setattr__(self, "imports", imported_for(parse_method(self.method)[0]))
 
     def _defaults(self) -> dict[str, Any]:
@@ -245,7 +246,7 @@ def _check_epochs(spec: Spec, given: bool) -> None:
         raise ValueError(expected("lr_drops", spec.lr_drops, wanted))
 
 
-def _check_real_time(spec: Spec) -> None:
+def _check_real_time(spec: Spec, method: Method) -> None:
     if not spec.real_time:
         if spec.relative_cost is not None:
             wanted = "no value unless real_time is on"
@@ -253,7 +254,7 @@ def _check_real_time(spec: Spec) -> None:
         return
     if spec.epochs != 1:
         raise ValueError(expected("epochs", spec.epochs, "1 in real time, where no batch waits"))
-    if parse_method(spec.method)[0].rereads_task:
+    if method.rereads_task:
         raise ValueError(
             f"real_time does not fit the method {spec.method!r}, expected a method that does not "
             "read a task's samples again at its end"

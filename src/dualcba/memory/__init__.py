@@ -5,5 +5,16 @@ from dualcba.memory.base import Indices, Memory
 from dualcba.memory.herding import Herding, herd
 from dualcba.memory.pool import Pool
 from dualcba.memory.reservoir import Reservoir, last_wins
+from dualcba.memory.shares import TaskShares
 
-__all__ = ["Balanced", "Herding", "Indices", "Memory", "Pool", "Reservoir", "herd", "last_wins"]
+__all__ = [
+    "Balanced",
+    "Herding",
+    "Indices",
+    "Memory",
+    "Pool",
+    "Reservoir",
+    "TaskShares",
+    "herd",
+    "last_wins",
+]

@@ -61,10 +61,13 @@ class Herding(Memory):
         return rng.choice(rows, min(n, len(rows)), replace=False)
 
     @torch.no_grad()
-    def fill(self, x: Tensor, y: Tensor, features: Callable[[Tensor], Tensor]) -> None:
+    def fill(
+        self, x: Tensor, y: Tensor, features: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         """Select exemplars for the classes in y by herding, and drop the last ones of the others.
 
-        `features` maps raw samples to (n, d). It waits for the device once, for the labels.
+        `features` maps raw samples to (n, d); without it the first samples of each class are
+        selected. It waits for the device once, for the labels.
         """
         pool = torch.cat([self.x[: self.filled], x])
         labels = torch.cat([self.y[: self.filled], y]).cpu().numpy()
@@ -73,9 +76,10 @@ class Herding(Memory):
             return
         quotas = _quotas(self.size, len(classes))
         rows = {c: np.flatnonzero(labels == c) for c in classes}
-        groups = [rows[c] for c in arrived]
+        groups = [rows[c] for c in arrived] if features else []
         ranked, count = self._herding_order(pool, groups, int(quotas.max()), features)
-        rows |= {c: len(pool) + k * count + np.arange(count) for k, c in enumerate(arrived)}
+        if features:
+            rows |= {c: len(pool) + k * count + np.arange(count) for k, c in enumerate(arrived)}
         counts = np.minimum(quotas, [(labels == c).sum() for c in classes])
         chosen = np.concatenate([rows[c][:n] for c, n in zip(classes, counts, strict=True)])
         self.seen = len(chosen)
@@ -87,14 +91,14 @@ class Herding(Memory):
         pool: Tensor,
         groups: Sequence[Indices],
         count: int,
-        features: Callable[[Tensor], Tensor],
+        features: Callable[[Tensor], Tensor] | None,
     ) -> tuple[Tensor, int]:
         """Return all rows of the pool, followed by rows of each group in herding order.
 
         Also return the number of ordered rows per group, at most `count`.
         """
         every = torch.arange(len(pool), device=pool.device)
-        if not groups:
+        if features is None or not groups:
             return every, 0
         sizes = np.array([len(rows) for rows in groups])
         position = np.arange(sizes.max())
@@ -122,6 +126,18 @@ def exemplar_counts(size: int, available: Indices) -> Indices:
     if len(present):
         counts[present] = np.minimum(_quotas(size, len(present)), available[present])
     return counts
+
+
+def class_counter(size: int, num_classes: int) -> Callable[[Indices], int]:
+    """Return a function of the labels of each task in turn: the rows that are filled after it."""
+    stored = np.zeros(num_classes, np.int64)
+
+    def after(labels: Indices) -> int:
+        nonlocal stored
+        stored = exemplar_counts(size, stored + np.bincount(labels, minlength=num_classes))
+        return int(stored.sum())
+
+    return after
 
 
 def _validation_rows(filled: int, held_out: int) -> slice:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -11,7 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dualcba.engine.optimizers import Adam
+from dualcba.errors import expected
 from dualcba.losses import Adapt, Batch
+from dualcba.memory import Herding, Indices, TaskShares
+from dualcba.memory.shares import task_counter
 from dualcba.methods.base import Context
 from dualcba.methods.exemplars import ExemplarMethod, check_flags
 from dualcba.methods.scorers import Corrected
@@ -43,6 +46,11 @@ class BiC(ExemplarMethod):
         Whether all classes have the same weight in the fit of the correction; else all samples.
     rehearse, merge
         See `ExemplarMethod`.
+    released
+        Whether correction and memory are those of the code released with the conference paper on
+        CBA. The correction of a task ends with the next task: logits of a step are not corrected,
+        and predictions only for the newest classes. Softmaxes have the classes seen so far. The
+        memory has equal shares for tasks, of random samples of all their data (`TaskShares`).
 
     References
     ----------
@@ -55,6 +63,8 @@ class BiC(ExemplarMethod):
     temperature, epochs, fitting_lr = 2.0, 250, 1e-3
     alpha: Tensor
     beta: Tensor
+    teacher_alpha: Tensor
+    teacher_beta: Tensor
     quota: Tensor
     arrived: Tensor
 
@@ -65,11 +75,14 @@ class BiC(ExemplarMethod):
         balanced: bool = True,
         rehearse: bool = True,
         merge: bool = False,
+        released: bool = False,
     ) -> None:
         super().__init__(rehearse=rehearse, merge=merge)
         check_choice("ratio", ratio, ("classes", "tasks"))
-        check_flags(balanced=balanced)
-        self.ratio, self.balanced = ratio, balanced
+        check_flags(balanced=balanced, released=released)
+        if released and not merge:
+            raise ValueError(expected("released", released, "False, or merge=True"))
+        self.ratio, self.balanced, self.released = ratio, balanced, released
 
     def bind(self, context: Context) -> None:
         """Create the teacher, and α = 1, β = 0."""
@@ -77,6 +90,9 @@ class BiC(ExemplarMethod):
         weight = cast(Tensor, context.network.head.weight).detach()
         self.register_buffer("alpha", weight.new_ones(len(weight)))
         self.register_buffer("beta", weight.new_zeros(len(weight)))
+        if self.released:
+            for name in ("alpha", "beta"):
+                self.register_buffer(f"teacher_{name}", getattr(self, name).clone())
         for name in ("quota", "arrived"):
             self.register_buffer(name, weight.new_zeros((), dtype=torch.long))
         self.fitted = weight.new_zeros(2, dtype=torch.float64)  # α and β during the fit
@@ -86,15 +102,36 @@ class BiC(ExemplarMethod):
     def begin_task(self) -> None:
         """Copy the network into the teacher, and set the number of samples to hold out."""
         super().begin_task()
+        if self.released:
+            self.teacher_alpha.copy_(self.alpha)
+            self.teacher_beta.copy_(self.beta)
+            self.alpha.fill_(1.0)
+            self.beta.zero_()
         self.quota.fill_(self._quota())
         self.arrived.zero_()
 
     def _quota(self) -> int:
         return len(self.memory.y[self.memory.validation])
 
+    def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Herding:
+        """Return a memory with equal shares for classes, or for tasks if `released`."""
+        if not self.released:
+            return super().make_memory(size, shape, dtype, C)
+        return TaskShares(size, shape, dtype, held_out=self.held_out)
+
+    def exemplar_counter(self, size: int, C: int) -> Callable[[Indices], int]:
+        """Return a function of the labels of each task in turn: the exemplars after it."""
+        own = task_counter(size, self.held_out)
+        return own if self.released else super().exemplar_counter(size, C)
+
     def correct(self, z: Tensor) -> Tensor:
         """Return α·z + β, with α and β of each class."""
         return self.alpha * z + self.beta
+
+    def _targets(self, x: Tensor) -> Tensor:
+        """Return the corrected logits of the teacher."""
+        z, _ = self.teacher(x)
+        return self.teacher_alpha * z + self.teacher_beta if self.released else self.correct(z)
 
     def is_held_out(self, index: Tensor) -> Tensor:
         """Return whether the samples at these positions in the task are held out."""
@@ -103,12 +140,18 @@ class BiC(ExemplarMethod):
     def loss(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
         """Return cross-entropy and distillation of the samples that are not held out."""
         all_ = join(new, mem)
-        z, target = self.correct(all_.z), self.correct(self.teacher(all_.x)[0])
+        z, target = self.correct(all_.z), self._targets(all_.x)
         known, T = self.teacher.known, self.temperature
         ratio = self._ratio()
         kd = T**2 * distillation(z, target, known, known, T)
+        if self.released:
+            z = z.masked_fill(~self._seen(all_.y), -torch.inf)
         each = (1 - ratio) * F.cross_entropy(z, all_.y, reduction="none") + ratio * kd
         return sum_of_means(each * self._weights(new, len(each)), new, mem)
+
+    def _seen(self, y: Tensor) -> Tensor:
+        """Return the classes of the tasks so far, and of these labels, (C,)."""
+        return self.context.sets.seen.index_fill(0, y, True)
 
     def _ratio(self) -> Tensor:
         """Return λ, a scalar."""
@@ -160,7 +203,10 @@ class BiC(ExemplarMethod):
         per_class = onehot.sum(0).clamp(min=1) if self.balanced else 1.0
         weight = (onehot / per_class).sum(1)[rows] * valid
         weight = (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
-        rest = self.correct(z).masked_fill(new, 0.0).double()[rows]
+        rest = self.correct(z).masked_fill(new, 0.0)
+        if self.released:
+            rest = rest.masked_fill(~self._seen(y), -torch.inf)
+        rest = rest.double()[rows]
         slopes = torch.stack([z * new, new.expand_as(z)]).double()  # ∂q/∂α and ∂q/∂β
         inputs = slopes[:, rows].transpose(0, 1).flatten(2), rest, onehot[rows], weight
 

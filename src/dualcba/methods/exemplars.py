@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -9,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualcba.errors import expected
-from dualcba.memory import Herding
+from dualcba.memory import Herding, Indices
+from dualcba.memory.herding import class_counter
 from dualcba.methods.teacher import DistillationMethod
 from dualcba.normalization.statistics import evaluation_mode
 
@@ -54,6 +56,10 @@ class ExemplarMethod(DistillationMethod):
     def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Herding:
         """Return a memory of exemplars with the same number for each class."""
         return Herding(size, shape, dtype, held_out=self.held_out)
+
+    def exemplar_counter(self, size: int, C: int) -> Callable[[Indices], int]:
+        """Return a function of the labels of each task in turn: the exemplars after it."""
+        return class_counter(size, C)
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Select exemplars by herding on normalised features."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dualcba.losses import Adapt, Batch, CrossEntropy, Term
-from dualcba.memory import Balanced
+from dualcba.memory import Balanced, Herding, Memory
+from dualcba.methods.base import Context
+from dualcba.methods.clser import frozen_copy
+from dualcba.methods.exemplars import check_flags
 from dualcba.methods.teacher import (
     Distillation,
     DistillationMethod,
@@ -28,11 +32,21 @@ class SSIL(DistillationMethod):
     L is the mean over the new batch plus the mean over the memory draw. The sum is over the earlier
     tasks s. The teacher is the network at the beginning of the task. The memory is class-balanced
     and also stores samples of the current task, whose softmax is over the new classes. The authors'
-    code multiplies the distillation by T², which is `weight=4`.
+    code multiplies the distillation by T², which is `weight=4`. With the option `loss_mean`
+    `"samples"`, L is one mean over the samples of both.
 
     A bias adaptor corrects the cross-entropy; the distillation uses raw logits. A correction that
     is the same for all new or for all old classes, as that of the class-agnostic part, does not
     change a softmax over one side: of Dual-CBA only the class-specific part has an effect.
+
+    Parameters
+    ----------
+    temperature, weight
+        T and the weight of the distillation.
+    released
+        Whether memory and teacher are those of the code released with the conference paper on CBA:
+        the memory takes samples when a task ends, so it has none of the current task, and the
+        teacher is normalised by batch statistics.
 
     References
     ----------
@@ -42,16 +56,30 @@ class SSIL(DistillationMethod):
     title = "SS-IL"
     closed_form = True  # the terms are the loss, up to rounding
 
-    def __init__(self, *, temperature: float = 2.0, weight: float = 1.0) -> None:
+    def __init__(
+        self, *, temperature: float = 2.0, weight: float = 1.0, released: bool = False
+    ) -> None:
         super().__init__()
+        check_flags(released=released)
         self.temperature = temperature
         self.weight = weight
+        self.released = released
+        self.rereads_task, self.stores_in_steps = released, not released
 
-    def make_memory(
-        self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int
-    ) -> Balanced:
-        """Return a class-balanced memory."""
-        return Balanced(size, shape, dtype)
+    def bind(self, context: Context) -> None:
+        """Create the teacher, which has batch statistics only if `released`."""
+        super().bind(context)
+        if self.released:
+            self.teacher.network = frozen_copy(context.network)
+
+    def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Memory:
+        """Return a class-balanced memory, filled in steps or when a task ends."""
+        return (Herding if self.released else Balanced)(size, shape, dtype)
+
+    def end_task(self, x: Tensor, y: Tensor) -> None:
+        """Store samples of the task if `released`: the first ones, which are random."""
+        if self.released:
+            cast(Herding, self.context.memory).fill(x, y)
 
     def loss(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
         """Return the separated cross-entropy plus the distillation of each task."""
@@ -60,22 +88,33 @@ class SSIL(DistillationMethod):
         z = z.masked_fill(~self.softmax_classes(all_.y), -torch.inf)
         separated = F.cross_entropy(z, all_.y, reduction="none")
         owner, earlier = self._tasks()
-        target, _ = self.teacher(all_.x)
+        target = torch.cat(self._targets([new, *mem]))
         distilled = distillation(all_.z, target, owner, earlier, self.temperature)
-        return sum_of_means(separated + self.weight * distilled, new, mem)
+        each = separated + self.weight * distilled
+        return each.mean() if self.sample_mean else sum_of_means(each, new, mem)
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return the terms of the loss, whose derivatives the outer step uses."""
         owner, earlier = self._tasks()
         terms: list[Term] = []
-        for batch in (new, *mem):
-            target, _ = self.teacher(batch.x)
-            distilled = (owner, earlier, self.temperature, self.weight)
+        batches = [new, *mem]
+        n = sum(len(b.y) for b in batches)
+        for batch, target in zip(batches, self._targets(batches), strict=True):
+            share = len(batch.y) / n if self.sample_mean else 1.0
+            distilled = (owner, earlier, self.temperature, share * self.weight)
             terms += [
-                CrossEntropy(batch, classes=self.softmax_classes(batch.y)),
+                CrossEntropy(batch, share, classes=self.softmax_classes(batch.y)),
                 Distillation(batch, target, *distilled),
             ]
         return terms
+
+    def _targets(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """Return the teacher's logits of each batch, all in one pass."""
+        if self.released:
+            with torch.no_grad():
+                return [z for z, _ in self.context.passes(self.teacher.network, batches)]
+        x = torch.cat([batch.x for batch in batches])
+        return list(torch.split(self.teacher(x)[0], [len(batch.y) for batch in batches]))
 
     @classmethod
     def wrappable(cls) -> bool:

@@ -1,0 +1,99 @@
+"""The exemplar memory in which tasks, not classes, have equal shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualcba.engine.host_to_device import to_device
+from dualcba.memory.base import Indices
+from dualcba.memory.herding import Herding, drawable_rows
+
+
+class TaskShares(Herding):
+    """Equal shares of the rows for all tasks, each filled from all data that the task had.
+
+    These are its own samples and the exemplars that were mixed with them, in proportion. So old
+    classes get rows in the shares of later tasks too. When a further task needs rows, a share drops
+    its last ones. Samples of a task are expected in random order.
+
+    >>> memory = TaskShares(8, (1,))
+    >>> for labels in ([0] * 9, [1] * 8):
+    ...     y = torch.tensor(labels)
+    ...     memory.fill(y[:, None].byte(), y)
+    >>> memory.y[:8].tolist()  # the second task had eight samples and eight exemplars
+    [0, 0, 0, 0, 1, 0, 1, 0]
+    """
+
+    owner: Tensor
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register_buffer("owner", torch.zeros(self.size + 1, dtype=torch.long))
+
+    @torch.no_grad()
+    def fill(
+        self, x: Tensor, y: Tensor, features: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """Give the task a share for these samples and the exemplars; `features` are not used."""
+        owner = self.owner[: self.filled].cpu().numpy()
+        old = drawable_rows(self.filled, self.held_out)
+        before = np.bincount(owner)
+        after = share_counts(self.size, before, len(y) + len(old))
+        starts = before.cumsum() - before
+        kept = [start + np.arange(n) for start, n in zip(starts, after, strict=False)]
+        share = mixed(self.filled + np.arange(len(y)), old, int(after[-1]))
+        rows = to_device(torch.from_numpy(np.concatenate([*kept, share])), x.device)
+        pool_x, pool_y = (
+            torch.cat([self.x[: self.filled], x]),
+            torch.cat([self.y[: self.filled], y]),
+        )
+        self.seen = len(rows)
+        self.x[: self.seen], self.y[: self.seen] = pool_x[rows], pool_y[rows]
+        tasks = np.arange(len(after)).repeat(after)
+        self.owner[: self.seen] = to_device(torch.from_numpy(tasks), x.device)
+
+
+def share_counts(size: int, counts: Indices, available: int) -> Indices:
+    """Return the rows of each share, given those so far, when a task with so much data ends.
+
+    >>> share_counts(10, np.array([5, 5]), 99).tolist()
+    [3, 3, 3]
+    """
+    most = size // (len(counts) + 1)
+    return np.minimum([*counts, available], most)
+
+
+def mixed(own: Indices, old: Indices, n: int) -> Indices:
+    """Return n of the rows of both in proportion, evenly mixed: the first own, old at a stride.
+
+    >>> mixed(np.arange(10, 16), np.arange(3), 6).tolist()
+    [10, 0, 11, 12, 1, 13]
+    """
+    n_old = round(n * len(old) / max(1, len(own) + len(old)))
+    old = old[np.arange(n_old) * len(old) // max(1, n_old)]
+    rows = np.concatenate([own[: n - n_old], old])
+    place = np.concatenate([(np.arange(k) + 0.5) / max(1, k) for k in (n - n_old, n_old)])
+    return rows[np.argsort(place, kind="stable")]
+
+
+def task_counter(size: int, held_out: int) -> Callable[[Indices], int]:
+    """Return a function of the labels of each task in turn: the rows that are filled after it.
+
+    >>> after = task_counter(6, 0)
+    >>> after(np.zeros(4, np.int64)), after(np.ones(9, np.int64))
+    (4, 6)
+    """
+    counts = np.zeros(0, np.int64)
+
+    def after(labels: Indices) -> int:
+        nonlocal counts
+        old = len(drawable_rows(int(counts.sum()), held_out))
+        counts = share_counts(size, counts, len(labels) + old)
+        return int(counts.sum())
+
+    return after
