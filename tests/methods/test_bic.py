@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from dualcba import Learner
 from dualcba.losses import Batch, identity
@@ -291,6 +292,19 @@ def test_released_memory_has_shares_of_tasks(bench: Make) -> None:
     new = [label for label in labels[15:] if label > 1]
     assert len(new) == 9  # of 40 samples and 27 exemplars that are not held out, in proportion
     assert b.memory.owner[:30].tolist() == [0] * 15 + [1] * 15
+
+
+def test_released_memory_stores_negatives_of_exemplars() -> None:
+    options = {"merge": True, "negatives": True, "released": True}
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 4))
+    learner = Learner(net, (1, 2, 2), 4, buffer=8, method="bic", method_options=options)
+    for label in (0, 1):
+        learner.new_task([label])
+        x = torch.full((8, 1, 2, 2), 10 + label, dtype=torch.uint8)
+        learner.observe(x, torch.full((8,), label))
+        learner.end_task()
+    values = learner.memory.x[:8].flatten(1)[:, 0].tolist()
+    assert values == [10, 10, 10, 10, 11, 246, 11, 246]  # 246 is −10 modulo 256
 
 
 def test_released_needs_merged_exemplars() -> None:

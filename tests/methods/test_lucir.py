@@ -1,4 +1,4 @@
-"""LUCIR against NumPy: cosines, margin ranking, imprinting, training of the head."""
+"""LUCIR against NumPy: cosines, margin ranking, imprinting, training of the head, herding."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dualcba import Learner
+from dualcba import Dataset, Learner
+from dualcba.data import Transform, transforms
+from dualcba.engine import Captured
 from dualcba.losses import identity
 from dualcba.methods.lucir import LUCIR
 from dualcba.nets.heads import CosineHead
+from dualcba.normalization.statistics import evaluation_mode
 
+RELEASED = {"released": True, "frozen": True, "drop": 10}
 Make = Callable[..., Any]
 Floats = NDArray[np.float64]
 
@@ -188,3 +193,261 @@ def test_the_rate_of_the_tuning_falls_after_some_batches(bench: Make) -> None:
     assert shares.flatten().tolist() == pytest.approx([1] * 5 + [0.1])
     b = bench(LUCIR())
     assert (b.method._rate_shares(7) == 1).all()
+
+
+# ---------------------------------------------------------------- what the released code computes
+
+
+class Moved(Transform):
+    """An augmentation that adds one, whatever it draws."""
+
+    random = True
+
+    def augment(self, x: Tensor, params: Tensor) -> Tensor:
+        return x + 1
+
+
+def slope(loss: Callable[[Floats], float], at: Floats) -> Floats:
+    """Differentiate a loss entry by entry."""
+    out, step = np.zeros_like(at), 1e-6
+    for i in np.ndindex(at.shape):
+        nudge = np.zeros_like(at)
+        nudge[i] = step
+        out[i] = (loss(at + nudge) - loss(at - nudge)) / (2 * step)
+    return out
+
+
+def tuned(
+    loss: Callable[[Floats, Floats], float], w: Floats, s: Floats, new: list[int], rates: Any
+) -> tuple[Floats, Floats]:
+    """Return the weights, of which those of new classes change, and the scale after some steps."""
+    w = w.copy()
+    for rate in rates:
+        dw, ds = slope(lambda v, s=s: loss(v, s), w), slope(lambda v, w=w: loss(w, v), s)
+        w[new] -= rate * dw[new]
+        s = s - rate * ds
+    return w, s
+
+
+def to_the_end(b: Any, tasks: int) -> tuple[Any, Floats, Floats]:
+    """End tasks with one batch per epoch; return exemplars, weights and scale before the last."""
+    b.method.epochs, b.method.context.batch_size = 2, 8
+    for k in range(tasks):
+        b.begin([2 * k, 2 * k + 1])
+        data = b.batch([2 * k, 2 * k + 1] * 5, k)
+        before = weights(b).copy(), b.method.head.scale.detach().numpy().copy()
+        b.method.end_task(data.x, data.y)
+    x, y, _ = b.memory.read(torch.arange(b.memory.filled))
+    return (x, y.numpy()), *before
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_released_tuning_by_hand(bench: Make, logp: Any, tasks: int) -> None:
+    """The whole loss, on augmented exemplars, trains the newest weights and the scale."""
+    b = bench(LUCIR(released=True, frozen=True, drop=1, scale=2.0), size=8)
+    b.method.context.transform = Moved([0.0], [1.0]).double()
+    (x, y), w, s = to_the_end(b, tasks)
+    h = b.network(x + 1)[1].detach().numpy()
+    old, new = ([], [0, 1]) if tasks == 1 else ([0, 1], [2, 3])
+    rivals = [c for c in range(6) if c not in old]
+
+    def loss(w: Floats, s: Floats) -> float:
+        each = logp(s * unit(h) @ unit(w).T)[np.arange(len(y)), y]
+        return ranking(h, y.tolist(), w, old, rivals) - each.mean()
+
+    want_w, want_s = tuned(loss, w, s, new, [0.01, 0.001])
+    assert np.allclose(weights(b), want_w, atol=1e-8)
+    assert b.method.head.scale.item() == pytest.approx(float(want_s), abs=1e-8)
+    assert np.abs(want_w - w).max() > 1e-4
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_other_tuning_by_hand(bench: Make, logp: Any, frozen: bool) -> None:
+    """Cross-entropy alone, on exemplars as they are, and none after the first task."""
+    b = bench(LUCIR(frozen=frozen, drop=1, scale=2.0), size=8)
+    b.method.context.transform = Moved([0.0], [1.0]).double()
+    (x, y), w, s = to_the_end(b, 2)
+    h = b.network(x)[1].detach().numpy()
+
+    def loss(w: Floats, s: Floats) -> float:
+        return float(-logp(s * unit(h) @ unit(w).T)[np.arange(len(y)), y].mean())
+
+    if frozen:  # the scale is constant too
+        want_w, want_s = tuned(lambda v, _: loss(v, s), w, s, [2, 3], [0.01, 0.001])
+    else:
+        want_w, want_s = tuned(loss, w, s, list(range(6)), [0.01, 0.001])
+    assert np.allclose(weights(b), want_w, atol=1e-8)
+    assert b.method.head.scale.item() == pytest.approx(float(want_s), abs=1e-8)
+
+
+def test_released_ranking_has_rivals_of_later_tasks(bench: Make) -> None:
+    b, other = bench(LUCIR(released=True)), bench(LUCIR())
+    for one in (b, other):
+        one.begin([0, 1], [2])
+    mem = b.batch([0, 1, 1, 2], 1)
+    h, y = mem.h.detach().numpy(), mem.y.tolist()
+    got, less = (one.method.ranking(mem.h, mem.y).item() for one in (b, other))
+    assert got != pytest.approx(less, abs=1e-3)
+    assert got == pytest.approx(ranking(h, y, weights(b), [0, 1], [2, 3, 4, 5]), abs=1e-9)
+    assert less == pytest.approx(ranking(h, y, weights(b), [0, 1], [2]), abs=1e-9)
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_released_weights_of_later_classes_are_frozen_too(bench: Make, tasks: int) -> None:
+    b = bench(LUCIR(released=True, frozen=True))
+    b.begin(*[[0, 1], [2, 3]][:tasks])
+    new = [0, 1] if tasks == 1 else [2, 3]
+    loss = b.method.loss(b.batch([*new, 0, 1], 1), [], identity)
+    (got,) = torch.autograd.grad(loss, [b.method.head.weight])
+    assert (got != 0).any(1).nonzero().flatten().tolist() == new
+
+
+def imprinted(h: Floats, before: Floats, old: list[int]) -> Floats:
+    return unit(unit(h).mean(0)) * np.linalg.norm(before[old], axis=1).mean()
+
+
+def test_imprint_uses_all_samples_of_new_classes_once(bench: Make) -> None:
+    b = bench(LUCIR(released=True))
+    b.begin([0, 1])
+    before, first = weights(b).copy(), b.batch([0, 1, 0])
+    b.method.preview_task(first.x, first.y)
+    assert np.array_equal(weights(b), before)  # nothing is imprinted in the first task
+
+    b.begin([2, 3])
+    before, data = weights(b).copy(), b.batch([2, 3, 0, 2, 5, 3, 2], 1)
+    b.method.context.good.fill_(False)  # of the last step, which is over
+    b.method.preview_task(data.x, data.y)
+    b.method.context.good.fill_(True)
+    h = data.h.detach().numpy()
+    assert np.allclose(weights(b)[2], imprinted(h[[0, 3, 6]], before, [0, 1]), atol=1e-9)
+    assert np.allclose(weights(b)[3], imprinted(h[[1, 5]], before, [0, 1]), atol=1e-9)
+    others = [0, 1, 4, 5]
+    assert np.array_equal(weights(b)[others], before[others])
+
+    after = weights(b).copy()
+    b.method.loss(b.batch([2, 3, 0], 2), [], identity)
+    with torch.no_grad():
+        b.method.after_step(None)
+    assert np.array_equal(weights(b), after)
+
+
+def test_imprint_uses_evaluation_mode(
+    make_learner: Callable[..., Learner], teach: Any, images: Dataset
+) -> None:
+    learner = teach(make_learner("lucir", method_options=RELEASED), tasks=1)
+    learner.new_task([2, 3])
+    head, rows = learner.network.head, images.train_y == 2
+    with torch.no_grad(), evaluation_mode(learner.network):
+        x = learner.parts.context.transform(images.train_x[rows])
+        h = learner.parts.context.network(x)[1].double().numpy()
+    before = head.weight.detach().double().numpy().copy()
+    learner.method.preview_task(images.train_x[rows], images.train_y[rows])
+    want = imprinted(h, before, [0, 1])
+    assert np.allclose(head.weight[2].detach().numpy(), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_herding_on_features(bench: Make, released: bool) -> None:
+    """Features that are not normalised select other exemplars."""
+    b = bench(LUCIR(released=released), size=4)
+    b.begin([0])
+    data = b.batch([0] * 12, 3)
+    h = b.network(data.x)[1].detach().numpy()
+    h = h if released else unit(h)
+    picked: list[int] = []
+    for _ in range(4):
+        left = [i for i in range(12) if i not in picked]
+        off = [np.linalg.norm(h.mean(0) - h[[*picked, i]].mean(0)) for i in left]
+        picked.append(left[int(np.argmin(off))])
+    b.method.end_task(data.x, data.y)
+    assert torch.equal(b.memory.x[:4], data.x[picked])
+
+
+def tuning_calls(learner: Learner) -> list[tuple[Any, ...]]:
+    """End a task; return what it gives the engine to run."""
+    calls: list[tuple[Any, ...]] = []
+    run = learner.method.context.run
+    learner.method.context.run = lambda *call: calls.append(call) or run(*call)
+    learner.end_task()
+    return calls
+
+
+def test_released_tuning_shuffles_and_keeps_running_statistics(
+    make_learner: Callable[..., Learner], teach: Any
+) -> None:
+    learner = teach(make_learner("lucir", method_options=RELEASED))
+    kept = {k: t.clone() for k, t in learner.network.state_dict().items()}
+    calls = tuning_calls(learner)
+    assert [key for key, *_ in calls] == [("tune", 8), ("tune", 8), ("tune", 4)] * 20
+    rows = torch.cat([call[2] for call in calls]).view(20, 20)
+    assert torch.equal(rows.sort().values, torch.arange(20).expand(20, 20))
+    assert len({tuple(row) for row in rows.tolist()}) == 20
+    draws = torch.cat([call[3] for call in calls]).view(20, 20, -1)
+    assert (draws[0] != draws[1]).any()
+    now = learner.network.state_dict()
+    changed = [k for k in kept if not torch.equal(kept[k], now[k])]
+    assert changed == ["module.7.weight", "module.7.scale"]  # the head
+
+
+def test_released_tuning_normalises_by_batch_statistics() -> None:
+    """The features come from a normalisation, so each batch of them has mean 0 and variance 1."""
+    body = nn.Linear(5, 4), nn.BatchNorm1d(4, affine=False)
+    net, rng = nn.Sequential(*body, nn.Linear(4, 4)), np.random.default_rng(0)
+    learner = Learner(
+        net, (5,), 4, method="lucir", method_options=RELEASED, dtype=torch.float32, buffer=9,
+        batch_size=8, device="cpu",
+    )  # fmt: skip
+    learner.new_task([0, 1])
+    x = torch.from_numpy(rng.normal(2, 3, (8, 5))).float()
+    learner.observe(x, torch.tensor([0, 1] * 4))
+    seen: list[Tensor] = []
+    step = learner.method._head_step
+    learner.method._head_step = lambda h, *more: seen.append(h) or step(h, *more)
+    learner.end_task()
+    assert len(seen) == 20
+    for h in seen:
+        assert torch.allclose(h.mean(0), torch.zeros(4), atol=1e-5)
+        assert torch.allclose(h.var(0, correction=0), torch.ones(4), atol=1e-2)
+
+
+def test_released_tuning_of_a_single_exemplar(bench: Make) -> None:
+    b = bench(LUCIR(**RELEASED), size=5)  # one more than a batch
+    b.begin([0, 1])
+    data = b.batch([0, 1] * 5)
+    b.method.end_task(data.x, data.y)
+    assert np.isfinite(weights(b)).all()
+
+
+def test_released_tuning_can_be_captured(
+    make_learner: Callable[..., Learner], teach: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads nothing on the host, so calls with equal keys can become one launch."""
+    monkeypatch.setattr(transforms, "crop_by_window", transforms.crop_by_gather)  # as on CUDA
+    calls = tuning_calls(teach(make_learner("lucir", method_options=RELEASED)))
+    assert len({(key, *(t.shape for t in inputs)) for key, _, *inputs in calls}) == 2
+    _, fn, *inputs = calls[0]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fn(*(torch.zeros_like(t) for t in inputs))
+
+
+@pytest.mark.gpu
+def test_released_steps_and_tuning_are_captured(
+    make_learner: Callable[..., Learner], teach: Any
+) -> None:
+    ends = []
+    for engine in ("eager", "captured"):
+        given = {"device": "cuda", "engine": engine, "precision": "fp32"}
+        learner = make_learner("lucir", method_options=RELEASED, **given)
+        teach(learner, tasks=3, steps=12)
+        learner.end_task()
+        ends.append(learner.state_dict()["tensors"])
+    assert isinstance(learner.parts.engine, Captured)
+    assert ("tune", 8) in learner.parts.engine.entries
+    assert not learner.parts.engine.refused
+    for key, value in ends[0].items():
+        torch.testing.assert_close(ends[1][key], value, rtol=1e-3, atol=1e-4, msg=key)
+
+
+def test_released_is_a_flag() -> None:
+    with pytest.raises(ValueError, match="released is 'yes', expected True or False"):
+        LUCIR(released="yes")  # type: ignore[arg-type]

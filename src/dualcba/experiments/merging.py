@@ -14,6 +14,7 @@ from dualcba.data import Task, batches
 from dualcba.engine import Engine
 from dualcba.memory import Memory
 from dualcba.memory.herding import drawable_rows
+from dualcba.methods.exemplars import ExemplarMethod
 
 Indices = NDArray[np.int64]
 Arrive = Callable[[Indices], Iterator[tuple[Tensor, Tensor]]]
@@ -59,8 +60,10 @@ def merged_rows(
     return schedule
 
 
-def with_exemplars(arrive: Arrive, memory: Memory, count: int, engine: Engine) -> Arrive:
-    """Return a function like `arrive` that reads rows from `count` on from the memory."""
+def with_exemplars(
+    arrive: Arrive, method: ExemplarMethod, memory: Memory, count: int, engine: Engine
+) -> Arrive:
+    """Return a function like `arrive` that reads rows from `count` on from the method's memory."""
 
     def merged(rows: Indices) -> Iterator[tuple[Tensor, Tensor]]:
         index = engine.receive(torch.from_numpy(rows - count))
@@ -69,7 +72,7 @@ def with_exemplars(arrive: Arrive, memory: Memory, count: int, engine: Engine) -
                 stored = index[k] >= 0
                 at = index[k].clamp(0, max(memory.filled - 1, 0))
                 shape = (-1, *[1] * (x.dim() - 1))
-                x = torch.where(stored.view(shape), memory.x[at], x)
+                x = torch.where(stored.view(shape), method.mixed(memory.x[at]), x)
                 y = torch.where(stored, memory.y[at], y)
             yield x, y
 

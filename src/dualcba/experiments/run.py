@@ -39,6 +39,7 @@ from dualcba.experiments.spec import Spec
 from dualcba.experiments.versions import versions
 from dualcba.learner import Learner
 from dualcba.methods import parse_method
+from dualcba.methods.exemplars import ExemplarMethod
 from dualcba.options import Hardware
 
 AGNOSTIC = "agnostic.safetensors"
@@ -113,9 +114,11 @@ class Run:
         """
         train_y = self._visible_labels()
         arrive = self._arrivals(train_y)
-        if self.learner.method.merge:
-            arrive = with_exemplars(arrive, self.learner.memory, len(train_y), self.engine)
-        labels = None if self.learner.method.merge else train_y.numpy()
+        method, memory = self.learner.method, self.learner.memory
+        if method.merge:
+            assert isinstance(method, ExemplarMethod)  # the only ones that merge
+            arrive = with_exemplars(arrive, method, memory, len(train_y), self.engine)
+        labels = None if method.merge else train_y.numpy()
         if not self.taken:
             with self._clock("evaluate"):
                 self.evaluator.evaluate("start")
@@ -216,6 +219,15 @@ class Run:
         if self.spec.boundaries == "given":
             with self._clock("train"):
                 self.learner.new_task(task.classes)
+                if self.learner.method.previews_task:
+                    self._preview(task)
+
+    def _preview(self, task: Task) -> None:
+        """Give the method the samples of a task before its first step."""
+        rows, data, engine = torch.from_numpy(task.train), self.data, self.engine
+        x, y = (engine.receive(each[rows]) for each in (data.train_x, data.train_y))
+        with engine.scope():
+            self.learner.method.preview_task(x, y)
 
     def _end_is_known(self, number: int) -> bool:
         """Return whether `end_task` is called at the end of a task."""

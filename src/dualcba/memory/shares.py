@@ -24,7 +24,7 @@ class TaskShares(Herding):
     >>> memory = TaskShares(8, (1,))
     >>> for labels in ([0] * 9, [1] * 8):
     ...     y = torch.tensor(labels)
-    ...     memory.fill(y[:, None].byte(), y)
+    ...     memory.share(y[:, None].byte(), y)
     >>> memory.y[:8].tolist()  # the second task had eight samples and eight exemplars
     [0, 0, 0, 0, 1, 0, 1, 0]
     """
@@ -36,22 +36,23 @@ class TaskShares(Herding):
         self.register_buffer("owner", torch.zeros(self.size + 1, dtype=torch.long))
 
     @torch.no_grad()
-    def fill(
-        self, x: Tensor, y: Tensor, features: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
-        """Give the task a share for these samples and the exemplars; `features` are not used."""
+    def share(self, x: Tensor, y: Tensor, again: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Give the task a share, of these samples and of the exemplars that it had.
+
+        `again` maps exemplars to what is stored of them for a second time; by default the same.
+        """
         owner = self.owner[: self.filled].cpu().numpy()
         old = drawable_rows(self.filled, self.held_out)
         before = np.bincount(owner)
         after = share_counts(self.size, before, len(y) + len(old))
         starts = before.cumsum() - before
         kept = [start + np.arange(n) for start, n in zip(starts, after, strict=False)]
-        share = mixed(self.filled + np.arange(len(y)), old, int(after[-1]))
-        rows = to_device(torch.from_numpy(np.concatenate([*kept, share])), x.device)
-        pool_x, pool_y = (
-            torch.cat([self.x[: self.filled], x]),
-            torch.cat([self.y[: self.filled], y]),
-        )
+        x_old, y_old = self.x[: self.filled], self.y[: self.filled]
+        own, twice = 2 * self.filled + np.arange(len(y)), self.filled + old
+        chosen = np.concatenate([*kept, mixed(own, twice, int(after[-1]))])
+        rows = to_device(torch.from_numpy(chosen), x.device)
+        pool_x = torch.cat([x_old, x_old if again is None else again(x_old), x])
+        pool_y = torch.cat([y_old, y_old, y])
         self.seen = len(rows)
         self.x[: self.seen], self.y[: self.seen] = pool_x[rows], pool_y[rows]
         tasks = np.arange(len(after)).repeat(after)

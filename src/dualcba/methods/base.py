@@ -140,6 +140,9 @@ class Method(nn.Module):
     rereads_task: bool = False
     """Whether `end_task` needs the samples of the task."""
 
+    previews_task: bool = False
+    """Whether a run calls `preview_task` when a task begins."""
+
     stores_in_steps: bool = True
     """Whether samples enter the memory in steps; if not, when a task ends."""
 
@@ -262,6 +265,9 @@ class Method(nn.Module):
 
     def begin_task(self) -> None:
         """Called when a task begins, after the update of the class sets."""
+
+    def preview_task(self, x: Tensor, y: Tensor) -> None:
+        """Called by a run after `begin_task`, with the raw samples of the task, if previewed."""
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Called when a task ends, with its raw samples if `rereads_task`, else with none."""

@@ -44,7 +44,7 @@ class BiC(ExemplarMethod):
         tasks. In the first task λ is 0.
     balanced
         Whether all classes have the same weight in the fit of the correction; else all samples.
-    rehearse, merge
+    rehearse, merge, negatives
         See `ExemplarMethod`.
     released
         Whether correction and memory are those of the code released with the conference paper on
@@ -75,9 +75,10 @@ class BiC(ExemplarMethod):
         balanced: bool = True,
         rehearse: bool = True,
         merge: bool = False,
+        negatives: bool = False,
         released: bool = False,
     ) -> None:
-        super().__init__(rehearse=rehearse, merge=merge)
+        super().__init__(rehearse=rehearse, merge=merge, negatives=negatives)
         check_choice("ratio", ratio, ("classes", "tasks"))
         check_flags(balanced=balanced, released=released)
         if released and not merge:
@@ -179,10 +180,13 @@ class BiC(ExemplarMethod):
         rows = self.memory.validation
         own = self._of_the_task(y).nonzero().squeeze(1)[held] if self.merge else held
         if len(y[own]):
-            val_x = torch.cat([self.memory.x[rows], x[own]])
+            val_x = torch.cat([self.mixed(self.memory.x[rows]), x[own]])
             val_y = torch.cat([self.memory.y[rows], y[own]])
             self.fit(self.embed(val_x)[0], val_y)
-        super().end_task(x, y)
+        if isinstance(self.memory, TaskShares):
+            self.memory.share(x, y, self.mixed)
+        else:
+            super().end_task(x, y)
 
     def scores(self, x: Tensor) -> Tensor:
         """Return corrected logits."""

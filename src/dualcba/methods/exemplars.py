@@ -12,6 +12,7 @@ from torch import Tensor
 from dualcba.errors import expected
 from dualcba.memory import Herding, Indices
 from dualcba.memory.herding import class_counter
+from dualcba.methods.base import Context
 from dualcba.methods.teacher import DistillationMethod
 from dualcba.normalization.statistics import evaluation_mode
 
@@ -40,6 +41,9 @@ class ExemplarMethod(DistillationMethod):
         Whether exemplars are mixed into the samples of a task instead: shuffled with them, each
         once per pass, in batches that share statistics. `dualcba run` does this; a learner that is
         given batches by `observe` has no exemplars in its steps then.
+    negatives
+        Whether mixed exemplars are negatives: bytes v become 256 − v, and 0 stays. The code
+        released with the conference paper on CBA does this with Tiny-ImageNet, by an overflow.
     """
 
     adaptable = False
@@ -47,10 +51,14 @@ class ExemplarMethod(DistillationMethod):
     stores_in_steps = False
     held_out = 0  # every `held_out`-th exemplar is for validation; 0: none
 
-    def __init__(self, *, rehearse: bool = True, merge: bool = False) -> None:
+    def __init__(
+        self, *, rehearse: bool = True, merge: bool = False, negatives: bool = False
+    ) -> None:
         super().__init__()
-        check_flags(rehearse=rehearse, merge=merge)
-        self.merge = merge
+        check_flags(rehearse=rehearse, merge=merge, negatives=negatives)
+        if negatives and not merge:
+            raise ValueError(expected("negatives", negatives, "False, or merge=True"))
+        self.merge, self.negatives = merge, negatives
         self.draws = int(rehearse and not merge)
 
     def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Herding:
@@ -60,6 +68,17 @@ class ExemplarMethod(DistillationMethod):
     def exemplar_counter(self, size: int, C: int) -> Callable[[Indices], int]:
         """Return a function of the labels of each task in turn: the exemplars after it."""
         return class_counter(size, C)
+
+    def bind(self, context: Context) -> None:
+        """Create the teacher."""
+        if self.negatives and context.memory.x.dtype is not torch.uint8:
+            given = str(context.memory.x.dtype)
+            raise ValueError(expected("the dtype of samples", given, "torch.uint8 with negatives"))
+        super().bind(context)
+
+    def mixed(self, x: Tensor) -> Tensor:
+        """Return exemplars as they are mixed into the samples of a task."""
+        return -x if self.negatives else x  # of bytes: modulo 256
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Select exemplars by herding on normalised features."""

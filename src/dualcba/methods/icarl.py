@@ -41,7 +41,7 @@ class ICaRL(ExemplarMethod):
         Whether L is the mean over the classes instead of the sum.
     normalise
         Whether features are normalised, for herding, class means and distances.
-    rehearse, merge
+    rehearse, merge, negatives
         See `ExemplarMethod`.
 
     References
@@ -64,8 +64,9 @@ class ICaRL(ExemplarMethod):
         normalise: bool = True,
         rehearse: bool = True,
         merge: bool = False,
+        negatives: bool = False,
     ) -> None:
-        super().__init__(rehearse=rehearse, merge=merge)
+        super().__init__(rehearse=rehearse, merge=merge, negatives=negatives)
         check_flags(class_mean=class_mean, normalise=normalise)
         self.decay = decay
         self.class_mean, self.normalise = class_mean, normalise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import cast
 
 import torch
@@ -17,6 +18,8 @@ from dualcba.methods.base import Context
 from dualcba.methods.exemplars import ExemplarMethod, check_flags
 from dualcba.methods.teacher import join, sum_of_means
 from dualcba.nets.heads import CosineHead
+from dualcba.normalization.statistics import batch_norms, evaluation_mode, without_tracking
+from dualcba.randomness import generator
 
 
 class LUCIR(ExemplarMethod):
@@ -45,7 +48,16 @@ class LUCIR(ExemplarMethod):
     drop
         The number of batches after which the learning rate of that training falls to a tenth;
         0 for never.
-    rehearse, merge
+    released
+        Whether to compute what the code released with the conference paper on CBA computes,
+        together with `merge`, `frozen` and a `drop` of 10. Then w_k are the weights of the two
+        nearest classes that are not old, of later tasks too, and with `frozen` the weights of
+        classes of later tasks are constants as well. A run imprints the weights before the first
+        step of a task, with all its samples. The training of the head is done after the first task
+        too. It minimises CE and the margin ranking, and trains the scale with the weights. In each
+        epoch the exemplars are shuffled, augmented and normalised by batch statistics anew. Herding
+        uses features that are not normalised.
+    rehearse, merge, negatives
         See `ExemplarMethod`.
 
     References
@@ -66,13 +78,16 @@ class LUCIR(ExemplarMethod):
         scale: float = 1.0,
         frozen: bool = False,
         drop: int = 0,
+        released: bool = False,
         rehearse: bool = True,
         merge: bool = False,
+        negatives: bool = False,
     ) -> None:
-        super().__init__(rehearse=rehearse, merge=merge)
-        check_flags(frozen=frozen)
+        super().__init__(rehearse=rehearse, merge=merge, negatives=negatives)
+        check_flags(frozen=frozen, released=released)
         self.distillation, self.scale = distillation, scale
         self.frozen, self.drop = frozen, drop
+        self.released = self.previews_task = released
 
     def bind(self, context: Context) -> None:
         """Replace the linear classifier by a cosine classifier."""
@@ -105,34 +120,75 @@ class LUCIR(ExemplarMethod):
         """Return the mean margin loss of old samples against the nearest new classes."""
         cosine = self._cosine(h)
         own = cosine.gather(1, y.unsqueeze(1))
-        rival = cosine.masked_fill(~self.context.sets.new, -torch.inf).topk(self.nearest).values
+        rival = cosine.masked_fill(~self._rivals(), -torch.inf).topk(self.nearest).values
         old = self.teacher.known[y]
         return (F.relu(self.margin - own + rival).mean(1) * old).sum() / old.sum().clamp(min=1)
 
+    def _rivals(self) -> Tensor:
+        """Return the mask (C,) of classes that old samples are ranked against."""
+        return ~self.teacher.known if self.released else self.context.sets.new
+
     def _cosine(self, h: Tensor) -> Tensor:
-        return self.head.cosine(h, self.teacher.known if self.frozen else None)
+        return self.head.cosine(h, self._constant() if self.frozen else None)
+
+    def _constant(self) -> Tensor:
+        """Return the mask (C,) of classes whose weights are constants in a task, if `frozen`."""
+        return ~self.context.sets.new if self.released else self.teacher.known
 
     def after_step(self, noise: Tensor | None) -> None:
         """Imprint the weights of classes that appear for the first time."""
-        (h, y), weight, known = self._latest, self.head.weight, self.teacher.known
+        self._imprint(*self._latest, self.context.good)
+
+    @torch.no_grad()
+    def preview_task(self, x: Tensor, y: Tensor) -> None:
+        """Imprint the weights of the new classes with raw samples, before the first step of a task.
+
+        The features are those of evaluation mode. Samples of other classes are ignored. Steps do
+        not imprint the same classes again. In the first task no weight is changed.
+        """
+        self._imprint(self.embed(x)[1], y, self.context.sets.new)
+
+    def _imprint(self, h: Tensor, y: Tensor, valid: Tensor) -> None:
+        """Imprint classes that were not met before; `valid` is a mask of them, () or (C,)."""
+        weight, known = self.head.weight, self.teacher.known
         member = F.one_hot(y, len(weight)).to(h.dtype)
         present = member.sum(0) > 0
         length = (weight.norm(dim=1) * known).sum() / known.sum().clamp(min=1)
         imprint = F.normalize(member.T @ F.normalize(h)) * length
-        present &= self.context.good
+        present &= valid
         first = present & ~self.met & (self.context.sets.later > 0)
         weight.copy_(torch.where(first.unsqueeze(1), imprint, weight))
         self.met.logical_or_(present)
 
+    def direction(self, h: Tensor) -> Tensor:
+        """Return the features (n, d) for herding: normalised, unless `released`."""
+        return h if self.released else super().direction(h)
+
     def end_task(self, x: Tensor, y: Tensor) -> None:
-        """Select exemplars, then train the classifier alone on their features."""
+        """Select exemplars, then train the classifier alone on them."""
         super().end_task(x, y)
-        x, y = self.memory.x[: self.memory.filled], self.memory.y[: self.memory.filled]
-        if self.context.sets.task == 0 or not len(y):
-            return
-        h = self.embed(x)[1]
-        for shares in to_device(self._rate_shares(len(y)), h.device):
-            self.context.run(("tune", len(y)), self._train_head, h, y, shares)
+        n = self.memory.filled
+        if self.released and n:
+            self._tune_on_samples(n)
+        elif n and self.context.sets.task > 0:
+            self._tune_on_features(n)
+
+    def _tune_on_features(self, n: int) -> None:
+        """Train the classifier on the features of n exemplars in evaluation mode."""
+        h, y = self.embed(self.memory.x[:n])[1], self.memory.y[:n]
+        for shares in to_device(self._rate_shares(n), h.device):
+            self.context.run(("tune", n), self._train_head, h, y, shares)
+
+    def _tune_on_samples(self, n: int) -> None:
+        """Train the classifier on n exemplars, shuffled and augmented anew in each epoch."""
+        device, transform = self.memory.y.device, self.context.transform
+        rng = generator(self.context.sets.task, "tuning")  # no state: undone work can be repeated
+        for shares in to_device(self._rate_shares(n), device):
+            arrays = rng.permutation(n), transform.draw(rng, n)
+            drawn = (to_device(torch.from_numpy(a), device) for a in arrays)
+            rows, params = (torch.split(t, self.context.batch_size) for t in drawn)
+            for inputs in zip(rows, params, shares, strict=True):
+                self.context.run(("tune", len(inputs[0])), self._sample_step, *inputs)
 
     def _rate_shares(self, n: int) -> Tensor:
         """Return the share of the learning rate for each epoch and batch of n exemplars."""
@@ -143,12 +199,34 @@ class LUCIR(ExemplarMethod):
 
     def _train_head(self, h: Tensor, y: Tensor, shares: Tensor) -> None:
         """Train the classifier for one epoch."""
-        parameters = [self.head.weight] if self.frozen else list(self.head.parameters())
-        constant = ~self.context.sets.new if self.frozen else None
         parts = len(shares)
         for k in range(parts):  # y is sorted, so each part has all classes
-            z = self.head.scale * self.head.cosine(h[k::parts], constant)
-            loss = F.cross_entropy(z, y[k::parts])
-            grads = torch.autograd.grad(loss, parameters)  # .grad belongs to the learner
-            grads = tuple(shares[k] * g for g in grads)
-            foreach_add_([p.detach() for p in parameters], grads, alpha=-self.tuning_lr)
+            self._head_step(h[k::parts], y[k::parts], shares[k])
+
+    def _sample_step(self, rows: Tensor, params: Tensor, share: Tensor) -> None:
+        """Train the classifier for one step on rows of the memory, augmented by `params`."""
+        x, y, _ = self.memory.read(rows)
+        self._head_step(self._batch_features(x, params), y, share)
+
+    @torch.no_grad()
+    def _batch_features(self, x: Tensor, params: Tensor) -> Tensor:
+        """Return features of augmented samples by batch statistics, which are not tracked."""
+        network = self.context.network
+        # a single sample has no batch statistics
+        mode = evaluation_mode(network) if len(x) == 1 else nullcontext()
+        with mode, without_tracking(batch_norms(network)), self.context.autocast():
+            return cast(Tensor, network(self.context.transform(x, params))[1])
+
+    def _head_step(self, h: Tensor, y: Tensor, share: Tensor) -> None:
+        """Train the classifier for one step, with a share of the learning rate."""
+        alone = self.frozen and not self.released
+        parameters = [self.head.weight] if alone else list(self.head.parameters())
+        grads = torch.autograd.grad(self._head_loss(h, y), parameters)  # .grad: the learner's
+        grads = tuple(share * g for g in grads)
+        foreach_add_([p.detach() for p in parameters], grads, alpha=-self.tuning_lr)
+
+    def _head_loss(self, h: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of that training; a distillation of features has no gradient there."""
+        constant = ~self.context.sets.new if self.frozen else None
+        loss = F.cross_entropy(self.head.scale * self.head.cosine(h, constant), y)
+        return loss + self.ranking(h, y) if self.released else loss
