@@ -256,9 +256,9 @@ def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> 
         "\n".join(tally(cells, score).sentence(score) for score in COUNTED)
         + "\nSome runs stand in several tables beside the same value. Counted once: "
         + " and ".join(f"{once(counted, s)} in {score_info(s).title}" for s in COUNTED)
-        + f".\nOf all, {near(cells)} values of ACC lie within {TOLERANCE} points; the others that "
-        "agree do so by their interval alone.\nAnother reading of a setting has the field in its "
-        "line and is not in the total.",
+        + f".\nOf all, {near(cells, 'acc')} values of ACC and {near(cells, 'fm')} of FM lie within "
+        f"{TOLERANCE} points; the others that agree do so by their interval alone.\n"
+        "Another reading of a setting has the field in its line and is not in the total.",
     ]
     for score in COUNTED:
         if far := disagreeing(found, counted, score):
@@ -352,9 +352,9 @@ def once(cells: Iterable[tuple[str, Served]], score: str) -> str:
     return tally(distinct.values(), score).share
 
 
-def near(found: Iterable[Row]) -> int:
-    """Return how many values of ACC are within the tolerance, whatever their interval."""
-    differences = [c.difference for row in found for c in row.cells if c.score == "acc"]
+def near(found: Iterable[Row], score: str) -> int:
+    """Return how many values of a score are within the tolerance, whatever their interval."""
+    differences = [c.difference for row in found for c in row.cells if c.score == score]
     return sum(d is not None and abs(d) <= TOLERANCE for d in differences)
 
 

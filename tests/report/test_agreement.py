@@ -40,8 +40,11 @@ def test_the_number_of_cells() -> None:
 
 
 def test_all_cells_are_counted_and_those_that_disagree_are_listed() -> None:
-    results = [run("er", 22.0, 25.0), run("ss-il", 40.0, 9.0)]
-    results.append(run("ss-il", 11.0, 10.0, method_options={"weight": 2.0}))
+    usual = {"forward": "concat", "loss_mean": "samples"}
+    options = {"weight": 4.0, "released": True}
+    results = [run("er", 22.0, 25.0), run("ss-il", 40.0, 9.0, method_options=options, **usual)]
+    heavy = options | {"weight": 5.0}
+    results.append(run("ss-il", 11.0, 10.0, method_options=heavy, **usual))
     shown = [(experiments()["main"], serve(experiments()["main"], results))]
     every = [s for group in collections(results) for s in group.served]
     counts, acc, fm = agreement_tables(shown, every)
@@ -52,19 +55,21 @@ def test_all_cells_are_counted_and_those_that_disagree_are_listed() -> None:
     assert "Of the 327 values of ACC in the paper, 1 agree (0 %), 1 do not, and 325" in counts.note
     (row,) = acc.rows
     assert row[:6] == ("main", "CIFAR-100, M = 2000", "SS-IL", "40.0 (1 seed)", "24.90", "+15.1")
-    assert row[6].startswith("weight = 2.0: 11.0 (1 seed); not run yet: “SS-IL, distillation")
+    assert row[6].startswith("weight = 5.0: 11.0 (1 seed); not run yet: “SS-IL, default”")
     assert [line[2] for line in fm.rows] == ["ER"]
 
 
 def test_a_run_with_the_defaults_of_a_method_was_tried() -> None:
-    usual = {"merge": True, "frozen": True, "drop": 10}
+    usual = {"merge": True, "frozen": True, "drop": 10, "released": True}
     results = [run("lucir", 50.0, 9.0, method_options=usual), run("lucir", 12.0, 10.0)]
-    results.append(run("lucir", 13.0, 10.0, method_options={"merge": True, "drop": 10}))
+    moving = {"merge": True, "drop": 10, "released": True}
+    results.append(run("lucir", 13.0, 10.0, method_options=moving))
     shown = [(experiments()["main"], serve(experiments()["main"], results))]
     every = [s for group in collections(results) for s in group.served]
     _, acc, _ = agreement_tables(shown, every)
     (row,) = acc.rows
-    assert "drop = default, frozen = default, merge = default: 12.0 (1 seed)" in row[6]
+    every = "drop = default, frozen = default, merge = default, released = default"
+    assert f"{every}: 12.0 (1 seed)" in row[6]
     assert "frozen = default: 13.0 (1 seed)" in row[6]
     assert "drop = 10: " not in row[6]
 

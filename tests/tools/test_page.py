@@ -123,7 +123,8 @@ def test_cells_agree_within_the_tolerance_or_the_interval() -> None:
     acc = "Of the 327 values of ACC in the paper, 3 agree (1 %), 6 do not, and 318 have not been"
     assert acc in text  # also no transfer, bi-level
     assert "Counted once: 2 of 5, 40 % in ACC and" in text
-    assert "Of all, 2 values of ACC lie within 2.5 points;" in text  # ER, in two tables
+    by_value = "Of all, 2 values of ACC and 0 of FM lie within 2.5 points;"
+    assert by_value in text  # ER, in two tables
     assert "- main: CIFAR-10, M = 200 (17);" in text
     assert f"| main | {COLUMN} | 2 of 3 | 17 |" in text
     assert between("agreed acc", [near, wide, far]) == "3 of 9, 33 %"
@@ -131,13 +132,18 @@ def test_cells_agree_within_the_tolerance_or_the_interval() -> None:
 
 
 def test_a_cell_that_does_not_agree_has_what_was_tried() -> None:
-    far = group("a.json", "ss-il", (40.0, 40.0), (41.0, 41.0))
-    other = group("b.json", "ss-il", (11.0, 11.0), (11.0, 11.0), method_options={"weight": 2.0})
-    squared = group("c.json", "ss-il", (9.0, 9.0), method_options={"weight": 4.0})
+    usual = {"forward": "concat", "loss_mean": "samples"}
+    options = {"weight": 4.0, "released": True}
+    far = group("a.json", "ss-il", (40.0, 40.0), (41.0, 41.0), method_options=options, **usual)
+    heavy = options | {"weight": 5.0}
+    other = group("b.json", "ss-il", (11.0, 11.0), (11.0, 11.0), method_options=heavy, **usual)
     head = f"| main | {COLUMN} | SS-IL | 40.5 ± 6.4 | 24.90 | +15.6 | "
     text = between("agreement", [far, other])
-    assert f"{head}weight = 2.0: 11.0 ± 0.0; not run yet: “SS-IL, distillation times T²” |" in text
-    assert f"{head}weight = 4.0: 9.0 (1 seed) |" in between("agreement", [far, squared])
+    planned = "“SS-IL, default”, “SS-IL, distillation times T²”"
+    assert f"{head}weight = 5.0: 11.0 ± 0.0; not run yet: {planned} |" in text
+    default = group("c.json", "ss-il", (9.0, 9.0))
+    fields = "forward = split, loss_mean = batches, released = default, weight = default"
+    assert f"{head}{fields}: 9.0 (1 seed);" in between("agreement", [far, default])
 
 
 def test_what_was_tried_keeps_what_the_row_is_about() -> None:

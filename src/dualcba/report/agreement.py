@@ -21,14 +21,14 @@ COUNTED = ("acc", "fm")
 """The scores whose cells are counted."""
 
 KEPT = (
-    *NAMED, "protocol", "validation", "real_time", "tasks", "class_order", "network", "epochs",
-    "norm", "levels", "agnostic", "freeze_after",
+    *NAMED, "protocol", "validation", "real_time", "tasks", "class_order", "network", "norm",
+    "levels", "agnostic", "freeze_after",
 )  # fmt: skip
 """Fields in which another reading of a cell does not differ."""
 
 READ = (
-    "labelled_batches", "store_again", "forward", "adaptor_lr", "readout", "method_options",
-    *SCORING,
+    "labelled_batches", "store_again", "forward", "loss_mean", "tracking", "epochs", "lr_drops",
+    "adaptor_lr", "readout", "method_options", *SCORING,
 )  # fmt: skip
 """Fields that an entry gives and in which another reading of it may differ."""
 

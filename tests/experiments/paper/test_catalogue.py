@@ -123,9 +123,9 @@ def test_every_row_of_the_tables_was_checked_for_bold_type() -> None:
     others = {"iCaRL", "LUCIR", "BiC", "ER-ACE", "SS-IL"}  # no bold type among them
     for name in {name for name, _, _ in BOLD}:
         checked = {row for table, rows, _ in BOLD if table == name for row in rows}
-        stated = {
-            e.row.removesuffix(", stored once") for e in experiments()[name].entries if e.paper
-        }
+        readings = ", stored once", ", negatives", ", 50 epochs"
+        stated = {e.row for e in experiments()[name].entries if e.paper}
+        stated = {next((r.removesuffix(s) for s in readings if r.endswith(s)), r) for r in stated}
         assert stated - checked <= others, name
 
 
