@@ -14,8 +14,9 @@ Each part has a folder of runs below OUT, for `tools.collect`; runs that leave a
 for others are in OUT/donors. Several processes with the same OUT share the work: each run belongs
 to the process that has its lock, which ends with the process. A run whose dataset is not there yet
 waits, so that data can arrive meanwhile. `--have` leaves out the runs whose scores are in a folder
-of files that `tools.collect` wrote. After `--seconds` no run begins, and those in progress are
-left; a later call runs them from their start. Each run that is complete prints a line.
+of files that `tools.collect` wrote. No run begins that would take longer, at the pace so far, than
+what is left of `--seconds`; those in progress then are left, and a later call runs them from their
+start. Each run that is complete prints a line.
 """
 
 from __future__ import annotations
@@ -115,16 +116,24 @@ class Queue:
     hardware: Hardware = field(default_factory=Hardware)
     abreast: int = 1
     active: list[Active] = field(default_factory=list)
+    steps: int = 0
+    """The number of steps of all runs so far."""
+
     _looked: float = 0.0
+    _first: float = 0.0
+    _end: float = float("inf")
 
     def work(self, seconds: float) -> int:
         """Run all that can be run, and return how many are complete; stop after so many seconds."""
-        end, done = time.monotonic() + seconds, 0
+        self._end, done = time.monotonic() + seconds, 0
         try:
-            while (self.waiting or self.active) and time.monotonic() < end:
-                self._begin()
+            while (self.waiting or self.active) and time.monotonic() < self._end:
+                hope = self._begin()
+                self._first = self._first or time.monotonic()
                 for one in self.active[:]:
                     done += self._step(one)
+                if not self.active and not hope:
+                    break
                 if not self.active:
                     time.sleep(PAUSE)
         finally:
@@ -132,34 +141,48 @@ class Queue:
                 one.lock.close()
         return done
 
-    def _begin(self) -> None:
-        """Begin runs while there is room; what cannot begin yet is tried again later."""
-        if len(self.active) >= self.abreast or time.monotonic() - self._looked < PAUSE:
-            return
+    def _begin(self) -> bool:
+        """Begin runs while there is room; return whether others may begin later."""
+        if time.monotonic() - self._looked < PAUSE:
+            return True
+        hope = False
         for planned in self.waiting[:]:
             if len(self.active) >= self.abreast:
-                return
-            self._try(planned)
+                return True
+            hope |= self._try(planned)
         self._looked = time.monotonic()
+        return hope
 
-    def _try(self, planned: Planned) -> None:
+    def _try(self, planned: Planned) -> bool:
+        """Begin a run if it can; return whether it waits for data or another process."""
         folder, lock = self.out / planned.part, ExitStack()
         try:
             spec = self._ready(planned.wanted)
             data = self.load(spec)
+            if not self.fits(len(data.train_y) * spec.epochs // spec.batch_size):
+                return False
             lock.enter_context(only_process(run_folder(folder, spec) / "lock"))
         except (FileNotFoundError, BlockingIOError):
-            return
+            return True
         self.waiting.remove(planned)
         if result_path(folder, spec).exists():
             lock.close()
-            return
+            return False
         try:
             run = Run(spec, data, self.hardware, alone=self.abreast == 1)
         except Exception as error:
             self._failed(planned, error, lock)
         else:
             self.active.append(Active(planned, run, run.steps(), lock))
+        return False
+
+    def fits(self, steps: int) -> bool:
+        """Whether a run of so many steps would be complete in time, beside those in progress."""
+        now = time.monotonic()
+        if not self.steps or self._end == float("inf"):
+            return True
+        pace = self.steps / (now - self._first)  # of all together, however many they are
+        return steps * (len(self.active) + 1) / pace <= self._end - now
 
     def _ready(self, one: Wanted) -> Spec:
         donors = read_results(self.out / DONORS) if one.source is not None else {}
@@ -169,6 +192,7 @@ class Queue:
         """Take a step; return whether the run is complete and written."""
         try:
             if next(one.steps, None) is not None:
+                self.steps += 1
                 return False
             result = one.run.result()
             folder, files = self.out / one.planned.part, one.run.files() | curve_files(result)
@@ -215,7 +239,8 @@ def main() -> None:
     hardware = Hardware(device=args.device)
     queue = Queue(waiting, args.out, Loader(args.data_dir), hardware, args.abreast)
     done = queue.work(args.seconds)
-    print(f"{done} complete here, {len(queue.waiting)} of the plan not begun here")
+    left = f"{len(queue.active)} left in progress, {len(queue.waiting)} not begun here"
+    print(f"{done} complete here, {left}")
 
 
 if __name__ == "__main__":

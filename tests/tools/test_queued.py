@@ -118,6 +118,22 @@ def test_time_is_up(plan: list[queued.Planned], tmp_path: Path) -> None:
     assert len(one.waiting) == len(plan)
 
 
+def test_no_run_begins_that_would_not_be_complete_in_time(
+    plan: list[queued.Planned], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(queued.time, "monotonic", lambda: now)
+    one = queue(plan, tmp_path)
+    assert one.work(0) == 0
+    one._first, one._end = 50.0, 130.0
+    assert one.fits(10**9)  # nothing is known yet
+    one.steps = 1000  # 20 steps a second
+    assert one.fits(600)
+    assert not one.fits(601)
+    one.active = [object()]  # type: ignore[list-item]
+    assert not one.fits(301)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
