@@ -101,6 +101,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"boundaries": "inferred", "method": "bic"},
     {"method": "lucir", "method_options": {"merge": True}, "epochs": 2},
     {"method": "bic", "method_options": {"merge": True}},
+    {"method": "icarl", "method_options": {"merge": True, "negatives": True}},
+    {"method": "ss-il-dual-cba", "method_options": {"released": True}, "epochs": 2},
     {"eval_every": 0, "anytime": "ibn", "norm": "cn"},
     {"on_outlier": "clip", "forward": "concat"},
     {"real_time": True, "relative_cost": 2.3, "record": ["prequential"]},
@@ -124,6 +126,26 @@ def test_from_the_ends_of_epochs_tasks_and_the_stream(images: Dataset, check: Ch
     total = Run(wanted, images, CPU).total
     assert total == 2 * 2 * 3
     check(wanted, images, 3, 6, 9, total)
+
+
+RELEASED: list[dict[str, Any]] = [
+    {"method": "ss-il", "forward": "concat", "loss_mean": "samples"},
+    {"method": "bic", "merge": True},
+    {"method": "bic", "merge": True, "negatives": True, "buffer": 2},
+    {"method": "lucir", "merge": True, "frozen": True, "drop": 10, "negatives": True},
+]
+
+
+@pytest.mark.parametrize("given", RELEASED, ids=str)
+def test_released_methods_from_within_and_between_tasks(
+    given: dict[str, Any], images: Dataset, check: Check
+) -> None:
+    own = {"merge", "negatives", "frozen", "drop"}
+    options = {name: value for name, value in given.items() if name in own}
+    others = {name: value for name, value in given.items() if name not in own}
+    wanted = spec(**others, method_options=options | {"released": True})
+    first, second, third = (len(passes[0]) for passes in Run(wanted, images, CPU).schedule)
+    check(wanted, images, 1, first, first + 2, first + second, first + second + third)
 
 
 def test_batches_that_are_left_out_count(images: Dataset, check: Check) -> None:

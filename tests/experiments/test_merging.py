@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from dualcba import Dataset
 from dualcba.experiments import Hardware, Run, Spec
+from dualcba.memory import Herding, Memory
+from dualcba.methods import METHODS
+from dualcba.methods.er import ER
 
 CPU = Hardware(device="cpu")
 
@@ -68,6 +72,46 @@ def test_several_passes_select_exemplars_once(images: Dataset) -> None:
     assert counts.tolist() == [2, 2, 2, 2, 1, 1]
     rows = {pixels(x) for x in memory.x[: memory.filled]}
     assert len(rows) == memory.filled  # an exemplar that was trained on again is not stored twice
+
+
+class Merging(ER):
+    """A method of a user that merges, without a teacher: the first samples are exemplars."""
+
+    rereads_task, stores_in_steps, merge, draws = True, False, True, 0
+
+    def make_memory(self, size: int, shape: tuple[int, ...], dtype: Any, C: int) -> Memory:
+        return Herding(size, shape, dtype)
+
+    def end_task(self, x: Tensor, y: Tensor) -> None:
+        cast(Herding, self.context.memory).fill(x, y)
+
+
+@pytest.mark.parametrize("method", ["merging", "merging+mkd"])
+def test_any_method_can_merge(
+    method: str, images: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, "merging", Merging)
+    given = {"tasks": 3, "buffer": 10, "batch_size": 8, "eval_every": 0, "network": "mlp"}
+    one = Run(Spec(method=method, dataset="digits", **given), images, CPU)  # type: ignore[arg-type]
+    assert len(list(one.steps())) == one.total == 6 + 7 + 7
+    assert (one.schedule[2][0].rows >= len(images.train_y)).any()
+
+
+def test_released_exemplars_are_those_that_the_schedule_expects(images: Dataset) -> None:
+    """Also with fewer rows than tasks, and with samples of other tasks."""
+    for buffer in (2, 5, 17, 400):
+        options = {"method_options": {"merge": True, "released": True}, "network": "mlp"}
+        given = {"tasks": 6, "buffer": buffer, "batch_size": 5, "eval_every": 0} | options
+        one = Run(Spec(method="bic", setting="blurry-20", **given), images, CPU)  # type: ignore[arg-type]
+        filled: list[int] = []
+        after = one.learner.method.exemplar_counter(buffer, 6)
+        for step in one.steps():
+            if step - 1 in one.learner.task_starts:
+                filled.append(one.learner.memory.filled)
+        firsts = [passes[0].rows.ravel() for passes in one.schedule]
+        counts = [after(images.train_y.numpy()[r[r < len(images.train_y)]]) for r in firsts]
+        assert filled == [0, *counts[:-1]]
+        assert one.learner.memory.filled == counts[-1]
 
 
 def test_inferred_boundaries_are_refused(images: Dataset) -> None:

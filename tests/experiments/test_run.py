@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from dualcba import Dataset, load_dataset
 from dualcba.data import validation_split
 from dualcba.experiments import Hardware, Run, Spec, make_learner, run_all
 from dualcba.experiments.making import make_label_mask, make_stream
 from dualcba.experiments.run import cost
+from dualcba.methods import METHODS
+from dualcba.methods.er import ER
 
 CPU = Hardware(device="cpu")
 SCORES = ["acc", "fm", "fm_paper", "acc_auc", "acc_auc_last", "min_acc", "wc_acc", "bwt"]
@@ -69,6 +72,37 @@ def test_a_validation_run_sees_no_test_sample(digits: Dataset) -> None:
     assert run(split, given)[1]["scores"] == results[0]["scores"]
     with pytest.raises(ValueError, match="is a split already"):
         Run(spec(method="er"), given, CPU)
+
+
+class Previewing(ER):
+    """A method that has seen the samples of a task before its first step."""
+
+    previews_task = True
+    seen: list[tuple[int, set[int], Tensor]] = []  # noqa: RUF012
+
+    def preview_task(self, x: Tensor, y: Tensor) -> None:
+        assert x.shape[0] == len(y)
+        classes = set(self.context.sets.new.nonzero().flatten().tolist())
+        self.seen.append((self.context.sets.task, classes, y))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("previewing", {}), ("previewing+mkd-cba", {}), ("previewing", {"setting": "semi-0.5"})],
+)
+def test_a_method_can_preview_each_task(
+    method: str, options: Any, images: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all of its samples, of which only those with a label if the setting hides labels."""
+    monkeypatch.setitem(METHODS, "previewing", Previewing)
+    monkeypatch.setattr(Previewing, "seen", [])
+    given = {"tasks": 3, "batch_size": 8, "network": "mlp", "eval_every": 0}
+    one, _ = run(spec(method=method, **given | options), images)
+    assert [task for task, _, _ in Previewing.seen] == [0, 1, 2]
+    for task, classes, y in Previewing.seen:
+        assert set(y.tolist()) == classes == {2 * task, 2 * task + 1}
+        assert len(y) == (24 if "setting" in options else 48)
+    assert one.learner.method.previews_task
 
 
 def test_the_last_losses_are_looked_at_too(digits: Dataset, monkeypatch: Any) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from dualcba import Learner
 from dualcba.losses import Batch, identity
@@ -305,6 +305,29 @@ def test_released_memory_stores_negatives_of_exemplars() -> None:
         learner.end_task()
     values = learner.memory.x[:8].flatten(1)[:, 0].tolist()
     assert values == [10, 10, 10, 10, 11, 246, 11, 246]  # 246 is −10 modulo 256
+
+
+NEGATIVES = {"merge": True, "negatives": True}
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((5,), torch.float32), ({"a": (3,), "b": (2,)}, {"a": torch.uint8, "b": torch.float32})],
+)
+def test_negatives_are_those_of_bytes_alone(shape: Any, dtype: Any) -> None:
+    """Rows of several inputs are bytes, but what they hold need not be."""
+
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(5, 4)
+
+        def forward(self, *x: Tensor, **named: Tensor) -> Tensor:
+            return cast(Tensor, self.last(torch.cat([*x, *named.values()], 1).float()))
+
+    wanted = "the dtype of samples is 'torch.float32', expected torch.uint8 with negatives"
+    with pytest.raises(ValueError, match=wanted):
+        Learner(Joined(), shape, 4, dtype=dtype, method="bic", method_options=NEGATIVES)
 
 
 def test_released_needs_merged_exemplars() -> None:

@@ -331,6 +331,23 @@ def test_imprint_uses_all_samples_of_new_classes_once(bench: Make) -> None:
     assert np.array_equal(weights(b), after)
 
 
+def test_released_steps_imprint_no_class_of_a_later_task(bench: Make) -> None:
+    """In a blurry stream its samples come before its task, which imprints it with all of them."""
+    b = bench(LUCIR(released=True, frozen=True))
+    b.begin([0, 1])
+    for labels, classes in (([0, 1, 4], [2, 3]), ([2, 4, 0], [4, 5])):
+        before = weights(b).copy()
+        b.method.loss(b.batch(labels, 1), [], identity)
+        with torch.no_grad():
+            b.method.after_step(None)
+        assert np.array_equal(weights(b)[4], before[4])
+        b.begin(classes)
+    before, data = weights(b).copy(), b.batch([4, 4, 2], 2)
+    b.method.preview_task(data.x, data.y)
+    h = data.h.detach().numpy()
+    assert np.allclose(weights(b)[4], imprinted(h[:2], before, [0, 1, 2, 3]), atol=1e-9)
+
+
 def test_imprint_uses_evaluation_mode(
     make_learner: Callable[..., Learner], teach: Any, images: Dataset
 ) -> None:
@@ -408,6 +425,27 @@ def test_released_tuning_normalises_by_batch_statistics() -> None:
     for h in seen:
         assert torch.allclose(h.mean(0), torch.zeros(4), atol=1e-5)
         assert torch.allclose(h.var(0, correction=0), torch.ones(4), atol=1e-2)
+
+
+@pytest.mark.parametrize("boundaries", ["given", "inferred"])
+def test_released_tuning_is_that_of_a_network_in_training_mode(
+    boundaries: str, make_learner: Callable[..., Learner], make_batches: Any, differ: Any
+) -> None:
+    """Also if the caller has put it into evaluation mode after the last step."""
+    ends = []
+    for evaluated in (False, True):
+        learner = make_learner("lucir", method_options=RELEASED, boundaries=boundaries)
+        for task, batches in enumerate(make_batches(3)):
+            if boundaries == "given":
+                learner.new_task([2 * task, 2 * task + 1])
+            for x, y in batches:
+                learner.network.module.train(not evaluated)
+                learner.observe(x, y)
+            learner.network.module.train(not evaluated)
+        learner.end_task()
+        ends.append(learner.state_dict())
+    assert learner.task == 2
+    assert differ(*ends) == []
 
 
 def test_released_tuning_of_a_single_exemplar(bench: Make) -> None:

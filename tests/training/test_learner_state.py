@@ -39,6 +39,7 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "rereads": {"adaptor": "dual-cba"},
     "ss-il": {},  # balanced memory, teacher
     "bic": {},  # herding, counts
+    "shares": {"method": "bic", "method_options": {"merge": True, "released": True}},
     "clser-cba": {},
     "adam": {"method": "er-dual-cba", "optimizer": "adam"},
     "er-balanced-cba": {"strength": True, "prior": True, "counts": True},
@@ -278,6 +279,38 @@ def test_each_rule(case: int, make_learner: Make, teach: Any, differ: Differ) ->
         learner.load_state_dict(changed(learner, name, change))
     assert differ(before, learner.state_dict()) == []
     assert "\n" not in str(caught.value)
+
+
+def test_sums_of_features_may_be_negative(differ: Differ) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 4))  # no ReLU before the last layer
+    learner = Learner(net, (5,), 4, method="icarl", dtype=torch.float32, buffer=8, batch_size=4)
+    learner.new_task([0, 1])
+    learner.observe(torch.randn(4, 5), torch.tensor([0, 1, 0, 1]))
+    state = learner.state_dict()
+    assert (state["tensors"]["method.sums"] < 0).any()
+    learner.load_state_dict(state)
+    assert differ(state, learner.state_dict()) == []
+
+
+SHARES: list[Callable[[Tensor], Tensor]] = [
+    lambda t: t - 1,
+    lambda t: 1 - t,
+    lambda t: t.masked_fill(t > 0, 3),
+]
+
+
+@pytest.mark.parametrize("case", range(len(SHARES)))
+def test_shares_of_tasks_are_in_their_order(case: int, make_learner: Make, teach: Any) -> None:
+    options = {"merge": True, "released": True}
+    learner = teach(make_learner("bic", method_options=options), tasks=3)
+    assert learner.memory.owner[:20].tolist() == [0] * 10 + [1] * 10
+    state = learner.state_dict()
+    learner.load_state_dict(state)
+    state["tensors"]["memory.owner"][:20] = SHARES[case](state["tensors"]["memory.owner"][:20])
+    wanted = "'memory.owner' has .*, expected the tasks of the shares in ascending order"
+    with pytest.raises(ValueError, match=wanted):
+        learner.load_state_dict(state)
 
 
 @pytest.mark.parametrize("state", [None, [], {}, {"tensors": [], "meta": {}}, {"meta": 1}])

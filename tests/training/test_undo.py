@@ -166,12 +166,29 @@ def test_label_evidence_and_boundaries_are_undone(
     assert differ(plain.state_dict(), disturbed.state_dict()) == []
 
 
-@pytest.mark.parametrize("method", ["icarl", "bic", "lucir", "er-dual-cba"])
+RELEASED: dict[str, dict[str, bool]] = {
+    "ss-il-dual-cba": {"released": True},
+    "bic": {"released": True, "merge": True, "negatives": True},
+    "lucir": {"released": True},
+}
+ENDS: list[tuple[str, dict[str, bool]]] = [
+    *((method, {}) for method in ("icarl", "bic", "lucir", "er-dual-cba")),
+    *RELEASED.items(),
+]
+
+
+@pytest.mark.parametrize(("method", "options"), ENDS)
 @pytest.mark.parametrize("call", ["new_task", "end_task"])
 def test_the_end_and_the_begin_of_a_task_are_undone(
-    method: str, call: str, make_learner: Make, make_batches: Any, differ: Differ, monkeypatch: Any
+    method: str,
+    options: dict[str, bool],
+    call: str,
+    make_learner: Make,
+    make_batches: Any,
+    differ: Differ,
+    monkeypatch: Any,
 ) -> None:
-    disturbed, plain = make_learner(method), make_learner(method)
+    disturbed, plain = (make_learner(method, method_options=options) for _ in range(2))
     for learner in (disturbed, plain):
         for x, y in begin(learner, make_batches):
             learner.observe(x, y)

@@ -26,7 +26,6 @@ from dualcba.experiments.settings import parse_settings
 from dualcba.experiments.spec import Spec
 from dualcba.learner import Learner
 from dualcba.methods import Method, parse_method
-from dualcba.methods.exemplars import ExemplarMethod
 from dualcba.methods.fixmatch import FixMatch
 from dualcba.nets import make_network
 from dualcba.normalization.layers import convert_normalization
@@ -125,7 +124,6 @@ def _merged_schedule(
     if spec.boundaries != "given":
         wanted = "'given': exemplars are mixed into a task when it begins"
         raise ValueError(expected("boundaries", spec.boundaries, wanted))
-    assert isinstance(method, ExemplarMethod)  # the only ones that merge
     after = method.exemplar_counter(spec.buffer, data.num_classes)
     schedule = merged_rows(
         stream, data.train_y.numpy(), after, batch_size=spec.batch_size, epochs=spec.epochs,

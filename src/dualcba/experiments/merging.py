@@ -14,7 +14,7 @@ from dualcba.data import Task, batches
 from dualcba.engine import Engine
 from dualcba.memory import Memory
 from dualcba.memory.herding import drawable_rows
-from dualcba.methods.exemplars import ExemplarMethod
+from dualcba.methods import Method
 
 Indices = NDArray[np.int64]
 Arrive = Callable[[Indices], Iterator[tuple[Tensor, Tensor]]]
@@ -61,7 +61,7 @@ def merged_rows(
 
 
 def with_exemplars(
-    arrive: Arrive, method: ExemplarMethod, memory: Memory, count: int, engine: Engine
+    arrive: Arrive, method: Method, memory: Memory, count: int, engine: Engine
 ) -> Arrive:
     """Return a function like `arrive` that reads rows from `count` on from the method's memory."""
 

@@ -39,7 +39,6 @@ from dualcba.experiments.spec import Spec
 from dualcba.experiments.versions import versions
 from dualcba.learner import Learner
 from dualcba.methods import parse_method
-from dualcba.methods.exemplars import ExemplarMethod
 from dualcba.options import Hardware
 
 AGNOSTIC = "agnostic.safetensors"
@@ -116,7 +115,6 @@ class Run:
         arrive = self._arrivals(train_y)
         method, memory = self.learner.method, self.learner.memory
         if method.merge:
-            assert isinstance(method, ExemplarMethod)  # the only ones that merge
             arrive = with_exemplars(arrive, method, memory, len(train_y), self.engine)
         labels = None if method.merge else train_y.numpy()
         if not self.taken:
@@ -223,8 +221,10 @@ class Run:
                     self._preview(task)
 
     def _preview(self, task: Task) -> None:
-        """Give the method the samples of a task before its first step."""
+        """Give the method the samples of a task that have a label, before its first step."""
         rows, data, engine = torch.from_numpy(task.train), self.data, self.engine
+        if self.has_label is not None:
+            rows = rows[torch.from_numpy(self.has_label)[rows]]
         x, y = (engine.receive(each[rows]) for each in (data.train_x, data.train_y))
         with engine.scope():
             self.learner.method.preview_task(x, y)

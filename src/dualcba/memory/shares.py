@@ -62,10 +62,13 @@ class TaskShares(Herding):
 def share_counts(size: int, counts: Indices, available: int) -> Indices:
     """Return the rows of each share, given those so far, when a task with so much data ends.
 
+    With fewer rows than tasks, the first tasks have a row each.
+
     >>> share_counts(10, np.array([5, 5]), 99).tolist()
     [3, 3, 3]
     """
-    most = size // (len(counts) + 1)
+    task = np.arange(len(counts) + 1)
+    most = np.where(task < size, max(1, size // len(task)), 0)
     return np.minimum([*counts, available], most)
 
 
@@ -95,6 +98,7 @@ def task_counter(size: int, held_out: int) -> Callable[[Indices], int]:
         nonlocal counts
         old = len(drawable_rows(int(counts.sum()), held_out))
         counts = share_counts(size, counts, len(labels) + old)
+        counts = np.trim_zeros(counts, "b")  # the memory does not know of a last share without rows
         return int(counts.sum())
 
     return after

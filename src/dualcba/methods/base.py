@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from dualcba.data.transforms import Transform
 from dualcba.losses import Adapt, Batch, CrossEntropy, Term, total
-from dualcba.memory import Memory, Pool, Reservoir
+from dualcba.memory import Indices, Memory, Pool, Reservoir
+from dualcba.memory.herding import class_counter
 from dualcba.methods.scorers import Logits
 from dualcba.nets import Network
 from dualcba.normalization.statistics import evaluation_mode
@@ -149,6 +150,9 @@ class Method(nn.Module):
     merge: bool = False
     """Whether a run mixes the samples of the memory into the data of each task."""
 
+    held_out: int = 0
+    """With `merge`, every `held_out`-th sample of the memory is left out there; 0: none."""
+
     needs_boundaries: bool = False
     """Whether task boundaries must be given, not inferred."""
 
@@ -267,7 +271,22 @@ class Method(nn.Module):
         """Called when a task begins, after the update of the class sets."""
 
     def preview_task(self, x: Tensor, y: Tensor) -> None:
-        """Called by a run after `begin_task`, with the raw samples of the task, if previewed."""
+        """Called by a run after `begin_task`, with the raw samples of the task that have a label.
+
+        Only if `previews_task`, and boundaries are given.
+        """
+
+    def exemplar_counter(self, size: int, C: int) -> Callable[[Indices], int]:
+        """Return a function of the labels of each task in turn: the exemplars after it.
+
+        With `merge`, a run plans its steps by it. It must agree with the memory of `make_memory`,
+        by default a `Herding` memory.
+        """
+        return class_counter(size, C)
+
+    def mixed(self, x: Tensor) -> Tensor:
+        """Return exemplars as a run mixes them into the samples of a task, with `merge`."""
+        return x
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Called when a task ends, with its raw samples if `rereads_task`, else with none."""

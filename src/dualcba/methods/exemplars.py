@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -10,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualcba.errors import expected
-from dualcba.memory import Herding, Indices
-from dualcba.memory.herding import class_counter
+from dualcba.memory import Herding
 from dualcba.methods.base import Context
 from dualcba.methods.teacher import DistillationMethod
 from dualcba.normalization.statistics import evaluation_mode
@@ -49,7 +47,6 @@ class ExemplarMethod(DistillationMethod):
     adaptable = False
     rereads_task = True
     stores_in_steps = False
-    held_out = 0  # every `held_out`-th exemplar is for validation; 0: none
 
     def __init__(
         self, *, rehearse: bool = True, merge: bool = False, negatives: bool = False
@@ -65,14 +62,11 @@ class ExemplarMethod(DistillationMethod):
         """Return a memory of exemplars with the same number for each class."""
         return Herding(size, shape, dtype, held_out=self.held_out)
 
-    def exemplar_counter(self, size: int, C: int) -> Callable[[Indices], int]:
-        """Return a function of the labels of each task in turn: the exemplars after it."""
-        return class_counter(size, C)
-
     def bind(self, context: Context) -> None:
         """Create the teacher."""
-        if self.negatives and context.memory.x.dtype is not torch.uint8:
-            given = str(context.memory.x.dtype)
+        types = (part.dtype for part in context.network.inputs.parts)
+        given = next((str(dtype) for dtype in types if dtype is not torch.uint8), None)
+        if self.negatives and given is not None:
             raise ValueError(expected("the dtype of samples", given, "torch.uint8 with negatives"))
         super().bind(context)
 

@@ -136,8 +136,9 @@ class LUCIR(ExemplarMethod):
         return ~self.context.sets.new if self.released else self.teacher.known
 
     def after_step(self, noise: Tensor | None) -> None:
-        """Imprint the weights of classes that appear for the first time."""
-        self._imprint(*self._latest, self.context.good)
+        """Imprint classes that appear for the first time; if `released`, in their task alone."""
+        good = self.context.good
+        self._imprint(*self._latest, good & self.context.sets.new if self.released else good)
 
     @torch.no_grad()
     def preview_task(self, x: Tensor, y: Tensor) -> None:

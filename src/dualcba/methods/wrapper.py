@@ -14,7 +14,7 @@ draws, stored columns and the memory are those of the base.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from dualcba.data.transforms import Transform
 from dualcba.losses import Batch, Term
-from dualcba.memory import Memory, Pool
+from dualcba.memory import Indices, Memory, Pool
 from dualcba.methods.base import Context, Method
 from dualcba.methods.scorers import Logits, scorer_of
 from dualcba.nets import Network
@@ -35,7 +35,8 @@ PREFIX = "base_"
 
 KEPT = (
     "draws", "chosen", "extra_draw", "columns", "repeats", "rereads_task", "one_per_class",
-    "single_pass", "needs_boundaries", "own_head", "stores_in_steps",
+    "single_pass", "needs_boundaries", "own_head", "stores_in_steps", "previews_task", "merge",
+    "held_out",
 )  # fmt: skip
 """The attributes of the wrapped method that its wrapper has too."""
 
@@ -101,6 +102,18 @@ class Wrapper(Method):
     def begin_task(self) -> None:
         """Delegate to the wrapped method."""
         self.method.begin_task()
+
+    def preview_task(self, x: Tensor, y: Tensor) -> None:
+        """Delegate to the wrapped method."""
+        self.method.preview_task(x, y)
+
+    def exemplar_counter(self, size: int, C: int) -> Callable[[Indices], int]:
+        """Delegate to the wrapped method."""
+        return self.method.exemplar_counter(size, C)
+
+    def mixed(self, x: Tensor) -> Tensor:
+        """Delegate to the wrapped method."""
+        return self.method.mixed(x)
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Delegate to the wrapped method."""

@@ -131,7 +131,7 @@ def make_parts(
         precision, engine, standardise, stores_first=given.while_empty == "store",
     )  # fmt: skip
     inferred = given.boundaries == "inferred"
-    tasks = TaskLifecycle(context, method, outer_loop, engine, inferred=inferred)
+    tasks = TaskLifecycle(context, method, outer_loop, forward_pass, engine, inferred=inferred)
     return Parts(
         engine, context, method, precision, forward_pass, outer_loop, sampler, optimizer, monitor,
         guard, step, tasks, given.trunk,

@@ -17,6 +17,7 @@ from torch import Tensor
 from dualcba.checkpoint import Tensors
 from dualcba.memory import Herding
 from dualcba.memory.balanced import EMPTY, KEY_BITS
+from dualcba.methods.gsa import GSA
 from dualcba.randomness import restore_generator, restore_torch_generator
 from dualcba.tasks.arrivals import ARRIVED
 from dualcba.tasks.detection import THRESHOLD
@@ -245,9 +246,21 @@ def _memory_keys(t: Tensor, given: Given) -> bool:
     return keys and bool((t[filled:-1] == EMPTY).all())
 
 
+def _memory_shares(t: Tensor, given: Given) -> bool:
+    """TaskShares: the rows of each task follow those of the one before."""
+    owner = t[: given.filled]
+    return _from(0, max(given.task, 0))(t, given) and torch.equal(owner, owner.sort().values)
+
+
 def _memory_age(t: Tensor, given: Given) -> bool:
     memory = given.parts.context.memory
     return _from(0, memory.size if isinstance(memory, Herding) else LARGEST)(t, given)
+
+
+def _sums(t: Tensor, given: Given) -> bool:
+    """GSA: sums of probabilities. Those of features, as of iCaRL, may be negative."""
+    of_gsa = any(isinstance(module, GSA) for module in given.parts.method.modules())
+    return not of_gsa or _from(0)(t, given)
 
 
 def _task_labels(t: Tensor, given: Given) -> bool:
@@ -297,11 +310,12 @@ TENSORS: tuple[tuple[str, str, Callable[[Tensor, Given], bool]], ...] = (
     ("memory.[!_]*", "zeros in the last row, which is spare", _spare_row),
     ("memory.y", "labels of seen classes", _memory_labels),
     ("memory.keys", "one key per filled row", _memory_keys),
+    ("memory.owner", "the tasks of the shares in ascending order", _memory_shares),
     ("adaptor.pool", "no negative value", _from(0)),
     ("adaptor.prior.mean", "no negative value", _from(0)),
     ("adaptor.prior.steps", "a whole number of at least 0", _moment_step),
     ("method.*counts", "no negative value", _from(0)),
-    ("method.*sums", "no negative value", _from(0)),
+    ("method.*sums", "no negative value", _sums),
     ("method.*steps", "a whole number of at least 0", _moment_step),
     ("task_data.*.y", "labels of the classes", _task_labels),
     ("weights_rng", "the state of a torch generator", _weights_rng),

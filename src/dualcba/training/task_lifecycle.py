@@ -18,6 +18,7 @@ from dualcba.engine import Engine
 from dualcba.errors import expected
 from dualcba.methods import Context, Method
 from dualcba.tasks.detection import TaskDetector
+from dualcba.training.forward import ForwardPass
 
 
 class TaskLifecycle:
@@ -31,6 +32,7 @@ class TaskLifecycle:
         context: Context,
         method: Method,
         outer_loop: OuterLoop,
+        forward_pass: ForwardPass,
         engine: Engine,
         *,
         inferred: bool,
@@ -38,6 +40,7 @@ class TaskLifecycle:
         self.context = context
         self.method = method
         self.outer_loop = outer_loop
+        self.forward_pass = forward_pass
         self.engine = engine
         self.detector = TaskDetector(context.sets.num_classes) if inferred else None
         self.starts: list[int] = []  # the first step of each task
@@ -88,6 +91,7 @@ class TaskLifecycle:
         """End the current task, if any: the method gets its samples back if it rereads them."""
         if not self.open:
             return
+        self.forward_pass.restore_modes()
         with self.engine.scope():
             if self.data:
                 x, y = (torch.cat(part) for part in zip(*self.data, strict=True))
