@@ -211,6 +211,24 @@ def test_a_long_step_does_not_delay_a_signal_for_ever(monkeypatch: pytest.Monkey
     assert time.monotonic() - begun < 15
 
 
+def save_after_a_signal(stop: Stop, saved: list[bool]) -> None:
+    with stop.listening():
+        signal.raise_signal(signal.SIGINT)
+        stop.heed()
+        time.sleep(0.5)
+        saved.append(True)
+        stop.take_effect()
+
+
+def test_a_long_save_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a second signal would: a checkpoint of a large network may take many seconds."""
+    monkeypatch.setattr("dualcba.experiments.stopping.PATIENCE", 0.05)
+    saved: list[bool] = []
+    with pytest.raises(KeyboardInterrupt):
+        save_after_a_signal(Stop(), saved)
+    assert saved == [True]
+
+
 def test_checkpoints_of_complete_runs_are_removed_by_resume(dualcba: Call) -> None:
     """A process may be killed between the result and their removal."""
     got = dualcba("run", "--method", "er", "--out", "x", "--quiet", *QUICK)

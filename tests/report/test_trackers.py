@@ -141,7 +141,7 @@ def read_mlflow(out: Path, run: str) -> Found:
 
 
 def read_wandb(out: Path, run: str) -> Found:
-    (path,) = (p for p in out.glob("wandb/offline-run-*/*.wandb") if run.encode() in p.read_bytes())
+    (path,) = (p for p in out.glob("wandb/offline-run-*/*.wandb") if is_named(p, run))
     spec: dict[str, Any] = {}
     scores: dict[str, float] = {}
     curves: dict[tuple[str, int], float] = {}
@@ -152,6 +152,11 @@ def read_wandb(out: Path, run: str) -> Found:
         row = {"/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
         curves |= {(key, row["step"]): value for key, value in row.items() if "step" in row}
     return spec, scores, curves, len(list(path.parent.rglob("anytime*.png")))
+
+
+def is_named(path: Path, run: str) -> bool:
+    """Whether an offline run has this name; in the bytes of the file a block may cut it in two."""
+    return any(record.run.display_name == run for record in wandb_records(path.read_bytes()))
 
 
 def wandb_records(data: bytes) -> Iterator[Any]:

@@ -83,6 +83,7 @@ def _learn(session: Session, display: Display) -> bool:
                 _loop(session, display)
             finally:
                 stopped = stop.requested
+                stop.heed()
                 session.save()
     except KeyboardInterrupt:  # the effect of the signal
         stopped = True

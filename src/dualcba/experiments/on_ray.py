@@ -32,7 +32,7 @@ from dualcba.data import Dataset
 from dualcba.engine import resolve_device
 from dualcba.errors import expected, reason
 from dualcba.experiments.pool import EVERY, RunUpdate, cores
-from dualcba.experiments.processes import GRACE, in_main_thread
+from dualcba.experiments.processes import in_main_thread
 from dualcba.experiments.remote import Failure, Followed, Job, make_jobs, on_any_gpu, run_job
 from dualcba.experiments.scheduler import Failed, Load
 from dualcba.experiments.spec import Spec
@@ -40,6 +40,9 @@ from dualcba.options import ExecutionOptions
 
 RETRIES = 3
 """Times that the task of a lost worker is repeated."""
+
+CANCELLING = 60.0
+"""Seconds that a cancelled task has to write its checkpoint, perhaps over a network."""
 
 POLL = 0.2
 """Seconds between two looks at the queue."""
@@ -148,7 +151,7 @@ def _cancel(tasks: list[Any]) -> None:
     for task in tasks:
         ray.cancel(task)
     if tasks:
-        ray.wait(tasks, num_returns=len(tasks), timeout=GRACE)
+        ray.wait(tasks, num_returns=len(tasks), timeout=CANCELLING)
 
 
 # ---------------------------------------------------------------------- the cluster

@@ -118,6 +118,7 @@ def run_specs(
                 kept.after_step(run)
             ending = stop.requested
             if ending:
+                stop.heed()
                 kept.save_all()
             for note in kept.told():
                 yield RunUpdate(run.spec, run.taken, run.total, note=note)

@@ -18,8 +18,9 @@ PATIENCE = 3.0
 class Stop:
     """A request to stop: the first of SIGINT, SIGTERM and SIGHUP that arrives while listening.
 
-    The loop over steps looks at `requested` and calls `take_effect`, which does what the signal
-    does otherwise. A second signal takes effect at once, as does a step that is too long.
+    The loop over steps looks at `requested`, calls `heed` before it saves anything, and then
+    `take_effect`, which does what the signal does otherwise. A second signal takes effect at once;
+    so does the first one if the step is too long.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,11 @@ class Stop:
         finally:
             self._end()
 
+    def heed(self) -> None:
+        """Let what follows the step, such as saving a large network, take as long as it needs."""
+        if self.requested:
+            self._timer.cancel()
+
     def take_effect(self) -> None:
         """Handle the signal that waits as it would be handled otherwise."""
         assert self._number is not None
@@ -65,8 +71,7 @@ class Stop:
         self._timer.start()
 
     def _end(self) -> None:
-        if self.requested:
-            self._timer.cancel()
+        self.heed()
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._number, self._before = None, {}
