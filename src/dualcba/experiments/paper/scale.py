@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from dualcba.errors import one_of
+from dualcba.experiments.settings import OFFLINE_EPOCHS
 from dualcba.experiments.spec import Spec
 from dualcba.options import PROTOCOLS
 
@@ -22,8 +23,8 @@ SMALL_DATASET, SMALL_CLASSES = "digits", 10
 SMALL_SHARE = 0.25
 """Of the paper's memory per class."""
 
-SMALL_EPOCHS = 5
-"""Offline."""
+EPOCHS_SHARE = 10
+"""Offline, one of so many epochs."""
 
 
 def small_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +37,8 @@ def small_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     per_class = (fields.get("buffer") or _buffer(dataset)) / CLASSES[dataset]
     buffer = max(1, round(SMALL_SHARE * SMALL_CLASSES * per_class))
     size = {"dataset": SMALL_DATASET, "buffer": buffer, "tasks": TASKS[dataset]}
-    epochs = {"epochs": SMALL_EPOCHS} if fields.get("setting") == "offline" else {}
+    offline = fields.get("setting") == "offline"
+    epochs = {"epochs": fields.get("epochs", OFFLINE_EPOCHS) // EPOCHS_SHARE} if offline else {}
     full = fields.get("augmentation", _protocol_augmentation(fields)) == "full"
     grey = {"augmentation": "partial"} if full else {}  # digits have no colours
     flip = {"test_flip": False} if fields.get("test_flip") else {}  # nor mirror images
