@@ -533,7 +533,7 @@ class Learner:
                 load_state(self._parts, state, self._receive)
             self._predictor.forget()
             self._predictor.ibn.load(state.get("estimate"), state["meta"]["step"])
-            self._predictor.ibn.seed = state["meta"]["seed"]
+            self._predictor.ibn.seed = self._parts.context.seed = state["meta"]["seed"]
             self._step = state["meta"]["step"]
 
     def save(self, path: str | Path) -> None:

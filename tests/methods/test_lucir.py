@@ -406,6 +406,18 @@ def test_released_tuning_shuffles_and_keeps_running_statistics(
     assert changed == ["module.7.weight", "module.7.scale"]  # the head
 
 
+def test_released_tuning_has_random_numbers_of_its_seed(
+    make_learner: Callable[..., Learner], teach: Any
+) -> None:
+    """A state brings its seed with it, also into a learner that was made with another one."""
+    learners = [teach(make_learner("lucir", method_options=RELEASED, seed=s)) for s in (0, 1)]
+    loaded = make_learner("lucir", method_options=RELEASED, seed=2)
+    loaded.load_state_dict(learners[1].state_dict())
+    first, second, third = (tuning_calls(one)[0][2].tolist() for one in (*learners, loaded))
+    assert first != second
+    assert second == third
+
+
 def test_released_tuning_normalises_by_batch_statistics() -> None:
     """The features come from a normalisation, so each batch of them has mean 0 and variance 1."""
     body = nn.Linear(5, 4), nn.BatchNorm1d(4, affine=False)

@@ -89,6 +89,9 @@ class Context:
     memory_batch: int | None = None
     """The learner's option of that name."""
 
+    seed: int = 0
+    """The learner's seed, for random numbers outside steps; those of steps come from `noise`."""
+
     draw_transforms: dict[int, Transform] = field(default_factory=dict)
     """The transforms of memory draws with an augmentation of their own, by number."""
 

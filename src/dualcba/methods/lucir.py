@@ -183,7 +183,8 @@ class LUCIR(ExemplarMethod):
     def _tune_on_samples(self, n: int) -> None:
         """Train the classifier on n exemplars, shuffled and augmented anew in each epoch."""
         device, transform = self.memory.y.device, self.context.transform
-        rng = generator(self.context.sets.task, "tuning")  # no state: undone work can be repeated
+        task = self.context.sets.task
+        rng = generator(self.context.seed, "tuning", task)  # no state: undone work can be repeated
         for shares in to_device(self._rate_shares(n), device):
             arrays = rng.permutation(n), transform.draw(rng, n)
             drawn = (to_device(torch.from_numpy(a), device) for a in arrays)

@@ -67,6 +67,7 @@ class PartsMaker:
         self._begin_rows(grown, network, parts.context.sets.num_classes, trained)
         restore_state(made, before | {"tensors": tensors}, receive)
         made.context.memory.births = parts.context.memory.births
+        made.context.seed = parts.context.seed  # perhaps that of a loaded state
         return made
 
     def _begin_rows(self, tensors: Tensors, network: Network, old: int, trained: bool) -> None:

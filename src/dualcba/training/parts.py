@@ -162,6 +162,7 @@ def _make_context(
         given.batch_size, precision.autocast, good=torch.tensor(True, device=device),
         run=engine.run, raw_targets=given.targets == "raw",
         sample_mean=given.loss_mean == "samples", memory_batch=given.memory_batch,
+        seed=given.seed,
     )  # fmt: skip
     method.bind(context)
     method.to(device)
