@@ -260,6 +260,8 @@ def test_combinations_that_make_no_sense(vectors: Make) -> None:
         vectors(method=ICaRL(), adaptor="cba")
     with pytest.raises(ValueError, match="method_options"):
         vectors(method=ER(), method_options={"alpha": 1})
+    with pytest.raises(ValueError, match=r"method_options is \[1\], expected names and values"):
+        vectors(method="er", method_options=[1])
     with pytest.raises(
         ValueError, match="width is 3, expected no value: the method has no adaptor"
     ):

@@ -101,6 +101,20 @@ def above_zero(**fields: float) -> None:
             raise ValueError(expected(field, value, wanted))
 
 
+def at_least_0(name: str, value: object) -> float:
+    """Return the number, or raise unless it is at least 0 and float32 has it.
+
+    >>> at_least_0("weight", -1)
+    Traceback (most recent call last):
+    ...
+    ValueError: weight is -1, expected a number of at least 0
+    """
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not 0 <= value <= LARGEST_FLOAT:  # type: ignore[operator]
+        raise ValueError(expected(name, value, "a number of at least 0"))
+    return float(value)  # type: ignore[arg-type]
+
+
 def one_of(known: Sequence[object], **fields: object) -> None:
     """Raise unless each field is one of the known values."""
     for field, value in fields.items():

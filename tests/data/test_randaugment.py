@@ -247,7 +247,7 @@ def test_outside_is_marked() -> None:
         ({"magnitude": 31}, "magnitude is 31, expected 0 to 30"),
         ({"magnitude": [3, -1]}, r"magnitude is \[3, -1\], expected 0 to 30"),
         ({"magnitude": []}, r"magnitude is \[\], expected 0 to 30"),
-        ({"operations": 0}, "operations is 0, expected at least 1"),
+        ({"operations": 0}, "operations is 0, expected a whole number of at least 1"),
     ],
 )
 def test_impossible_options_are_named(options: dict[str, object], message: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from frontier_helpers import cross_entropies, divergences, in_double, inside, numbers
+from torch import nn
 
 from dualcba import Dataset, Learner
 from dualcba.losses import Batch
@@ -123,10 +124,37 @@ def test_both_networks_learn_and_start_differently(make_learner: Any, teach: Any
     assert in_double(Batch(*[torch.zeros(1, 1)] * 4)).z.dtype == torch.float64
 
 
+def test_frozen_layers_are_the_same_in_both_networks() -> None:
+    """Weights that never learn, and statistics that stay, would be random for good."""
+    layers = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+    network = nn.Sequential(*layers, nn.Linear(36, 6))
+    network[0].requires_grad_(False)
+    network[1].running_mean.fill_(3.0)  # type: ignore[operator, union-attr]
+    network[1].eval()
+    learner = Learner(network, (3, 5, 5), 6, method="er+ccl-dc", device="cpu")
+    assert isinstance(learner.method, CCLDC)
+    first, second = learner.network.state_dict(), learner.method.peer.state_dict()
+    differ = {name for name, value in first.items() if not torch.equal(value, second[name])}
+    assert differ == {"module.4.weight", "module.4.bias"}
+
+
+def test_a_cosine_head_is_another_one_in_the_second_network() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(75, 6))
+    learner = Learner(network, (3, 5, 5), 6, method="er+ccl-dc", head="cosine", device="cpu")
+    assert isinstance(learner.method, CCLDC)
+    heads = learner.network.head, learner.method.peer.head
+    assert not torch.equal(heads[0].weight, heads[1].weight)  # type: ignore[arg-type]
+    assert heads[0].scale == heads[1].scale
+
+
 def test_options() -> None:
     assert (CCLDC(ER()).weight, CCLDC(ERACE()).weight, CCLDC(ERACE(), weight=3).weight) == (2, 1, 3)
     for options, message in (
         ({"peers": 3}, "peers is 3, expected 1 or 2"),
+        ({"peers": True}, "peers is True, expected 1 or 2"),
+        ({"temperature": "4"}, "temperature is '4', expected a number above 0"),
+        ({"operations": 1.5}, "operations is 1.5, expected a whole number of at least 1"),
+        ({"magnitude": 1.5}, "magnitude is 1.5, expected 0 to 30"),
         ({"temperature": 0.0}, "temperature is 0.0, expected a number above 0"),
         ({"magnitude": 31}, "magnitude is 31, expected 0 to 30"),
         ({"weight": -1}, "weight is -1, expected a number of at least 0"),

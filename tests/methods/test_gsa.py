@@ -136,12 +136,16 @@ def test_boundaries_and_images_are_required() -> None:
     with pytest.raises(ValueError, match=r"'given': gsa\+mkd draws"):
         Spec(method="gsa+mkd", boundaries="inferred")
     net = torch.nn.Linear(5, 4)
-    with pytest.raises(ValueError, match="boundaries is 'inferred', expected 'given': GSA draws"):
+    with pytest.raises(ValueError, match="boundaries is 'inferred', expected 'given': gsa draws"):
         Learner(net, (1, 1, 5), 4, method="gsa", boundaries="inferred", device="cpu")
     with pytest.raises(ValueError, match=r"a sample for GSA is \(5,\), expected .* mirror=False"):
         Learner(net, (5,), 4, method="gsa", dtype=torch.float32, device="cpu")
-    with pytest.raises(ValueError, match="own is 0, expected at least 1"):
+    with pytest.raises(ValueError, match="own is 0, expected a whole number of at least 1"):
         GSA(own=0)
+    with pytest.raises(ValueError, match="weight is 'x', expected a number of at least 0"):
+        GSA(weight="x")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"'given': gsa\+mkd draws"):
+        Learner(net, (1, 1, 5), 4, method="gsa+mkd", boundaries="inferred", device="cpu")
     assert GSA(mirror=False).make_views(Transform([0.0], [1.0])) == {}
 
 

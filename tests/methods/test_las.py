@@ -13,6 +13,7 @@ from frontier_helpers import cross_entropies
 
 from dualcba.experiments import Spec
 from dualcba.losses import Batch
+from dualcba.methods import check_options
 from dualcba.methods.fixmatch import FixMatch
 from dualcba.methods.las import LAS
 
@@ -71,5 +72,20 @@ def test_the_window_is_in_the_state(make_learner: Any, teach: Any) -> None:
     state["tensors"]["method.counts"] = -counts
     with pytest.raises(ValueError, match=r"'method.counts' has .* expected no negative value"):
         learner.load_state_dict(state)
-    with pytest.raises(ValueError, match="window is 0, expected at least 1"):
-        LAS(window=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 0}, "window is 0, expected a whole number of at least 1"),
+        ({"window": 1.5}, "window is 1.5, expected a whole number of at least 1"),
+        ({"window": 2**70}, f"window is {2**70}, expected a whole number of at most"),
+        ({"tau": "1"}, "tau is '1', expected a number of at least 0"),
+        ({"tau": 10**400}, "tau is 10+, expected a number of at least 0"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LAS(**options)
+    with pytest.raises(ValueError, match=next(iter(options))):
+        check_options("las", options)

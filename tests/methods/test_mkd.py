@@ -285,6 +285,8 @@ def test_names_and_options() -> None:
     check_options("derpp+mkd", {"base_beta": 0.5})
     with pytest.raises(ValueError, match=r"option .base_beta. of .derpp\+mkd. is -1, expected"):
         check_options("derpp+mkd", {"base_beta": -1})
+    with pytest.raises(ValueError, match=r"^base_own is 0, expected a whole number of at least 1"):
+        check_options("gsa+mkd", {"base_own": 0})
 
 
 @pytest.mark.parametrize(
@@ -305,6 +307,10 @@ def test_names_that_do_not_exist(name: str, message: str) -> None:
     ("options", "message"),
     [
         ({"alpha": 0.0}, "alpha is 0.0, expected a number above 0, at most 1"),
+        ({"alpha": "0.1"}, "alpha is '0.1', expected a number above 0, at most 1"),
+        ({"temperature": "4"}, "temperature is '4', expected a number above 0"),
+        ({"temperature": 1e200}, r"temperature is 1e\+200, expected a number from 1e-37 to 3e\+38"),
+        ({"weight": 10**400}, "weight is 10+, expected a number of at least 0"),
         ({"temperature": 0.0}, "temperature is 0.0, expected a number above 0"),
         ({"weight": -1}, "weight is -1, expected a number of at least 0"),
         ({"predict": "both"}, "predict"),

@@ -13,6 +13,7 @@ from dualcba import Dataset
 from dualcba.experiments import Spec
 from dualcba.losses import Batch
 from dualcba.methods import parse_method
+from dualcba.methods.obc import OBC
 
 
 def test_loss_against_numpy(make_learner: Any, teach: Any) -> None:
@@ -79,3 +80,5 @@ def test_what_does_not_fit_is_refused() -> None:
         parse_method("obc+mkd")
     with pytest.raises(ValueError, match=r"'semi-0.2' does not fit the method 'obc'"):
         Spec(method="obc", setting="semi-0.2")
+    with pytest.raises(ValueError, match="rate is 'x', expected a number of at least 0"):
+        OBC(rate="x")  # type: ignore[arg-type]

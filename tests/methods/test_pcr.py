@@ -51,3 +51,5 @@ def test_logits_are_cosines(make_learner: Any, teach: Any, images: Any) -> None:
     assert [name for name, _ in learner.network.head.named_parameters()] == ["weight"]
     with pytest.raises(ValueError, match=r"temperature is 0.0, expected a number above 0"):
         PCR(temperature=0.0)
+    with pytest.raises(ValueError, match=r"temperature is '1', expected a number above 0"):
+        PCR(temperature="1")  # type: ignore[arg-type]

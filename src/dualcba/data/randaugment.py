@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualcba.data.transforms import Transform
-from dualcba.errors import expected
+from dualcba.errors import at_least, expected
 
 OPERATIONS = (
     "identity", "shear-x", "shear-y", "translate-x", "translate-y", "rotate",
@@ -73,14 +74,13 @@ class RandAugment:
         self, operations: int = 1, magnitude: int | Sequence[int] = 14, *, cutout: bool = False
     ) -> None:
         self.operations = operations
-        self.magnitudes = (magnitude,) if isinstance(magnitude, int) else tuple(magnitude)
+        self.magnitudes = tuple(magnitude) if isinstance(magnitude, Iterable) else (magnitude,)
         self.cutout = cutout
         self._tables: dict[tuple[int, int, torch.device], Tables] = {}
-        wrong = [m for m in self.magnitudes if not 0 <= m < BINS]
+        wrong = [m for m in self.magnitudes if not isinstance(m, Integral) or not 0 <= m < BINS]
         if wrong or not self.magnitudes:
             raise ValueError(expected("magnitude", magnitude, f"0 to {BINS - 1}"))
-        if operations < 1:
-            raise ValueError(expected("operations", operations, "at least 1"))
+        at_least(1, operations=operations)
 
     @property
     def columns(self) -> int:

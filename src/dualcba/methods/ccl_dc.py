@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from dualcba.data.randaugment import RandAugment, check_images
 from dualcba.data.transforms import Transform
-from dualcba.errors import expected
+from dualcba.errors import above_zero, at_least_0, expected
 from dualcba.losses import Adapt, Batch, Divergence, Term, scaled, total
 from dualcba.memory import Memory
 from dualcba.methods.base import Context, Method
 from dualcba.methods.er_ace import ERACE
-from dualcba.methods.mkd import at_least_0
 from dualcba.methods.scorers import Logits, MeanScores
 from dualcba.methods.views import chain_of_views
 from dualcba.methods.wrapper import Wrapper
@@ -43,9 +42,9 @@ class CCLDC(Wrapper):
     another, at raw logits. Both networks are trained by this loss; predictions use the mean of
     their logits. With a single peer the network teaches itself.
 
-    The second network starts from weights of its own, which follow from those of the first. With a
-    bias adaptor, its logits are corrected by the same r as those of the first network, and the
-    virtual step of the first network alone trains the adaptor.
+    The second network starts from weights of its own, which follow from those of the first; frozen
+    layers are those of the first. With a bias adaptor, its logits are corrected by the same r as
+    those of the first network, and the virtual step of the first network alone trains the adaptor.
 
     Parameters
     ----------
@@ -81,10 +80,9 @@ class CCLDC(Wrapper):
         magnitude: int = 15,
     ) -> None:
         super().__init__(method)
-        if peers not in (1, 2):
+        if isinstance(peers, bool) or peers not in (1, 2):
             raise ValueError(expected("peers", peers, "1 or 2"))
-        if not temperature > 0:
-            raise ValueError(expected("temperature", temperature, "a number above 0"))
+        above_zero(temperature=temperature)
         usual = 1.0 if isinstance(method, ERACE) else 2.0
         self.weight = usual if weight is None else at_least_0("weight", weight)
         self.peers, self.temperature = peers, temperature
@@ -192,7 +190,8 @@ class CCLDC(Wrapper):
 def fresh_copy(network: Network) -> Network:
     """Return a network of the same kind with other weights; all layers that can are reset.
 
-    The weights are a function of those of the given network, not of torch's global generator.
+    Frozen layers stay: those with a weight that is not trained, or in evaluation mode. The weights
+    are a function of those of the given network, not of torch's global generator.
     """
     copy = deepcopy(network).cpu()
     seed = zlib.crc32(b"".join(p.detach().numpy().tobytes() for p in copy.parameters()))
@@ -204,5 +203,6 @@ def fresh_copy(network: Network) -> Network:
 
 
 def _reset(module: nn.Module) -> None:
-    if callable(reset := getattr(module, "reset_parameters", None)):
+    trained = module.training and all(p.requires_grad for p in module.parameters(recurse=False))
+    if trained and callable(reset := getattr(module, "reset_parameters", None)):
         reset()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dualcba.data.transforms import Mirrored, Transform
-from dualcba.errors import expected
+from dualcba.errors import at_least, at_least_0, expected
 from dualcba.losses import Batch, CrossEntropy, Term
 from dualcba.memory import Memory, Pool
 from dualcba.methods.base import Context, Method
@@ -69,11 +69,10 @@ class GSA(Method):
     ) -> None:
         super().__init__()
         check_flags(mirror=mirror)
-        for name, value in (("own", own), ("balanced", balanced)):
-            if value < 1:
-                raise ValueError(expected(name, value, "at least 1"))
+        at_least(1, own=own, balanced=balanced)
+        at_least(0, delay=delay)
         self.chosen = (own, balanced)
-        self.weight, self.delay, self.mirror = weight, delay, mirror
+        self.weight, self.delay, self.mirror = at_least_0("weight", weight), delay, mirror
 
     def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Memory:
         """Return a reservoir; raise if the samples have no mirror image."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dualcba.errors import expected
+from dualcba.errors import at_least, at_least_0
 from dualcba.losses import Batch, CrossEntropy, Shifted, Term
 from dualcba.methods.base import Context, Method
 
@@ -43,9 +43,8 @@ class LAS(Method):
 
     def __init__(self, *, tau: float = 1.0, window: int = 1) -> None:
         super().__init__()
-        if window < 1:
-            raise ValueError(expected("window", window, "at least 1"))
-        self.tau = tau
+        at_least(1, window=window)
+        self.tau = at_least_0("tau", tau)
         self.window = window
 
     def bind(self, context: Context) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from dualcba.data.augmentation import crop_and_flip, cutmix, plain
 from dualcba.data.transforms import Transform
 from dualcba.engine.torch_private import foreach_copy_, foreach_lerp_
-from dualcba.errors import expected
+from dualcba.errors import above_zero, at_least_0, expected
 from dualcba.losses import Batch, CrossEntropy, Divergence, Term, scaled
 from dualcba.memory import Pool
 from dualcba.methods.base import Context, Method
@@ -106,10 +107,8 @@ class MKD(Wrapper):
         check_flags(own_draw=own_draw, mild=mild)
         if mild and not own_draw:
             raise ValueError(expected("mild", mild, "False, or own_draw=True"))
-        if not 0 < alpha <= 1:
-            raise ValueError(expected("alpha", alpha, "a number above 0, at most 1"))
-        if not temperature > 0:
-            raise ValueError(expected("temperature", temperature, "a number above 0"))
+        _check_rate(alpha)
+        above_zero(temperature=temperature)
         check_choice("predict", predict, PREDICTORS)
         check_choice("second", second, tuple(SECOND))
         self.alpha, self.temperature, self.predict = alpha, temperature, predict
@@ -223,6 +222,13 @@ def _cross_entropy(new: Batch, mem: Sequence[Batch]) -> list[Term]:
     return [CrossEntropy(b, len(b.y) / n) for b in batches]
 
 
+def _check_rate(alpha: object) -> None:
+    """Raise unless the rate of the teacher is a number above 0, at most 1."""
+    number = isinstance(alpha, Real) and not isinstance(alpha, bool)
+    if not number or not 0 < alpha <= 1:  # type: ignore[operator]
+        raise ValueError(expected("alpha", alpha, "a number above 0, at most 1"))
+
+
 def _check_share(second: str, share: float | None) -> float:
     """Return the share of L_base at the second view, or raise."""
     if share is None:
@@ -241,10 +247,3 @@ def default_weight(alpha: float) -> float:
     (5.5, 10.0)
     """
     return max(0.0, 4.5 * math.log10(alpha) + 14.5)
-
-
-def at_least_0(name: str, value: object) -> float:
-    """Return the number, or raise unless it is finite and at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(expected(name, value, "a number of at least 0"))
-    return float(value)

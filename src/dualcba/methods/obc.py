@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualcba.engine.torch_private import foreach_add_, foreach_mul_
+from dualcba.errors import at_least_0
 from dualcba.losses import Adapt, Batch, CrossEntropy, Term, total
 from dualcba.methods.base import Context, Method
 
@@ -39,7 +40,7 @@ class OBC(Method):
 
     def __init__(self, *, rate: float = 1.0) -> None:
         super().__init__()
-        self.rate = rate
+        self.rate = at_least_0("rate", rate)
 
     def bind(self, context: Context) -> None:
         """Make the surrogate layer, a copy of the last layer."""

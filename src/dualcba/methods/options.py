@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Mapping
 
-from dualcba.errors import expected
+from dualcba.errors import LARGEST_FLOAT, LARGEST_INT, expected
 from dualcba.methods.naming import parse_method
 
 
@@ -48,5 +48,8 @@ def _check_value(what: str, value: object, default: object) -> None:
     whole = isinstance(default, int)
     accepted = int if whole else int | float
     valid = isinstance(value, accepted) and not isinstance(value, bool)
-    if not valid or not 0 <= float(value) < math.inf:  # type: ignore[arg-type]
+    if not valid or not 0 <= value < math.inf:  # type: ignore[operator]
         raise ValueError(expected(what, value, f"a {'whole ' * whole}number of at least 0"))
+    largest = LARGEST_INT if whole else LARGEST_FLOAT
+    if value > largest:  # type: ignore[operator]
+        raise ValueError(expected(what, value, f"a {'whole ' * whole}number of at most {largest}"))

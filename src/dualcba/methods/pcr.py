@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dualcba.data.augmentation import plain
 from dualcba.data.transforms import Transform
-from dualcba.errors import expected
+from dualcba.errors import above_zero
 from dualcba.losses import Batch, Term
 from dualcba.methods.base import Context, Method
 from dualcba.methods.las import adjusted, label_counts, log_counts
@@ -42,8 +42,7 @@ class PCR(Method):
 
     def __init__(self, *, temperature: float = 0.09) -> None:
         super().__init__()
-        if not temperature > 0:
-            raise ValueError(expected("temperature", temperature, "a number above 0"))
+        above_zero(temperature=temperature)
         self.temperature = temperature
 
     def bind(self, context: Context) -> None:

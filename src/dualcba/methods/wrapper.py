@@ -183,8 +183,7 @@ def _make(base: type[Method], wrapper: type[Wrapper]) -> type[Method]:
     def init(self: Any, **options: Any) -> None:
         inner = {k: v for k, v in options.items() if k.startswith(PREFIX)}
         own = {k: v for k, v in options.items() if k not in inner}
-        method = base(**{k.removeprefix(PREFIX): v for k, v in inner.items()})
-        wrapper.__init__(self, method, **own)
+        wrapper.__init__(self, _make_base(base, inner), **own)
 
     def reduce(self: Any) -> tuple[Any, ...]:
         return _blank, (base, wrapper), self.__dict__
@@ -198,6 +197,16 @@ def _make(base: type[Method], wrapper: type[Wrapper]) -> type[Method]:
     members |= {"__init__": init, "__reduce__": reduce}
     members |= {"__doc__": wrapper.__doc__, "__module__": wrapper.__module__}
     return type(f"{base.__name__}{wrapper.__name__}", (wrapper,), members)
+
+
+def _make_base(base: type[Method], given: dict[str, Any]) -> Method:
+    """Return the wrapped method; an error names its options with the prefix, as they were given."""
+    options = {name.removeprefix(PREFIX): value for name, value in given.items()}
+    try:
+        return base(**options)
+    except ValueError as error:
+        named = str(error).partition(" ")[0] in options
+        raise ValueError(PREFIX * named + str(error)) from None
 
 
 def _blank(base: type[Method], wrapper: type[Wrapper]) -> Method:

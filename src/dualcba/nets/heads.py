@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -74,6 +75,10 @@ class CosineHead(nn.Module):
     def learnt(self) -> bool:
         """Whether the scale is trained."""
         return isinstance(self.scale, nn.Parameter)
+
+    def reset_parameters(self) -> None:
+        """Draw new weights as `nn.Linear` does; the scale stays."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
 
     def cosine(self, h: Tensor, frozen: Tensor | None = None) -> Tensor:
         """Return cosines (n, C) of features (n, d), without autocast because they differ little.

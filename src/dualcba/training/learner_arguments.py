@@ -190,7 +190,8 @@ class LearnerArguments(TrainingOptions):
         object.__setattr__(self, "outputs", outputs)
         _check_method(base, self.buffer, self.num_classes)
         if base.needs_boundaries and self.boundaries != "given":
-            wanted = f"'given': {type(base).__name__} draws by tasks"
+            name = self.method if isinstance(self.method, str) else type(base).__name__
+            wanted = f"'given': {name} draws by tasks"
             raise ValueError(expected("boundaries", self.boundaries, wanted))
 
     def _choose_transform(self) -> Transform:
@@ -282,6 +283,7 @@ def resolve(method: str | Method, options: Any, adaptor: str | None) -> tuple[Me
     base, kind = parse_method(method)
     if named is not None and named != kind:
         raise ValueError(expected("adaptor", adaptor, f"{kind!r}, as the method {method!r} says"))
+    options = definitions(LearnerArguments)["method_options"].check(options)
     check_options(method, options)
     return base(**options), kind
 
