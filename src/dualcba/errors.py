@@ -101,7 +101,7 @@ def above_zero(**fields: float) -> None:
             raise ValueError(expected(field, value, wanted))
 
 
-def at_least_0(name: str, value: object) -> float:
+def at_least_0(name: str, value: float) -> float:
     """Return the number, or raise unless it is at least 0 and float32 has it.
 
     >>> at_least_0("weight", -1)
@@ -109,10 +109,11 @@ def at_least_0(name: str, value: object) -> float:
     ...
     ValueError: weight is -1, expected a number of at least 0
     """
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not 0 <= value <= LARGEST_FLOAT:  # type: ignore[operator]
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value < math.inf:
         raise ValueError(expected(name, value, "a number of at least 0"))
-    return float(value)  # type: ignore[arg-type]
+    if value > LARGEST_FLOAT:
+        raise ValueError(expected(name, value, f"a number of at most {LARGEST_FLOAT:.0e}"))
+    return float(value)
 
 
 def one_of(known: Sequence[object], **fields: object) -> None:

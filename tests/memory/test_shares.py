@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dualcba.memory import Herding, TaskShares
 from dualcba.memory.herding import class_counter
-from dualcba.memory.shares import mixed, share_counts, task_counter
+from dualcba.memory.shares import interleaved, share_counts, task_counter
 
 CLASSES = 5
 sizes, held_outs = st.integers(1, 40), st.sampled_from([0, 2, 3, 10])
@@ -84,9 +84,9 @@ def test_a_task_without_samples_has_no_share() -> None:
 
 
 @given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 40))
-def test_mixed_rows(own: int, old: int, n: int) -> None:
+def test_interleaved_rows(own: int, old: int, n: int) -> None:
     n = min(n, own + old)
-    rows = mixed(np.arange(own), own + np.arange(old), n)
+    rows = interleaved(np.arange(own), own + np.arange(old), n)
     assert len(set(rows.tolist())) == len(rows) == n
     assert abs((rows >= own).sum() - n * old / max(1, own + old)) <= 0.5
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from dualcba.data import Task, batches
 from dualcba.engine import Engine
 from dualcba.memory import Memory
-from dualcba.memory.herding import drawable_rows
+from dualcba.memory.exemplars import drawable_rows
 from dualcba.methods import Method
 
 Indices = NDArray[np.int64]
@@ -45,7 +45,7 @@ def merged_rows(
     batch_size, epochs
         Samples per step, and passes over each task.
     held_out
-        That of the `Herding` memory.
+        That of the memory of exemplars.
     rng
         Shuffles each pass.
     """

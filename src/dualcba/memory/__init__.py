@@ -1,7 +1,8 @@
-"""Rehearsal memories: reservoir, class-balanced, herding; and draws balanced over classes."""
+"""Rehearsal memories: reservoir, class-balanced, exemplars; and draws balanced over classes."""
 
 from dualcba.memory.balanced import Balanced
 from dualcba.memory.base import Indices, Memory
+from dualcba.memory.exemplars import Exemplars
 from dualcba.memory.herding import Herding, herd
 from dualcba.memory.pool import Pool
 from dualcba.memory.reservoir import Reservoir, last_wins
@@ -9,6 +10,7 @@ from dualcba.memory.shares import TaskShares
 
 __all__ = [
     "Balanced",
+    "Exemplars",
     "Herding",
     "Indices",
     "Memory",

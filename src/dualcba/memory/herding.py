@@ -2,63 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dualcba.engine.host_to_device import to_device
-from dualcba.engine.ranks import Ranks
-from dualcba.memory.base import Indices, Memory
+from dualcba.memory.base import Indices
+from dualcba.memory.exemplars import Exemplars
 
 
-class Herding(Memory):
+class Herding(Exemplars):
     """Exemplars of each class whose mean is close to the class mean, selected when a task ends.
 
-    Nothing is written during a task. Rows are sorted by class, and within a class by the order of
-    selection. When new classes need rows, a class drops its last exemplars.
-
-    Parameters
-    ----------
-    held_out
-        Exclude every `held_out`-th row from the draws, for validation; 0 excludes none.
+    Rows are sorted by class, and within a class by the order of selection. When new classes need
+    rows, a class drops its last exemplars.
     """
-
-    def __init__(
-        self,
-        size: int,
-        input_shape: tuple[int, ...],
-        dtype: torch.dtype = torch.uint8,
-        *,
-        held_out: int = 0,
-    ) -> None:
-        super().__init__(size, input_shape, dtype)
-        self.held_out = held_out
-
-    def slots(self, n: int, rng: np.random.Generator) -> Indices:
-        """Return `size` for all samples: nothing is stored during a task."""
-        return np.full(n, self.size)
-
-    def write(self, slots: Tensor, x: Tensor, y: Tensor, columns: Mapping[str, Tensor]) -> None:
-        """Do nothing: `fill` selects the exemplars when a task ends."""
-
-    def split(self, ranks: Ranks) -> None:
-        """Do nothing: the exemplars stay on all ranks, which select them alike."""
-
-    def split_names(self) -> list[str]:
-        """Return no name: each rank has all rows."""
-        return []
-
-    @property
-    def validation(self) -> slice:
-        """The rows that `draw` excludes."""
-        return _validation_rows(self.filled, self.held_out)
-
-    def draw(self, n: int, rng: np.random.Generator) -> Indices:
-        """Draw the rows of at most n samples, without replacement."""
-        rows = drawable_rows(self.filled, self.held_out)
-        return rng.choice(rows, min(n, len(rows)), replace=False)
 
     @torch.no_grad()
     def fill(
@@ -76,9 +36,10 @@ class Herding(Memory):
             return
         quotas = _quotas(self.size, len(classes))
         rows = {c: np.flatnonzero(labels == c) for c in classes}
-        groups = [rows[c] for c in arrived] if features else []
-        ranked, count = self._herding_order(pool, groups, int(quotas.max()), features)
-        if features:
+        ranked = torch.arange(len(pool), device=pool.device)
+        if features is not None:
+            groups = [rows[c] for c in arrived]
+            ranked, count = self._herding_order(pool, groups, int(quotas.max()), features)
             rows |= {c: len(pool) + k * count + np.arange(count) for k, c in enumerate(arrived)}
         counts = np.minimum(quotas, [(labels == c).sum() for c in classes])
         chosen = np.concatenate([rows[c][:n] for c, n in zip(classes, counts, strict=True)])
@@ -91,14 +52,14 @@ class Herding(Memory):
         pool: Tensor,
         groups: Sequence[Indices],
         count: int,
-        features: Callable[[Tensor], Tensor] | None,
+        features: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, int]:
         """Return all rows of the pool, followed by rows of each group in herding order.
 
         Also return the number of ordered rows per group, at most `count`.
         """
         every = torch.arange(len(pool), device=pool.device)
-        if features is None or not groups:
+        if not groups:
             return every, 0
         sizes = np.array([len(rows) for rows in groups])
         position = np.arange(sizes.max())
@@ -138,19 +99,6 @@ def class_counter(size: int, num_classes: int) -> Callable[[Indices], int]:
         return int(stored.sum())
 
     return after
-
-
-def _validation_rows(filled: int, held_out: int) -> slice:
-    return slice(held_out - 1, filled, held_out) if held_out else slice(0)
-
-
-def drawable_rows(filled: int, held_out: int) -> Indices:
-    """Return the rows that are not for validation.
-
-    >>> drawable_rows(5, 2).tolist()
-    [0, 2, 4]
-    """
-    return np.delete(np.arange(filled), _validation_rows(filled, held_out))
 
 
 def herd(features: Tensor, padding: Tensor, count: int) -> Tensor:

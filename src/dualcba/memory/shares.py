@@ -11,10 +11,10 @@ from torch import Tensor
 
 from dualcba.engine.host_to_device import to_device
 from dualcba.memory.base import Indices
-from dualcba.memory.herding import Herding, drawable_rows
+from dualcba.memory.exemplars import Exemplars, drawable_rows
 
 
-class TaskShares(Herding):
+class TaskShares(Exemplars):
     """Equal shares of the rows for all tasks, each filled from all data that the task had.
 
     These are its own samples and the exemplars that were mixed with them, in proportion. So old
@@ -49,7 +49,7 @@ class TaskShares(Herding):
         kept = [start + np.arange(n) for start, n in zip(starts, after, strict=False)]
         x_old, y_old = self.x[: self.filled], self.y[: self.filled]
         own, twice = 2 * self.filled + np.arange(len(y)), self.filled + old
-        chosen = np.concatenate([*kept, mixed(own, twice, int(after[-1]))])
+        chosen = np.concatenate([*kept, interleaved(own, twice, int(after[-1]))])
         rows = to_device(torch.from_numpy(chosen), x.device)
         pool_x = torch.cat([x_old, x_old if again is None else again(x_old), x])
         pool_y = torch.cat([y_old, y_old, y])
@@ -72,10 +72,10 @@ def share_counts(size: int, counts: Indices, available: int) -> Indices:
     return np.minimum([*counts, available], most)
 
 
-def mixed(own: Indices, old: Indices, n: int) -> Indices:
+def interleaved(own: Indices, old: Indices, n: int) -> Indices:
     """Return n of the rows of both in proportion, evenly mixed: the first own, old at a stride.
 
-    >>> mixed(np.arange(10, 16), np.arange(3), 6).tolist()
+    >>> interleaved(np.arange(10, 16), np.arange(3), 6).tolist()
     [10, 0, 11, 12, 1, 13]
     """
     n_old = round(n * len(old) / max(1, len(own) + len(old)))

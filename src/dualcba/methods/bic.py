@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dualcba.engine.optimizers import Adam
 from dualcba.errors import expected
 from dualcba.losses import Adapt, Batch
-from dualcba.memory import Herding, Indices, TaskShares
+from dualcba.memory import Exemplars, Indices, TaskShares
 from dualcba.memory.shares import task_counter
 from dualcba.methods.base import Context
 from dualcba.methods.exemplars import ExemplarMethod, check_flags
@@ -114,7 +114,9 @@ class BiC(ExemplarMethod):
     def _quota(self) -> int:
         return len(self.memory.y[self.memory.validation])
 
-    def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Herding:
+    def make_memory(
+        self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int
+    ) -> Exemplars:
         """Return a memory with equal shares for classes, or for tasks if `released`."""
         if not self.released:
             return super().make_memory(size, shape, dtype, C)
@@ -145,14 +147,14 @@ class BiC(ExemplarMethod):
         known, T = self.teacher.known, self.temperature
         ratio = self._ratio()
         kd = T**2 * distillation(z, target, known, known, T)
-        if self.released:
-            z = z.masked_fill(~self._seen(all_.y), -torch.inf)
+        z = z.masked_fill(~self._softmax_classes(all_.y), -torch.inf)
         each = (1 - ratio) * F.cross_entropy(z, all_.y, reduction="none") + ratio * kd
         return sum_of_means(each * self._weights(new, len(each)), new, mem)
 
-    def _seen(self, y: Tensor) -> Tensor:
-        """Return the classes of the tasks so far, and of these labels, (C,)."""
-        return self.context.sets.seen.index_fill(0, y, True)
+    def _softmax_classes(self, y: Tensor) -> Tensor:
+        """Return the classes of a softmax, (C,): all, or those seen so far and of these labels."""
+        seen = self.context.sets.seen
+        return seen.index_fill(0, y, True) if self.released else torch.ones_like(seen)
 
     def _ratio(self) -> Tensor:
         """Return λ, a scalar."""
@@ -208,9 +210,7 @@ class BiC(ExemplarMethod):
         weight = (onehot / per_class).sum(1)[rows] * valid
         weight = (weight / weight.sum(1, keepdim=True)).unsqueeze(2)
         rest = self.correct(z).masked_fill(new, 0.0)
-        if self.released:
-            rest = rest.masked_fill(~self._seen(y), -torch.inf)
-        rest = rest.double()[rows]
+        rest = rest.masked_fill(~self._softmax_classes(y), -torch.inf).double()[rows]
         slopes = torch.stack([z * new, new.expand_as(z)]).double()  # ∂q/∂α and ∂q/∂β
         inputs = slopes[:, rows].transpose(0, 1).flatten(2), rest, onehot[rows], weight
 

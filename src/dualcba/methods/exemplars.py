@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dualcba.errors import expected
-from dualcba.memory import Herding
+from dualcba.memory import Exemplars, Herding
 from dualcba.methods.base import Context
 from dualcba.methods.teacher import DistillationMethod
 from dualcba.normalization.statistics import evaluation_mode
@@ -58,7 +58,9 @@ class ExemplarMethod(DistillationMethod):
         self.merge, self.negatives = merge, negatives
         self.draws = int(rehearse and not merge)
 
-    def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Herding:
+    def make_memory(
+        self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int
+    ) -> Exemplars:
         """Return a memory of exemplars with the same number for each class."""
         return Herding(size, shape, dtype, held_out=self.held_out)
 
@@ -76,16 +78,16 @@ class ExemplarMethod(DistillationMethod):
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
         """Select exemplars by herding on normalised features."""
-        self.memory.fill(x, y, lambda raw: self.direction(self.embed(raw)[1]))
+        cast(Herding, self.memory).fill(x, y, lambda raw: self.direction(self.embed(raw)[1]))
 
     def direction(self, h: Tensor) -> Tensor:
         """Return the features (n, d) on which herding selects exemplars: normalised."""
         return F.normalize(h)
 
     @property
-    def memory(self) -> Herding:
+    def memory(self) -> Exemplars:
         """The memory of exemplars."""
-        return cast(Herding, self.context.memory)
+        return cast(Exemplars, self.context.memory)
 
     @torch.no_grad()
     def embed(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dualcba.checkpoint import Tensors
-from dualcba.memory import Herding
+from dualcba.memory import Exemplars
 from dualcba.memory.balanced import EMPTY, KEY_BITS
 from dualcba.methods.gsa import GSA
 from dualcba.randomness import restore_generator, restore_torch_generator
@@ -254,7 +254,7 @@ def _memory_shares(t: Tensor, given: Given) -> bool:
 
 def _memory_age(t: Tensor, given: Given) -> bool:
     memory = given.parts.context.memory
-    return _from(0, memory.size if isinstance(memory, Herding) else LARGEST)(t, given)
+    return _from(0, memory.size if isinstance(memory, Exemplars) else LARGEST)(t, given)
 
 
 def _sums(t: Tensor, given: Given) -> bool:
