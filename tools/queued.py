@@ -8,6 +8,7 @@ The plan names parts, the most important one first:
     [parts.tiny-semi]
     experiment = "semi"             # a name of `dualcba list experiments`
     dataset = "tiny-imagenet"       # and `column`, `rows`, `seeds`, `first_seed`: as in `reproduce`
+    adaptors = ["", "dual-cba"]     # only methods with these; "" is a method without one
     seeds = 1
 
 Each part has a folder of runs below OUT, for `tools.collect`; runs that leave a class-agnostic part
@@ -43,7 +44,7 @@ from dualcba.io import only_process
 from tools.collected import read
 
 DONORS = "donors"
-KEYS = ("experiment", "dataset", "column", "rows", "seeds", "first_seed", "scale")
+KEYS = ("experiment", "dataset", "column", "rows", "adaptors", "seeds", "first_seed", "scale")
 PAUSE = 1.0
 """Seconds between two looks for something that can begin."""
 
@@ -96,7 +97,13 @@ def wanted(given: dict[str, Any], there: Index) -> list[Wanted]:
         named(given["experiment"]), given.get("dataset"), scale, given.get("column"), rows
     )
     first = given.get("first_seed", 0)
-    entries = [e for experiment in chosen for e in experiment.entries]
+    adaptors = given.get("adaptors")
+    entries = [
+        e
+        for experiment in chosen
+        for e in experiment.entries
+        if adaptors is None or (e.spec.adaptor or "") in adaptors
+    ]
     served = [{r.seed for r in there.serving(e)} for e in entries]
     return merged(
         Wanted(replace(e.spec, seed=seed), e.donor, e.scale)

@@ -49,6 +49,14 @@ def test_the_order_is_that_of_the_plan_and_donors_come_first(plan: list[queued.P
     assert {p.wanted.donor for p in plan if p.part == "a"} == {"cifar100"}
 
 
+def test_a_part_may_have_some_adaptors_alone(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    part = '[parts.a]\nexperiment = "frontier"\nrows = ["ER"]\ncolumn = "M = 5000"\n'
+    path.write_text(f'{part}adaptors = ["", "dual-cba"]')
+    plan = queued.read_plan(path)
+    assert {p.wanted.spec.method for p in plan} == {"er", "er-dual-cba"}
+
+
 def test_runs_are_complete_once_and_shared(
     plan: list[queued.Planned], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
