@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import os
 import queue
@@ -315,6 +316,25 @@ def test_a_deferred_signal_wakes_a_loop_that_waits() -> None:
         work()
     timer.cancel()
     assert time.monotonic() - started < 4
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="nothing is blocked on Windows")
+def test_a_deferred_signal_arrives_where_signals_are_blocked() -> None:
+    """Workers of Ray have SIGINT blocked, and are cancelled by a call of its handler."""
+
+    def work() -> None:
+        with interrupts:
+            interrupts.defer()
+            _thread.interrupt_main()
+        for _ in range(400):
+            time.sleep(0.01)  # a blocked signal does not wake it
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="loops have no signal handlers on Windows")

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 from dualcba.experiments.processes import ENDING, in_main_thread
+from dualcba.training.interrupts import send_to_main_thread
 
 PATIENCE = 3.0
 """Seconds until a signal takes effect even if the step is not complete."""
@@ -66,7 +67,7 @@ class Stop:
         if self.requested:
             self._before[number](number, frame)
         self._number = number
-        self._timer = threading.Timer(PATIENCE, _send_to_main_thread, [number])
+        self._timer = threading.Timer(PATIENCE, send_to_main_thread, [number])
         self._timer.daemon = True
         self._timer.start()
 
@@ -75,15 +76,6 @@ class Stop:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._number, self._before = None, {}
-
-
-def _send_to_main_thread(number: int) -> None:
-    """Send a signal to the main thread, which may wait for something."""
-    main = threading.main_thread().ident
-    if hasattr(signal, "pthread_kill") and main is not None:
-        signal.pthread_kill(main, number)
-    else:  # on Windows
-        signal.raise_signal(number)
 
 
 stop = Stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import threading
 from importlib import import_module
@@ -56,19 +57,26 @@ class Interrupts:
         while self._before:
             _functions.signal(*self._before.pop())
         while self._pending:
-            threading.Timer(DELAY, _send, [self._pending.pop()]).start()
+            threading.Timer(DELAY, send_to_main_thread, [self._pending.pop()]).start()
 
     def _wait(self, number: int, frame: FrameType | None) -> None:
         if number not in self._pending:
             self._pending.append(number)
 
 
-def _send(number: int) -> None:
-    """Send a signal to the main thread; one to another thread would not wake it."""
-    if hasattr(signal, "pthread_kill") and _main.ident is not None:
-        signal.pthread_kill(_main.ident, number)
-    else:  # Windows
+def send_to_main_thread(number: int) -> None:
+    """Send a signal to the main thread; one to another thread would not wake it.
+
+    A blocked signal would never arrive, and workers of Ray have SIGINT blocked: they are cancelled
+    by a call of the handler. So here its handler is called, too. Threads inherit what is blocked
+    from the thread that starts them, which is the main one.
+    """
+    if not hasattr(signal, "pthread_kill") or _main.ident is None:  # Windows
         signal.raise_signal(number)
+    elif number in signal.pthread_sigmask(signal.SIG_BLOCK, []):
+        _thread.interrupt_main(signal.Signals(number))
+    else:
+        signal.pthread_kill(_main.ident, number)
 
 
 interrupts = Interrupts()
