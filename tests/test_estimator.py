@@ -197,6 +197,23 @@ def test_float_vectors_are_standardised_unless_told_otherwise() -> None:
         assert "inputs.mean" not in state(classifier)
 
 
+def test_a_recipe_and_the_rate_of_its_optimiser() -> None:
+    x, y = stream()[0]
+    given = {k: v for k, v in SMALL.items() if k != "lr"}
+    short = DualCBAClassifier(**given, method="best").fit(x, y)
+    options = {"protocol": "p10", "method_options": {"share": 0.5}, "readout": "debiased"}
+    options |= {"ibn_augment": False, "augmentation": "partial"}
+    written = DualCBAClassifier(**given, method="er+mkd", learner_options=options)
+    same = short.predict_proba(x), written.fit(x, y).predict_proba(x)
+    assert np.array_equal(*same)
+    other = DualCBAClassifier(**given, method="best", lr=0.0005).fit(x, y)
+    assert np.array_equal(same[0], other.predict_proba(x))
+    again = pickle.loads(pickle.dumps(short))
+    assert np.array_equal(again.predict_proba(x), same[0])
+    plain = DualCBAClassifier(**given, method="best", learner_options={"readout": "head"})
+    assert not np.array_equal(plain.fit(x, y).predict_proba(x), same[0])
+
+
 @pytest.mark.gpu
 def test_a_pickle_from_a_gpu_can_be_read_anywhere() -> None:
     x, y = stream()[0]

@@ -159,6 +159,18 @@ def test_a_pipeline_with_words() -> None:
     assert (model.predict_one({"colour": "red"}), model.predict_one({"colour": "blue"})) == (1, 2)
 
 
+def test_a_recipe() -> None:
+    short = RiverClassifier("best", buffer=20, seed=0)
+    options = {"protocol": "p10", "method_options": {"share": 0.5}, "readout": "debiased"}
+    options |= {"ibn_augment": False, "augmentation": "partial"}
+    written = RiverClassifier("er+mkd", buffer=20, seed=0, learner_options=options)
+    for x, y in samples(30):
+        short.learn_one(x, y)
+        written.learn_one(x, y)
+    assert short.predict_proba_one(x) == written.predict_proba_one(x)
+    assert pickle.loads(pickle.dumps(short)).predict_proba_one(x) == short.predict_proba_one(x)
+
+
 def test_other_options_and_mistakes() -> None:
     model = RiverClassifier(**SMALL, learner_options={"standardise": False, "max_classes": 2})
     for x, y in samples(10):
@@ -171,6 +183,9 @@ def test_other_options_and_mistakes() -> None:
     assert model.learner.classes_ == ["u", "v"] or model.learner.classes_ == ["v", "u"]
     with pytest.raises(ValueError, match="method"):
         RiverClassifier(method="other").learn_one({"a": 1}, 0)
+    given = RiverClassifier(learner_options={"buffer": 5})
+    with pytest.raises(ValueError, match="a name in learner_options is 'buffer', expected"):
+        given.learn_one({"a": 1}, 0)
     assert next(iter(datasets.Phishing()))[1] in (True, False)
 
 

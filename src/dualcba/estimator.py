@@ -21,12 +21,14 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
+from dualcba.data.augmentation import is_colour
 from dualcba.data.dataset import plain_tensor
 from dualcba.engine.threads import threads_for
 from dualcba.errors import at_least, expected, reason, unknown
 from dualcba.learner import Learner
 from dualcba.methods import Method
 from dualcba.nets import make_network
+from dualcba.options import with_recipe
 from dualcba.randomness import first_weights
 from dualcba.serving import Snapshot, export_model
 from dualcba.tasks.labels import as_array, as_list, labels_to_json
@@ -63,7 +65,8 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         module is copied and not modified. If classes are not announced, it may have any number of
         outputs, of which there are more when classes arrive.
     method, buffer, batch_size, lr
-        As for `Learner`. A `Method` object is copied.
+        As for `Learner`; without `lr` that of the optimiser, 0.03 by default. A `Method` object is
+        copied.
     learner_options
         Other keyword arguments of `Learner`, except `seed`, `dtype` and `boundaries`, which the
         classifier sets itself.
@@ -96,7 +99,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         method: str | Method = "er-balanced-cba",
         buffer: int = 200,
         batch_size: int = 10,
-        lr: float = 0.03,
+        lr: float | None = None,
         learner_options: Mapping[str, Any] | None = None,
         epochs: int = 10,
         random_state: Any = None,
@@ -277,13 +280,16 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return the keyword arguments of the learner."""
         fixed: dict[str, Any] = {
             "method": self.method, "buffer": self.buffer, "batch_size": self.batch_size,
-            "lr": self.lr, "seed": self.seed_, "dtype": dtype, "boundaries": "inferred",
+            "seed": self.seed_, "dtype": dtype, "boundaries": "inferred",
         }  # fmt: skip
+        if self.lr is not None:
+            fixed["lr"] = self.lr
         options = {} if self.learner_options is None else self.learner_options
         if not isinstance(options, Mapping):
             raise ValueError(expected("learner_options", options, "a mapping of names to values"))
         parameters = inspect.signature(Learner).parameters.values()
-        free = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.name not in fixed]
+        own = {*fixed, "lr"}
+        free = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.name not in own]
         for name in options:
             if name in {p.name for p in parameters}.difference(free):
                 wanted = "an option that the classifier does not set itself"
@@ -291,8 +297,9 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if name not in free:
                 raise ValueError(unknown("learner option", name, free))
         vectors = len(shape) == 1 and dtype == torch.float32 and "transform" not in options
-        own = {"seen_only": True, "standardise": vectors}
-        return {**unannounced_options(self.method), **own, **fixed, **options}
+        given = with_recipe({**fixed, **options}, colour=is_colour(shape, dtype))
+        usual = {"seen_only": True, "standardise": vectors, **unannounced_options(given["method"])}
+        return {**usual, **given}
 
     def _make_learner(self, classes: Array | None) -> Learner:
         """Make a learner from `_recipe`, which later changes of parameters do not affect.

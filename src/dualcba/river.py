@@ -18,6 +18,7 @@ from dualcba.engine.threads import threads_for
 from dualcba.errors import expected
 from dualcba.learner import Learner
 from dualcba.nets import make_network
+from dualcba.options import with_recipe
 from dualcba.randomness import first_weights
 from dualcba.tasks.labels import python_object
 from dualcba.training.growth import widened
@@ -48,7 +49,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
     Parameters
     ----------
     method, buffer, lr
-        As for `Learner`.
+        As for `Learner`; without `lr` that of the optimiser, 0.03 by default.
     batch_size
         Samples per step. A step also has as many samples of the memory, at least 10.
     learner_options
@@ -67,7 +68,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         method: str = "er-balanced-cba",
         buffer: int = 200,
         batch_size: int = 1,
-        lr: float = 0.03,
+        lr: float | None = None,
         learner_options: Mapping[str, Any] | None = None,
         seed: int | None = None,
     ) -> None:
@@ -134,14 +135,24 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
             self._seed = int(np.random.default_rng().integers(2**31))
         with first_weights(self._seed):
             network = make_network("mlp", (inputs,), FIRST_OUTPUTS)
-        draw = max(10, self.batch_size)
-        own = {"standardise": True, "memory_batch": draw, **unannounced_options(self.method)}
-        self._readout = own["readout"] = self._readout or own["readout"]
-        options: dict[str, Any] = {**own, **(self.learner_options or {})}
-        return Learner(
-            network, (inputs,), method=self.method, buffer=self.buffer, lr=self.lr,
-            batch_size=self.batch_size, seed=self._seed, dtype=torch.float32, **options,
-        )  # fmt: skip
+        fixed: dict[str, Any] = {
+            "method": self.method, "buffer": self.buffer, "batch_size": self.batch_size,
+            "seed": self._seed, "dtype": torch.float32,
+        }  # fmt: skip
+        own = {"memory_batch": max(10, self.batch_size), "standardise": True}
+        options = dict(self.learner_options or {})
+        for name in options:
+            if name in {*fixed, "lr"}:
+                wanted = "an option that the classifier does not set itself"
+                raise ValueError(expected("a name in learner_options", name, wanted))
+        if self.lr is not None:
+            fixed["lr"] = self.lr
+        given = with_recipe({**own, **fixed, **options}, colour=False)
+        options = {**unannounced_options(given["method"]), **given}
+        if "readout" not in given:
+            options["readout"] = self._readout or options["readout"]
+        self._readout = options["readout"]
+        return Learner(network, (inputs,), **options)
 
     # ------------------------------------------------------------------ prediction
 

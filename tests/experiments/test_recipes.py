@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dualcba.experiments import Spec, make_specs
-from dualcba.experiments.recipes import RECIPES
 from dualcba.methods import method_names
+from dualcba.options import RECIPES
 
 
 def test_best_is_a_method_under_a_protocol() -> None:
@@ -30,6 +30,13 @@ def test_options_of_the_recipe_can_be_given_otherwise() -> None:
     assert spec.method_options == {"alpha": 0.02, "share": 0.5}
     assert Spec(method="best", readout="head").readout == "head"
     assert Spec(method="best").method_options == {"share": 0.5}
+
+
+@pytest.mark.parametrize("dataset", ["digits", "mnist", "fashion-mnist"])
+def test_grey_images_have_options_that_they_can_have(dataset: str) -> None:
+    spec = Spec(method="best", dataset=dataset)
+    assert (spec.augmentation, spec.test_flip, spec.readout) == ("partial", False, "debiased")
+    assert Spec(method="best", dataset=dataset, test_flip=True).test_flip
 
 
 def test_it_needs_no_task_boundaries() -> None:

@@ -89,10 +89,10 @@ def killed_at_the_fifth_save(moment: str) -> None:
     """Let this process save two steps, then none, and kill itself before, in or after a save."""
     save, count = session.save_model, iter(range(1, 100))
 
-    def dying(folder: Path, recipe: Any, learner: Any, ledger: Any) -> None:
+    def dying(folder: Path, spec: Any, learner: Any, ledger: Any) -> None:
         number = next(count)
         if number < 3 or (number == 5 and moment == "after"):
-            save(folder, recipe, learner, ledger)
+            save(folder, spec, learner, ledger)
         elif number == 5 and moment == "within":
             ledger.write(folder / SEEN)
         if number == 5:
@@ -120,7 +120,7 @@ def test_a_killed_run_goes_on_to_the_same_model(
     one, other = (read_model(folder) for folder in (tmp_path / "whole", model))
     assert learnt(tmp_path / "whole") == learnt(model)
     assert one.seen == other.seen  # the answers before learning, too
-    assert one.recipe == other.recipe
+    assert one.spec == other.spec
     assert one.state["meta"] == other.state["meta"]
     for name, tensor in one.state["tensors"].items():
         assert torch.equal(tensor, other.state["tensors"][name]), name

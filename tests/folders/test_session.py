@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dualcba.folders.model import MODEL, Recipe, read_model
+from dualcba.folders.model import MODEL, ModelSpec, read_model
 from dualcba.folders.session import Session, check_folder, check_options_of
 from dualcba.folders.summary import write_report
 from dualcba.options import LearnCommand
@@ -182,8 +182,8 @@ def test_images_of_any_size_and_mode_are_fitted(run: Run) -> None:
     for k, (size, mode) in enumerate([((8, 8), "L"), ((8, 8), "1"), ((30, 9), "L")]):
         run.put(f"a/{k}.png", k, size, mode)
     session = run()
-    assert session.recipe is not None
-    assert session.recipe.shape == (1, 8, 8)
+    assert session.spec is not None
+    assert session.spec.shape == (1, 8, 8)
     run.put("b/colour.png", 7, (50, 40), "RGB")
     run.put("b/alpha.png", 8, (50, 40), "RGBA")
     assert run().learnt == 2
@@ -206,8 +206,8 @@ def test_size_and_colour_can_be_given(run: Run) -> None:
     run.put("a/1.png", 1, (200, 100))
     run.put("a/2.png", 2, (200, 100))
     session = run(size=12, colour="rgb")
-    assert session.recipe is not None
-    assert session.recipe.shape == (3, 12, 12)
+    assert session.spec is not None
+    assert session.spec.shape == (3, 12, 12)
 
 
 def test_large_images_are_made_small_by_default(run: Run) -> None:
@@ -215,9 +215,9 @@ def test_large_images_are_made_small_by_default(run: Run) -> None:
     run.put("a/2.png", 2, (200, 20), "RGB")
     run.put("a/3.png", 2, (200, 20), "RGB")
     session = run()
-    assert session.recipe is not None
-    assert session.recipe.shape == (3, 20, 32)
-    assert session.recipe.network == "mlp"  # on a CPU
+    assert session.spec is not None
+    assert session.spec.shape == (3, 20, 32)
+    assert session.spec.network == "mlp"  # on a CPU
 
 
 def test_a_folder_without_an_image_makes_no_model(run: Run) -> None:
@@ -225,7 +225,7 @@ def test_a_folder_without_an_image_makes_no_model(run: Run) -> None:
     (run.root / "a" / "b.png").write_text("text")
     (run.root / "loose.png").write_text("text")
     session = run()
-    assert session.recipe is None
+    assert session.spec is None
     assert not (run.model / MODEL).exists()
     assert [line for line in run.lines if "have no class" in line]
 
@@ -271,6 +271,34 @@ def test_a_model_keeps_its_options(run: Run, given: dict[str, Any], message: str
     run()
     with pytest.raises(ValueError, match=message):
         run(**given)
+
+
+@pytest.mark.parametrize(
+    ("flip", "mode", "augmentation"),
+    [(False, "RGB", "partial"), (True, "RGB", "full"), (True, "L", "partial")],
+)
+def test_a_recipe_flips_images_only_if_that_is_allowed(
+    run: Run, flip: bool, mode: str, augmentation: str
+) -> None:
+    for k in range(12):
+        run.put(f"{'ab'[k % 2]}/{k}.png", k, mode=mode)
+    session = run(method="best", flip=flip)
+    assert session.spec is not None
+    assert session.spec.method == "best"
+    options = session.spec.options
+    found = options["method"], options.get("augmentation", "full")  # that of the protocol
+    assert found == ("er+mkd", augmentation)
+    assert options["test_flip"] is (flip and mode == "RGB")
+    assert (session.spec.memory_batch, session.spec.lr) == (None, None)
+    assert session.learner is not None
+    shape = (2, *session.spec.shape)
+    images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    loaded = read_model(run.model).load("cpu").predict_proba(images)
+    assert np.array_equal(session.learner.predict_proba(images), loaded)
+    with pytest.raises(ValueError, match="method is 'er', expected 'best', that of the model"):
+        run(method="er")
+    run.put("c/1.png", 99, mode=mode)
+    assert run(method="best").learnt == 1
 
 
 def test_a_model_belongs_to_its_folder_which_may_be_moved(run: Run, tmp_path: Path) -> None:
@@ -344,5 +372,5 @@ def test_a_model_of_an_earlier_version_keeps_its_read_out() -> None:
         "flip": False, "network": "mlp", "method": "er", "method_options": {}, "buffer": 10,
         "batch_size": 4, "memory_batch": 4, "lr": 0.1, "seed": 0, "imports": {},
     }  # fmt: skip
-    assert Recipe.from_dict(given).make_learner("cpu")._predictor.readout == "head"
-    assert Recipe.from_dict(given | {"readout": "both"}).readout == "both"
+    assert ModelSpec.from_dict(given).make_learner("cpu")._predictor.readout == "head"
+    assert ModelSpec.from_dict(given | {"readout": "both"}).readout == "both"

@@ -100,9 +100,9 @@ def _loop(session: Session, display: Display) -> None:
 
 
 def _going_on(session: Session) -> str:
-    assert session.recipe is not None
+    assert session.spec is not None
     known = f"{_number(_all(session))} images of {_classes(session)}"
-    return f"going on with {session.model}: {known}, {session.recipe.text}"
+    return f"going on with {session.model}: {known}, {session.spec.text}"
 
 
 def _end(session: Session, options: LearnCommand) -> None:
@@ -236,7 +236,7 @@ def ask_command(
     """Print the most likely classes of images; those that cannot be read are named at the end."""
     import_methods(imports)
     stored = read_model(user_path(model))
-    found, failed = _read_images(images, stored.recipe.shape)
+    found, failed = _read_images(images, stored.spec.shape)
     if len(images) == 1 and failed:
         fail(failed[0], 2)
     answers = _answers(stored, list(found.values()), top) if found else []
@@ -279,7 +279,7 @@ Answers = list[tuple[str, float]]
 
 def _answers(stored: Stored, images: Sequence[Any], top: int) -> list[Answers]:
     learner = stored.load("cpu")
-    with threads_for(small=stored.recipe.network == "mlp"):
+    with threads_for(small=stored.spec.network == "mlp"):
         found = learner.predict_proba(np.stack(images))
     top = min(top, len(learner.classes_))
     likely = found.topk(top, dim=1)

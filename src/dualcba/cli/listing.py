@@ -14,8 +14,8 @@ def names(what: str) -> dict[str, str]:
 
 
 def _methods() -> dict[str, str]:
-    from dualcba.experiments.recipes import RECIPES
     from dualcba.methods import method_names
+    from dualcba.options import RECIPES
     from dualcba.report.names import method_title
 
     titles = {name: method_title(name) for name in method_names()}

@@ -42,9 +42,14 @@ def choose_augmentation(
     return RandAugmentTransform(ResizedCrop(base, CROP_AREA), RandAugment(2, 10, cutout=True))
 
 
+def is_colour(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Whether samples of this shape and dtype are colour images, which `full` is for."""
+    return len(shape) == 3 and shape[0] == 3 and dtype == torch.uint8
+
+
 def _check_samples(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     images = len(shape) == 3 and dtype == torch.uint8
-    if not images or (name == "full" and shape[0] != 3):
+    if not images or (name == "full" and not is_colour(shape, dtype)):
         given = f"{name!r} for {dtype} samples of shape {shape}"
         others = "'none', 'partial' or 'strong'" if images else "'none' or 'partial'"
         channels = "3" if name == "full" else "channels"

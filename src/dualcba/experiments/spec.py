@@ -12,7 +12,6 @@ from typing import Any
 
 from dualcba.data import DATASETS
 from dualcba.errors import at_least, expected, unknown
-from dualcba.experiments.recipes import RECIPES, follow_recipe, recipe_method
 from dualcba.experiments.settings import OFFLINE_EPOCHS, parse_settings
 from dualcba.io import user_path
 from dualcba.methods import METHODS, Method, check_options, option_names, parse_method
@@ -28,9 +27,11 @@ from dualcba.options import (
     check_while_empty,
     definitions,
     fill,
+    follow_recipe,
     head_defaults,
     kind_defaults,
     protocol_defaults,
+    recipe_method,
 )
 from dualcba.parsing import parse_toml
 
@@ -53,6 +54,9 @@ UNUSED_WITH: dict[str, tuple[str, ...]] = {
     "alone": ("unlabelled_samples", "pseudo_labels"),
 }
 """The options of them that have no effect, by `labelled_batches`."""
+
+GREY = ("digits", "mnist", "fashion-mnist")
+"""The named datasets without colour images."""
 
 OFFLINE_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     ("cifar100", base): {"adaptor_lr": 0.0001} for base in ("derpp", "clser", "rar")
@@ -82,7 +86,7 @@ class Spec(RunOptions):
 
     def __post_init__(self) -> None:
         check_imported(self.imports)
-        follow_recipe(self)
+        follow_recipe(self, colour=self.dataset not in (None, *GREY))  # None: the digits
         epochs_given = self.epochs is not None
         for name in ("method", "dataset", "setting"):  # others depend on them
             own = definitions(Spec)[name]
@@ -121,7 +125,7 @@ class Spec(RunOptions):
     @property
     def adaptor(self) -> str | None:
         """The kind of bias adaptor that the method's name ends with, if any."""
-        return parse_method(self.method, also=RECIPES)[1]
+        return parse_method(self.method)[1]
 
     @property
     def num_tasks(self) -> int:
@@ -323,7 +327,7 @@ def _method_list(given: Any) -> list[str]:
 
 def _fitting(given: Mapping[str, Any], method: str, methods: list[str]) -> dict[str, Any]:
     """Leave out options that only another of the methods has, of adaptors and of methods."""
-    kinds = {parse_method(recipe_method(m), also=RECIPES)[1] for m in methods}
+    kinds = {parse_method(recipe_method(m))[1] for m in methods}
     own = parse_method(recipe_method(method))[1]
 
     def fits(name: str) -> bool:

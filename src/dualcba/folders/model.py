@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ LearnerState = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ModelSpec:
     """What a learner is made from; it stays the same as long as the model exists."""
 
     folder: str
@@ -48,8 +48,8 @@ class Recipe:
     method_options: dict[str, Any]
     buffer: int
     batch_size: int
-    memory_batch: int
-    lr: float
+    memory_batch: int | None
+    lr: float | None
     seed: int
     imports: dict[str, str]
     """Files that register the method, with their SHA-256; see `dualcba.methods.files`."""
@@ -57,9 +57,13 @@ class Recipe:
     readout: Readout = "head"
     """That of models of earlier versions, unless it is given."""
 
+    options: dict[str, Any] = field(default_factory=dict)
+    """The options for which the method's name stands, if it is that of a recipe, with the method
+    itself; `memory_batch` and `lr` are None then, unless they were given."""
+
     @property
     def text(self) -> str:
-        """The recipe in a few words."""
+        """What it says, in a few words."""
         channels, height, width = self.shape
         shape = f"{height}×{width} {'grey' if channels == 1 else 'RGB'}"
         return f"{self.method}, {self.network}, {shape}, memory of {self.buffer}"
@@ -71,17 +75,21 @@ class Recipe:
             network = make_network(self.network, self.shape, FIRST_OUTPUTS)
         transform = Transform(self.mean, self.std, pad=self.pad, flip=self.flip)
         return Learner(
-            network, self.shape, None, method=self.method, method_options=self.method_options,
-            buffer=self.buffer, batch_size=self.batch_size, memory_batch=self.memory_batch,
-            lr=self.lr, seed=self.seed, transform=transform, on_outlier="skip",
-            device=device, **unannounced_options(self.method) | {"readout": self.readout},
+            network, self.shape, None, buffer=self.buffer, batch_size=self.batch_size,
+            memory_batch=self.memory_batch, seed=self.seed, transform=transform,
+            on_outlier="skip", device=device, **self._training_options(),
         )  # fmt: skip
 
+    def _training_options(self) -> dict[str, Any]:
+        named = {"method": self.method, "method_options": self.method_options} | self.options
+        rate = {} if self.lr is None else {"lr": self.lr}
+        return {**unannounced_options(named["method"]), "readout": self.readout, **named, **rate}
+
     @classmethod
-    def from_dict(cls, given: Any) -> Recipe:
+    def from_dict(cls, given: Any) -> ModelSpec:
         """Read what `dataclasses.asdict` returned."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        given = {"readout": "head", **given} if isinstance(given, dict) else given
+        names = [f.name for f in dataclasses.fields(cls)]
+        given = {"readout": "head", "options": {}, **given} if isinstance(given, dict) else given
         if not isinstance(given, dict) or sorted(given) != sorted(names):
             raise ValueError(expected("recipe", given, f"the fields {', '.join(names)}"))
         lists = {name: tuple(given[name]) for name in ("shape", "mean", "std")}
@@ -92,25 +100,25 @@ class Recipe:
 class Stored:
     """A model as it is on the disk."""
 
-    recipe: Recipe
+    spec: ModelSpec
     state: LearnerState
     seen: Saved
     saved_at: float
 
     def load(self, device: str) -> Learner:
         """Return the learner."""
-        learner = self.recipe.make_learner(device)
+        learner = self.spec.make_learner(device)
         learner.load_state_dict(self.state)
         return learner
 
 
-def save_model(folder: Path, recipe: Recipe, learner: Learner, ledger: Ledger) -> None:
+def save_model(folder: Path, spec: ModelSpec, learner: Learner, ledger: Ledger) -> None:
     """Write a model; if this process ends before it is complete, the one before is still there."""
     seen = ledger.write(folder / SEEN)
     state = with_estimate(learner.state_dict())
     meta = {
         "schema": SCHEMA,
-        "recipe": dataclasses.asdict(recipe),
+        "recipe": dataclasses.asdict(spec),
         "seen": dataclasses.asdict(seen),
         "saved_at": time.time(),
         "learner": state["meta"],
@@ -131,8 +139,8 @@ def read_model(folder: Path) -> Stored:
     if meta.get("schema") != SCHEMA:
         raise ValueError(f"{path} has the schema {meta.get('schema')!r}, expected {SCHEMA}")
     try:
-        recipe, seen = Recipe.from_dict(meta["recipe"]), Saved(**meta["seen"])
+        spec, seen = ModelSpec.from_dict(meta["recipe"]), Saved(**meta["seen"])
         learner = split_estimate({"tensors": state["tensors"], "meta": meta["learner"]})
-        return Stored(recipe, learner, seen, float(meta["saved_at"]))
+        return Stored(spec, learner, seen, float(meta["saved_at"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as a saved model: {error}") from error

@@ -21,7 +21,7 @@ from dualcba.errors import expected
 from dualcba.estimator import even_batches
 from dualcba.experiments.fitting_network import network_for
 from dualcba.folders.ledger import BROKEN, KNOWN, LEARNT, OTHER, Entry, Ledger
-from dualcba.folders.model import MODEL, SEEN, Recipe, read_model, save_model
+from dualcba.folders.model import MODEL, SEEN, ModelSpec, read_model, save_model
 from dualcba.folders.reading import (
     ChangedError,
     Content,
@@ -35,7 +35,7 @@ from dualcba.folders.watching import File, Look, Watcher
 from dualcba.learner import Learner
 from dualcba.methods import check_options, parse_method
 from dualcba.methods.files import imported_for
-from dualcba.options import LearnCommand
+from dualcba.options import RECIPES, LearnCommand, recipe_method, with_recipe
 from dualcba.training.unannounced import unannounced_options
 
 FIRST = 100
@@ -54,6 +54,9 @@ FIXED = ("method", "method_options", "network", "buffer", "batch_size", "memory_
          "flip", "seed")  # fmt: skip
 """Options that a model keeps."""
 
+UNLESS_RECIPE = {"memory_batch": 32, "lr": 0.03}
+"""Options of the learner, unless they are given or the method is a recipe, which has its own."""
+
 Say = Callable[[str], None]
 
 
@@ -70,7 +73,7 @@ class Session:
     say: Say
     """Prints one line."""
 
-    recipe: Recipe | None = None
+    spec: ModelSpec | None = None
     learner: Learner | None = None
     ledger: Ledger = field(default_factory=Ledger)
     waiting: deque[File] = field(default_factory=deque)
@@ -100,8 +103,8 @@ class Session:
         if not (self.model / MODEL).exists():
             return False
         stored = read_model(self.model)
-        check_same(stored.recipe, self.given, self.model)
-        self.recipe = _moved(stored.recipe, self.root, self.model)
+        check_same(stored.spec, self.given, self.model)
+        self.spec = _moved(stored.spec, self.root, self.model)
         self.learner = stored.load(self.options.device)
         self.ledger = Ledger.read(self.model / SEEN, stored.seen)
         return True
@@ -126,8 +129,8 @@ class Session:
 
     def save(self) -> None:
         """Write the model if there is something new, unless a step was interrupted."""
-        if self.recipe and self.learner and self.ledger.unsaved and not self._in_step:
-            save_model(self.model, self.recipe, self.learner, self.ledger)
+        if self.spec and self.learner and self.ledger.unsaved and not self._in_step:
+            save_model(self.model, self.spec, self.learner, self.ledger)
         self._saved_at = time.monotonic()
 
     @property
@@ -161,10 +164,10 @@ class Session:
             self._look_seconds = self._looked_at - now
             self._remark_on_look()
         unsettled = self.options.once and self._look.unsettled  # all of them decide on the model
-        if self.waiting and self.recipe is None and not unsettled:
+        if self.waiting and self.spec is None and not unsettled:
             self._begin()
         for _ in range(AT_ONCE):
-            if self.recipe and self.waiting and len(self.ready) < 2 * self.recipe.batch_size:
+            if self.spec and self.waiting and len(self.ready) < 2 * self.spec.batch_size:
                 self._read(self.waiting.popleft())
 
     def _remark_on_look(self) -> None:
@@ -181,11 +184,11 @@ class Session:
         if self.ledger.knows(content.sha256, file.label):
             self.ledger.add(Entry(file, KNOWN, content.sha256))
             return
-        assert self.recipe is not None
-        image = self._decoded(content, self.recipe.shape)
+        assert self.spec is not None
+        image = self._decoded(content, self.spec.shape)
         if image is None:
             return
-        if self.recipe.shape[0] == 1 and not self._said_colour:
+        if self.spec.shape[0] == 1 and not self._said_colour:
             self._remark_on_colour(content)
         self.ready.append(Sample(file, content.sha256, image, time.monotonic()))
 
@@ -233,9 +236,9 @@ class Session:
         images = [self._decoded(content, shape) for content in contents]
         whole = [image for image in images if image is not None]
         if shape is not None and whole:
-            self.recipe = make_recipe(self.options, self.root, shape, np.stack(whole))
-            self.learner = self.recipe.make_learner(self.options.device)
-            self.say(f"learning {self.root} into {self.model}: {self.recipe.text}")
+            self.spec = make_spec(self.options, self.root, shape, np.stack(whole))
+            self.learner = self.spec.make_learner(self.options.device)
+            self.say(f"learning {self.root} into {self.model}: {self.spec.text}")
         self.waiting = deque(f for f in self.waiting if self.ledger.marks.get(f.path) != f.mark)
 
     def _batch(self) -> list[Sample]:
@@ -244,9 +247,9 @@ class Session:
         While there are two batches, it is one of them. Else, after a while, it is what is there in
         parts of even size, so that no batch is needlessly small.
         """
-        if self.recipe is None or not self.ready:
+        if self.spec is None or not self.ready:
             return []
-        size = self.recipe.batch_size
+        size = self.spec.batch_size
         if len(self.ready) >= 2 * size:
             return [self.ready.popleft() for _ in range(size)]
         complete = self.options.once and not self._look.unsettled
@@ -263,7 +266,7 @@ class Session:
         x, labels = np.stack([s.image for s in batch]), [s.file.label for s in batch]
         new = [label for label in dict.fromkeys(labels) if label not in learner.classes_]
         self._in_step = True
-        with threads_for(small=self.recipe is not None and self.recipe.network == "mlp"):
+        with threads_for(small=self.spec is not None and self.spec.network == "mlp"):
             said = learner.predict(x).tolist() if learner.classes_ else [None] * len(batch)
             learner.observe(x, labels)
         for sample, answer in zip(batch, said, strict=True):
@@ -287,26 +290,40 @@ def named(path: str) -> str:
 # ---------------------------------------------------------------------- options of a model
 
 
-def make_recipe(options: LearnCommand, root: Path, shape: ImageShape, images: ByteArray) -> Recipe:
-    """Return the recipe of a new model for images like these, which have its shape."""
+def make_spec(options: LearnCommand, root: Path, shape: ImageShape, images: ByteArray) -> ModelSpec:
+    """Return the spec of a new model for images like these, which have its shape."""
     mean, std = channel_mean_and_std(images)
     device = resolve_device(options.device)
     network = options.network or network_for(shape, GROWING, device)[0]
-    return Recipe(
+    fixed = {name: getattr(options, name) for name in FIXED if name != "network"}
+    method, of_recipe = recipe_method(options.method), _recipe_options(options, shape)
+    if not of_recipe:
+        fixed |= {name: value for name, value in UNLESS_RECIPE.items() if fixed[name] is None}
+    return ModelSpec(
         folder=str(root.absolute()), shape=shape, mean=tuple(mean), std=tuple(std),
         pad=0 if network == "mlp" else min(4, min(shape[1:]) // 8), network=network,
-        imports=imported_for(parse_method(options.method)[0]),
-        readout=unannounced_options(options.method)["readout"],
-        **{name: getattr(options, name) for name in FIXED if name != "network"},
+        imports=imported_for(parse_method(method)[0]),
+        readout=unannounced_options(method)["readout"], options=of_recipe, **fixed,
     )  # fmt: skip
 
 
-def check_same(recipe: Recipe, given: Mapping[str, Any], model: Path) -> None:
+def _recipe_options(options: LearnCommand, shape: ImageShape) -> dict[str, Any]:
+    """Return the options for which the method's name stands, if it is that of a recipe.
+
+    A recipe augments colour images by an augmentation that flips them, which must be allowed.
+    """
+    if options.method not in RECIPES:
+        return {}
+    named = {"method": options.method, "method_options": options.method_options}
+    return with_recipe(named, colour=shape[0] == 3 and options.flip)
+
+
+def check_same(spec: ModelSpec, given: Mapping[str, Any], model: Path) -> None:
     """Raise if an option was given that differs from that of the model."""
-    height, width = recipe.shape[1:]
-    own: dict[str, Any] = {name: getattr(recipe, name) for name in FIXED}
+    height, width = spec.shape[1:]
+    own: dict[str, Any] = {name: getattr(spec, name) for name in FIXED}
     own |= {"size": height if height == width else [height, width]}
-    own |= {"colour": "grey" if recipe.shape[0] == 1 else "rgb"}
+    own |= {"colour": "grey" if spec.shape[0] == 1 else "rgb"}
     for name, value in given.items():
         if name in own and value not in (own[name], "auto"):
             wanted = f"{own[name]!r}, that of the model in {model}, or another --model"
@@ -316,8 +333,9 @@ def check_same(recipe: Recipe, given: Mapping[str, Any], model: Path) -> None:
 def check_options_of(options: LearnCommand) -> None:
     """Raise if the method or the device cannot be used; there may be no image yet."""
     resolve_device(options.device)
-    method = parse_method(options.method)[0]
-    check_options(options.method, options.method_options)
+    name = recipe_method(options.method)
+    method = parse_method(name)[0]
+    check_options(name, options.method_options)
     if method.needs_boundaries:
         wanted = "a method that needs no task boundaries: a folder has none"
         raise ValueError(expected("method", options.method, wanted))
@@ -335,12 +353,12 @@ def check_folder(root: Path, model: Path) -> None:
             raise ValueError(expected("model", str(model), wanted))
 
 
-def _moved(recipe: Recipe, root: Path, model: Path) -> Recipe:
-    """Return the recipe with the folder as it is called now; raise if it is another one."""
+def _moved(spec: ModelSpec, root: Path, model: Path) -> ModelSpec:
+    """Return the spec with the folder as it is called now; raise if it is another one."""
     now = str(root.absolute())
-    if os.path.realpath(recipe.folder) == os.path.realpath(now):
-        return recipe
-    if Path(recipe.folder).is_dir():
-        wanted = f"{recipe.folder}, that of the model in {model}, or another --model"
+    if os.path.realpath(spec.folder) == os.path.realpath(now):
+        return spec
+    if Path(spec.folder).is_dir():
+        wanted = f"{spec.folder}, that of the model in {model}, or another --model"
         raise ValueError(expected("folder", str(root), wanted))
-    return replace(recipe, folder=now)  # it was moved: what was learnt is known by its content
+    return replace(spec, folder=now)  # it was moved: what was learnt is known by its content

@@ -114,9 +114,10 @@ def remarks(session: Session) -> list[str]:
 def write_report(session: Session) -> Path:
     """Write the page on a model into its folder, and return its path."""
     rows = class_rows(session)
-    total, recipe = rows[-1], session.recipe
-    assert recipe is not None
-    title = named(Path(recipe.folder).name)
+    total, spec = rows[-1], session.spec
+    assert spec is not None
+    shown = {k: named(str(v)) for k, v in vars(spec).items() if v not in ({}, None)}
+    title = named(Path(spec.folder).name)
     lead = f"{count(total.seen, 'image')}, learnt one batch at a time. Classes: {len(rows) - 1}."
     head = f'<header><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p></header>'
     facts = [
@@ -128,7 +129,7 @@ def write_report(session: Session) -> Path:
         Section("Classes", [class_table(rows, "By class"), _sentence(NOTE), *said]),
         Section("Accuracy over time", [_curve(session.ledger.answers)]),
         Section("Confusions", [_confusions(session.ledger.answers[-5 * WINDOW :])]),
-        Section("Model", [{k: named(str(v)) for k, v in vars(recipe).items() if v != {}}]),
+        Section("Model", [shown]),
     ]
     with atomic_write(session.model / REPORT) as draft:
         draft.write_text(page_of(title, head, facts, sections), encoding="utf-8")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from dualcba.errors import unknown
+from dualcba.errors import expected, unknown
 from dualcba.methods.base import Method
 from dualcba.methods.registry import METHODS, SUFFIXES, WRAPPERS, load_entry_points
 from dualcba.methods.wrapper import around
+from dualcba.options import RECIPES, recipe_method
 
 
 def method_names() -> list[str]:
@@ -29,10 +28,8 @@ def _with_suffixes(base: str, method: type[Method]) -> list[str]:
     return [base, *(f"{base}-{suffix}" for suffix in SUFFIXES if method.adaptable)]
 
 
-def parse_method(name: str, also: Iterable[str] = ()) -> tuple[type[Method], str | None]:
+def parse_method(name: str) -> tuple[type[Method], str | None]:
     """Return the base method and the kind of adaptor (or None) of a method name.
-
-    The error for an unknown name offers the names in `also` as well.
 
     >>> parse_method("er-dual-cba")
     (<class 'dualcba.methods.er.ER'>, 'dual-cba')
@@ -43,7 +40,10 @@ def parse_method(name: str, also: Iterable[str] = ()) -> tuple[type[Method], str
     base, suffix = _split(name)
     method = _find(base)
     if method is None:
-        raise ValueError(unknown("method", name, [*method_names(), *also]))
+        if name in RECIPES:
+            wanted = f"a method such as {recipe_method(name)!r}: a recipe is a method with options"
+            raise ValueError(expected("method", name, wanted))
+        raise ValueError(unknown("method", name, [*method_names(), *RECIPES]))
     if suffix is not None and not method.adaptable:
         raise ValueError(
             f"the method {name!r} does not exist, expected {base!r}: "

@@ -93,6 +93,7 @@ from dualcba.options.defaults import (
     protocol_defaults,
 )
 from dualcba.options.definition import Option, definitions, fill, option, same_as
+from dualcba.options.recipes import RECIPES, follow_recipe, recipe_method, with_recipe
 from dualcba.options.training import RunOptions, TrainingOptions
 
 __all__ = [
@@ -112,6 +113,7 @@ __all__ = [
     "OPTIMIZER_DEFAULTS",
     "OUTPUT",
     "PROTOCOLS",
+    "RECIPES",
     "SWEEP",
     "AdaptorKind",
     "AnytimeScores",
@@ -169,11 +171,14 @@ __all__ = [
     "check_while_empty",
     "definitions",
     "fill",
+    "follow_recipe",
     "head_defaults",
     "kind_defaults",
     "optimizer_defaults",
     "option",
     "overridden",
     "protocol_defaults",
+    "recipe_method",
     "same_as",
+    "with_recipe",
 ]

@@ -180,8 +180,13 @@ class LearnCommand(OutputOptions):
     imports: list[str] = same_as(RunCommand, "imports")
     buffer: int = option(500, "number of images in the memory", METHOD, low=1)
     batch_size: int = option(10, "images per step", NETWORK, low=1)
-    memory_batch: int = option(32, "images from the memory per step", NETWORK, low=1)
-    lr: float = option(0.03, "learning rate of the network", NETWORK)
+    memory_batch: int | None = option(
+        None, "images from the memory per step; by default 32, or those of the recipe", NETWORK,
+        low=1,
+    )  # fmt: skip
+    lr: float | None = option(
+        None, "learning rate of the network; by default 0.03, or that of the recipe", NETWORK
+    )
     network: NetworkName | None = option(
         None, "network to train; by default mlp on a CPU, resnet18-slim on a GPU", NETWORK
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dualcba.options.choices import BALANCED
 
 if TYPE_CHECKING:
-    from dualcba.options.training import RunOptions, TrainingOptions
+    from dualcba.options.training import TrainingOptions
 
 DATASET_DEFAULTS: dict[str, dict[str, Any]] = {
     "digits": {"buffer": 100, "tasks": 5, "batch_size": 10, "network": "mlp"},
@@ -64,7 +64,7 @@ def optimizer_defaults(name: object) -> dict[str, Any]:
     return OPTIMIZER_DEFAULTS.get(name, {}) if isinstance(name, str) else {}
 
 
-def protocol_defaults(options: RunOptions) -> dict[str, Any]:
+def protocol_defaults(options: TrainingOptions) -> dict[str, Any]:
     """Return the defaults that the protocol sets, and those of its optimiser or the given one."""
     name = options.protocol
     preset = PROTOCOLS.get(name, {}) if isinstance(name, str) else {}

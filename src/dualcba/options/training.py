@@ -62,6 +62,12 @@ from dualcba.options.values import (
 class TrainingOptions:
     """What a learner and a spec have in common."""
 
+    protocol: ProtocolName = option(
+        "paper",
+        "set of defaults: paper, or p10 (batches of 10 with 64 from the memory, normalised "
+        "together, Adam, pixels in [0, 1]); other options override it",
+        METHOD,
+    )
     buffer: int = option(200, "number of samples in the memory", METHOD, low=1)
     boundaries: BoundaryMode = option(
         "given", "given: tasks are announced; inferred: they are detected from the labels", METHOD
@@ -282,12 +288,6 @@ class RunOptions(TrainingOptions):
         "er-dual-cba", "rehearsal method, see `dualcba list methods`", METHOD, repeatable=True
     )
     dataset: str = option("digits", "a name, a folder of images by class, or an .npz file", DATA)
-    protocol: ProtocolName = option(
-        "paper",
-        "set of defaults: paper, or p10 (batches of 10 with 64 from the memory, normalised "
-        "together, Adam, pixels in [0, 1]); other options override it",
-        METHOD,
-    )
     setting: str = option(
         "online",
         "how the data arrive: online, blurry-K, i-blurry-N-M, gaussian-W, longtail-R, semi-R or "

@@ -13,7 +13,7 @@ from torch import nn
 
 from dualcba.adaptors.outer_step import OuterLoop
 from dualcba.data import Transform
-from dualcba.data.augmentation import choose_augmentation
+from dualcba.data.augmentation import choose_augmentation, is_colour
 from dualcba.data.transforms import Unchanged
 from dualcba.errors import at_least, expected, unknown
 from dualcba.methods import Method, check_options, parse_method
@@ -42,10 +42,11 @@ from dualcba.options import (
     check_while_empty,
     definitions,
     fill,
+    follow_recipe,
     head_defaults,
     kind_defaults,
-    optimizer_defaults,
     option,
+    protocol_defaults,
     same_as,
 )
 from dualcba.tasks.labels import Labels
@@ -164,9 +165,10 @@ class LearnerArguments(TrainingOptions):
         types = dtype.default if self.dtype is None else dtype.check(self.dtype)
         inputs = make_inputs(self.input_shape, types)
         _check_number(self.num_classes, self.max_classes)
+        follow_recipe(self, colour=is_colour(inputs.shape, inputs.dtype))
         given = "er-dual-cba" if self.method is None else options["method"].check(self.method)
         base, kind = resolve(given, self.method_options or {}, self.adaptor)
-        defaults = {**optimizer_defaults(self.optimizer), **kind_defaults(kind, self)}
+        defaults = {**protocol_defaults(self), **kind_defaults(kind, self)}
         fill(self, {**defaults, **head_defaults(self)}, kind)
         check_adaptor_parts(self)
         check_head_options(self, type(base).__name__, base.own_head)
