@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -52,6 +51,18 @@ def read(folder: Path) -> list[Group]:
         given = rows if isinstance(rows, list) else []
         groups += [unfold(path.name, row) for row in given if "spec" in row]
     return groups
+
+
+def read_variants(path: Path) -> list[Group]:
+    """Return the runs on test data of a file that `tools.variants` wrote."""
+    found: dict[str, list[Result]] = {}
+    for run in json.loads(path.read_text("utf-8"))["runs"]:
+        spec = Spec(**run["options"], seed=run["seed"])
+        if not spec.validation:
+            result = Result(spec, run["seed"], run["scores"], run["tasks"])
+            found.setdefault(replace(spec, seed=0).name, []).append(result)
+    file = f"{path.parent.name}/{path.name}"
+    return [Group((file,), tuple(results)) for results in found.values()]
 
 
 def unfold(file: str, row: dict[str, Any]) -> Group:
@@ -130,7 +141,7 @@ class Collected:
         if not entries:
             known = dict.fromkeys(e.column for e in named(experiment).entries)
             raise ValueError(unknown(f"column of {experiment}", column, known))
-        entries = [dataclasses.replace(e, given={**e.given, **(changed or {})}) for e in entries]
+        entries = [replace(e, given={**e.given, **(changed or {})}) for e in entries]
         served = [(entry, self.serving(entry)) for entry in entries]
         return [Sourced(entry, group.results, group.files) for entry, group in served if group]
 

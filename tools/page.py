@@ -5,6 +5,8 @@ What stands between a marker and `<!-- end -->` is replaced:
     <!-- table EXPERIMENT ["COLUMN"] [field=value …] --> an experiment's column, or all that have
                                                          runs; in the catalogue's specs the fields
                                                          given are changed
+    <!-- adaptors EXPERIMENT ["COLUMN"] -->              ACC of methods with each adaptor, and what
+    <!-- added EXPERIMENT ["COLUMN"] -->                 each adaptor adds, with paired tests
     <!-- gains EXPERIMENT ["COLUMN"] [field=value …] --> Dual-CBA against its base and against CBA
     <!-- gained EXPERIMENT "COLUMN" PART -->             one part of that, within a line
     <!-- variants FILE SCORE … -->                       every row of a file
@@ -30,6 +32,7 @@ from typing import Any
 from dualcba.errors import unknown
 from dualcba.experiments.spec import fields
 from tools.collected import Collected, Fields, Group
+from tools.frontier_parts import adaptors, added
 from tools.page_parts import (
     against,
     agreed,
@@ -47,10 +50,13 @@ MARKER = re.compile(r"<!-- (.*?) -->")
 END = "<!-- end -->"
 WORDS = {
     "table": (1, 2), "gains": (1, 2), "gained": (3,), "variants": range(1, 9), "agreement": (0,),
-    "agreed": (1,), "counted": (1,), "against": (3, 4),
+    "agreed": (1,), "counted": (1,), "against": (3, 4), "adaptors": (1, 2), "added": (1, 2),
 }  # fmt: skip
 """How many words a marker may have."""
 
+
+TABLES = {"table": table, "gains": gains, "adaptors": adaptors, "added": added}
+"""What makes the tables of each column."""
 
 WITHIN_A_LINE = ("gained", "agreed", "counted", "against")
 
@@ -86,8 +92,7 @@ def filled(marker: str, found: Collected, readings: Iterable[tuple[str, str, Fie
     elif name == "variants":
         text = variants(found, about[0], about[1:])
     else:
-        make = table if name == "table" else gains
-        text = each(make, found, about[0], about[1] if about[1:] else "", changed)
+        text = each(TABLES[name], found, about[0], about[1] if about[1:] else "", changed)
     return f"\n\n{text}\n\n"
 
 

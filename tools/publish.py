@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tools.collected import Group, read
+from tools.collected import Group, read, read_variants
 from tools.page import rewrite
 
 ROOT = Path(__file__).parent.parent
@@ -30,6 +30,11 @@ def read_pages(docs: Path) -> dict[Path, str]:
     return {path: path.read_text("utf-8") for path in paths + [p for p in quoting if p.exists()]}
 
 
+def read_all(results: Path) -> list[Group]:
+    """Return all rows that `tools.collect` wrote, and those of the recipe on test data."""
+    return read(results) + read_variants(results / "variants" / "frontier-test.json")
+
+
 def rewrite_pages(pages: Mapping[Path, str], groups: Sequence[Group]) -> dict[Path, str]:
     """Return the pages with new tables."""
     text = rewrite(BREAK.join(pages.values()), groups)
@@ -42,7 +47,7 @@ def main() -> None:
     args = parser.parse_args()
     before = read_pages(DOCS)
     try:
-        after = rewrite_pages(before, read(RESULTS))
+        after = rewrite_pages(before, read_all(RESULTS))
     except ValueError as error:
         sys.exit(f"error: {error}")
     changed = [path for path in before if after[path] != before[path]]

@@ -13,7 +13,7 @@ import pytest
 from dualcba.experiments import Result, Spec
 from dualcba.experiments.result import Anytime
 from tools import collect, page
-from tools.collected import Collected, Group, read, unfold
+from tools.collected import Collected, Group, read, read_variants, unfold
 from tools.page_parts import differences, paired, spread
 
 COLUMN = "CIFAR-100, M = 2000"
@@ -51,6 +51,52 @@ def between(marker: str, groups: list[Group], before: str = "") -> str:
 ER = group("a.json", "er", (21.0, 23.0), (22.0, 24.0), (23.0, 26.0))
 CBA = group("a.json", "er-cba", (25.0, 27.0), (26.0, 28.0), (27.0, 29.0))
 DUAL = group("b.json", "er-dual-cba", (25.0, 30.0), (26.0, 31.0), (27.0, 33.0))
+
+
+FRONTIER = {"protocol": "p10"}
+ER_P10 = group("p.json", "er", (31.0, 33.0), (32.0, 34.0), (34.0, 35.0), **FRONTIER)
+DUAL_P10 = group("p.json", "er-dual-cba", (31.0, 34.0), (33.0, 36.0), **FRONTIER)
+LAS_CBA_P10 = group("q.json", "las-cba", (30.0, 31.0), **FRONTIER)
+LAS_P10 = group("q.json", "las", (30.0, 30.0), **FRONTIER)
+
+
+def test_methods_with_each_adaptor() -> None:
+    text = between(f'adaptors frontier "{COLUMN}"', [ER_P10, DUAL_P10, LAS_P10, LAS_CBA_P10, ER])
+    assert text.splitlines() == [
+        "| | published | alone, BN | alone, IBN | CBA, IBN | Dual-CBA, IBN | Balanced-CBA, IBN |",
+        "|---|---|---|---|---|---|---|",
+        "| ER | 31.6 | 32.3 ± 3.8 | 34.0 ± 2.5 | – | 35.0 ± 12.7 | – |",
+        "| LAS | – | 30.0 (1 seed) | 30.0 (1 seed) | 31.0 (1 seed) | – | – |",
+        "",
+        "From `results/p.json`, `results/q.json`. 3 seeds, 2 of: ER, Dual-CBA.",
+    ]
+
+
+def test_what_each_adaptor_adds_on_the_same_seeds() -> None:
+    text = between(f'added frontier "{COLUMN}"', [ER_P10, DUAL_P10, LAS_P10, LAS_CBA_P10, CBA])
+    assert text.splitlines() == [
+        "| | adaptor | seeds | ACC, IBN | ACC, BN | FM, IBN |",
+        "|---|---|---|---|---|---|",
+        "| ER | Dual-CBA | 2 "
+        "| +1.5 ± 6.4 (p 0.205) | +0.5 ± 6.4 (p 0.500) | −1.5 ± 6.4 (p 0.205) |",
+        "| LAS | CBA | 1 | +1.0 | +0.0 | −1.0 |",
+    ]
+    assert between(f'added frontier "{COLUMN}"', [ER_P10]) == "No runs yet."
+
+
+def test_variants_on_test_data_are_rows_too(tmp_path: Path) -> None:
+    shared = {"variant": "a", "stream": "b", "tasks": {"bn": [[1.0]], "ibn": [[1.0]]}}
+    options = {"method": "er", "dataset": "cifar100", "protocol": "p10", "eval_every": 0}
+    runs = [
+        {**shared, "seed": s, "scores": run("er", s, (31.0 + s, 33.0)).scores, "options": given}
+        for s, given in ((0, options), (1, options), (0, options | {"validation": 0.1}))
+    ]
+    path = tmp_path / "variants.json"
+    path.write_text(json.dumps({"runs": runs}))
+    (found,) = read_variants(path)
+    assert found.files == (f"{tmp_path.name}/variants.json",)
+    assert [(r.seed, r.value("bn", "acc")) for r in found.results] == [(0, 31.0), (1, 32.0)]
+    assert "| ER | 31.6 | 31.5 ± 6.4 |" in between(f'adaptors frontier "{COLUMN}"', [found])
 
 
 def test_a_table_has_both_statistics_the_paper_and_its_files() -> None:
