@@ -40,7 +40,7 @@ asterisk depend on the [dataset](#defaults-of-datasets), those marked with † o
 
 NETWORK = """
 For a folder of images or an `.npz` file `dualcba run` may choose `mlp`, see
-[common options](usage.md#common-options).
+[common options](command-line.md#common-options).
 """
 
 

@@ -1,5 +1,5 @@
-"""Write the tables of `docs/results.md`, `docs/frontier.md` and the pages in `docs/results/`, and the
-numbers of `docs/departures.md` and `README.md`, from `results/`.
+"""Write the tables of `docs/results.md`, `docs/frontier.md` and the pages in `docs/results/`, and
+the numbers of `docs/departures.md` and `README.md`, from `results/`.
 
 usage: python -m tools.publish [--check]
 

@@ -277,7 +277,7 @@ def test_onnx_names_its_extra(make_learner: Make, teach: Teach, tmp_path: Path) 
 def test_the_example_of_the_page_for_onnx_runtime(
     images: Dataset, make_learner: Make, teach: Teach, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    page = Path(__file__).parents[2] / "docs" / "usage.md"
+    page = Path(__file__).parents[2] / "docs" / "serving.md"
     (code,) = re.findall(r"^```py\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     learner = teach(make_learner("er-dual-cba"), tasks=2)
     monkeypatch.chdir(tmp_path)
