@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -204,7 +205,7 @@ def test_what_was_tried_keeps_what_the_row_is_about() -> None:
         for line in between("agreement", [far, *others]).splitlines()
         if line.startswith(f"| main | {COLUMN} | ER-Dual-CBA | 2.0 ± 0.0 | 29.14")
     ]
-    assert "| divide = yes: 3.0 (1 seed); not run yet: “divided, never frozen”, " in line
+    assert re.search(r"\| divide = yes: 3.0 \(1 seed\); not run yet: \d+ other readings \|", line)
 
 
 def test_a_row_against_the_default() -> None:

@@ -33,6 +33,10 @@ READ = (
 """Fields that an entry gives and in which another reading of it may differ."""
 
 
+NAMED_READINGS = 2
+"""More readings that have not been run are counted, not named."""
+
+
 @dataclass(frozen=True)
 class Tally:
     """Cells of the paper: those that agree, those that were run, and all of them.
@@ -197,8 +201,10 @@ def attempts(
         f"{what}: {plain_spread(measure(one.results, entry.statistics, score))}"
         for what, one in tried(entry, others)
     ]
-    rest = ", ".join(f"“{row}”" for row in planned(entry, served))
-    return "; ".join([*parts, *([f"not run yet: {rest}"] if rest else [])]) or "nothing yet"
+    rest = planned(entry, served)
+    names = ", ".join(f"“{row}”" for row in rest)
+    left = names if len(rest) <= NAMED_READINGS else f"{len(rest)} other readings"
+    return "; ".join([*parts, *([f"not run yet: {left}"] if rest else [])]) or "nothing yet"
 
 
 def agreement_tables(
