@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from frontier_helpers import cross_entropies, inside, log_softmax, numbers
+from torch import Tensor, nn
 
-from dualcba import Dataset
+from dualcba import Dataset, Learner
 from dualcba.experiments import Spec
 from dualcba.losses import Batch
 from dualcba.methods import parse_method
@@ -42,23 +43,26 @@ def test_the_last_layer_takes_a_step_of_its_own(
     method, steps = learner.method, []
     own = type(method).extra_step
 
-    def spy(batch: Batch) -> None:
+    def spy(batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
         network, forward = learner.network, learner.parts.forward_pass
         again = forward.outputs(batch.x, batch.y)  # of the weights that are updated already
         torch.testing.assert_close(again[0], batch.z, rtol=1e-5, atol=1e-6)
-        before = [numbers(p) for p in network.parameters()]
-        own(method, batch)
-        after = [numbers(p) for p in network.parameters()]
+        weight, bias = (numbers(p) for p in network.head.parameters())
         G = np.exp(log_softmax(numbers(batch.z)))
         G[np.arange(len(G)), numbers(batch.y)] -= 1
         G *= 2.0 * 0.05 / len(G)
-        np.testing.assert_allclose(after[-2], before[-2] - G.T @ numbers(batch.h), atol=1e-6)
-        np.testing.assert_allclose(after[-1], before[-1] - G.sum(0), atol=1e-6)
-        assert all((a == b).all() for a, b in zip(after[:-2], before[:-2], strict=True))
+        rest = [numbers(p) for p in network.parameters()][:-2]
+        wanted.extend([*rest, weight - G.T @ numbers(batch.h), bias - G.sum(0)])
         steps.append(sorted(set(numbers(batch.y).tolist())))
+        return own(method, batch)
 
+    wanted: list[Any] = []
     method.extra_step = spy
     learner.observe(images.train_x[:8], images.train_y[:8])
+    after = [numbers(p) for p in learner.network.parameters()]
+    assert all((a == b).all() for a, b in zip(after[:-2], wanted[:-2], strict=True))
+    for a, b in zip(after[-2:], wanted[-2:], strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
     assert len(steps) == 1
     assert set(steps[0]) <= set(numbers(learner.memory.y).tolist())
 
@@ -73,6 +77,40 @@ def test_new_samples_do_not_train_the_last_layer(make_learner: Any, images: Data
     assert "method.surrogate.weight" in learner.state_dict()["tensors"]
     learner.observe(x, y)
     assert not (numbers(learner.network.head.weight) == before).all()
+
+
+@pytest.mark.parametrize("rate", [1e30, 1e38])
+def test_a_step_of_the_last_layer_that_is_too_large_is_refused(
+    make_learner: Any, teach: Any, images: Dataset, differ: Any, rate: float
+) -> None:
+    learner = teach(make_learner("obc", method_options={"rate": rate}, optimizer="adam"), tasks=0)
+    learner.new_task([0, 1])
+    learner.observe(images.train_x[:8], images.train_y[:8])  # the memory is empty
+    before = learner.state_dict()
+    with pytest.raises(FloatingPointError, match="the update of the last layer became too large"):
+        learner.observe(images.train_x[8:16], images.train_y[8:16])
+    assert differ(before, learner.state_dict()) == []
+    assert all(p.isfinite().all() for p in learner.network.parameters())
+
+
+def test_on_a_device_that_nobody_waits_for_it_is_left_out_and_reported(
+    make_learner: Any, images: Dataset
+) -> None:
+    learner = make_learner("obc", method_options={"rate": 1e38})
+    learner.parts.training_step.stay_on_device()  # as on a GPU
+    learner.new_task(range(6))
+    for k in (0, 8):
+        learner.observe(images.train_x[k : k + 8], images.train_y[k : k + 8])
+    assert all(p.isfinite().all() for p in learner.network.parameters())
+    with pytest.raises(FloatingPointError, match="at step 2 in task 1"):
+        learner.parts.loss_monitor.check(learner.step, [0])
+
+
+def test_a_frozen_last_layer_is_refused() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    network[3].requires_grad_(False)
+    with pytest.raises(ValueError, match="the network's last layer requires no gradient"):
+        Learner(network, (4,), 2, method="obc")
 
 
 def test_what_does_not_fit_is_refused() -> None:

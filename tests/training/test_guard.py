@@ -48,6 +48,17 @@ def accuracy(learner: Learner) -> float:
     return float((proba.argmax(1) == y).float().mean())
 
 
+def test_a_loss_that_is_not_finite_is_refused(differ: Differ) -> None:
+    """Gradients of the softmax are finite where the cross-entropy has overflowed."""
+    learner = teach(make("er"), steps=2)
+    learner.network.head.bias.detach().copy_(torch.tensor([3e38, -3e38, 0.0, 0.0]))
+    before = learner.state_dict()
+    with pytest.raises(FloatingPointError, match="the loss became inf at step 5 in task 2"):
+        learner.observe(*batch((2, 3), 2))
+    assert differ(before, learner.state_dict()) == []
+    assert "inf" not in str(learner.parts.loss_monitor.values.tolist())
+
+
 def with_outlier(value: float) -> tuple[Tensor, Tensor]:
     x, y = batch((2, 3), 999)
     x[3, 2] = value

@@ -257,12 +257,14 @@ class Method(nn.Module):
         """Return random numbers for one step, drawn on the host before the step."""
         return None
 
-    def extra_step(self, batch: Batch) -> None:
-        """Called in the step after the update of θ, with the outputs of a further memory draw.
+    def extra_step(self, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
+        """Return parameters, and what is subtracted from them after the update of θ.
 
-        They have no gradient and are those of the updated network. It is not called while the
-        memory is empty. `context.good` applies as for `after_step`.
+        `batch` has the outputs of a further memory draw, without gradient, by the updated network.
+        It is not called while the memory is empty. A change that is not finite is refused with the
+        step.
         """
+        return [], []
 
     def after_step(self, noise: Tensor | None) -> None:
         """Called in the step after the update of θ, with the result of `noise` on the device.

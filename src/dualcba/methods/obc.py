@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dualcba.engine.torch_private import foreach_add_, foreach_mul_
+from dualcba.engine.torch_private import foreach_mul_
 from dualcba.errors import at_least_0
 from dualcba.losses import Adapt, Batch, CrossEntropy, Term, total
 from dualcba.methods.base import Context, Method
@@ -45,6 +45,9 @@ class OBC(Method):
     def bind(self, context: Context) -> None:
         """Make the surrogate layer, a copy of the last layer."""
         super().bind(context)
+        if not any(p.requires_grad for p in context.network.head.parameters()):
+            wanted = "a trainable one: OBC trains it on the memory"
+            raise ValueError(f"the network's last layer requires no gradient, expected {wanted}")
         self.surrogate = copy.deepcopy(context.network.head)
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
@@ -56,15 +59,15 @@ class OBC(Method):
         surrogate = F.cross_entropy(self.surrogate(new.h), new.y)
         return surrogate + total(self.terms(new, mem), adapt) if mem else surrogate
 
-    def extra_step(self, batch: Batch) -> None:
+    def extra_step(self, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
         """Train the last layer on features of a further memory draw."""
         head = self.context.network.head
         parameters = [p for p in head.parameters() if p.requires_grad]
         with torch.enable_grad():
             loss = F.cross_entropy(head(batch.h), batch.y)
             change = list(torch.autograd.grad(loss, parameters))
-        foreach_mul_(change, self.rate * self.context.lr * self.context.good)
-        foreach_add_([p.detach() for p in parameters], change, alpha=-1)
+        foreach_mul_(change, self.rate * self.context.lr)
+        return [p.detach() for p in parameters], change
 
     @property
     def closed_form(self) -> bool:

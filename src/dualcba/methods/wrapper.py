@@ -91,9 +91,9 @@ class Wrapper(Method):
         """Delegate to the wrapped method."""
         return self.method.noise(rng, step)
 
-    def extra_step(self, batch: Batch) -> None:
+    def extra_step(self, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
         """Delegate to the wrapped method."""
-        self.method.extra_step(batch)
+        return self.method.extra_step(batch)
 
     def after_step(self, noise: Tensor | None) -> None:
         """Delegate to the wrapped method."""

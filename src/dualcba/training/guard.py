@@ -154,25 +154,37 @@ class StepGuard:
         `phi` are the parameters of the adaptor that were updated.
         """
         grads = [p.grad for p in (*self.theta, *phi) if p.grad is not None]
+        value = loss.detach().float()
         if not self.waits:
-            self._judge_on_device(grads)
+            self._judge_on_device([value, *grads])
             return
-        mark_non_finite_([*grads, *self.statistics], self._found, self._one)
+        mark_non_finite_([value, *grads, *self.statistics], self._found, self._one)
         if self._found.item() or (self._rate_is_large() and not self._update_is_small(grads)):
             self._found.zero_()
             raise RefusedError(self._reason(loss, grads))
 
-    def _judge_on_device(self, grads: list[Tensor]) -> None:
+    def _judge_on_device(self, values: list[Tensor]) -> None:
+        """Judge the loss and the gradients, and the running statistics with them."""
         buffers = self.backup.current_buffers()
         # the values of all buffers together are fewer tensors, unless one may be large
         statistics = self.statistics if self.other_buffers else _floats(buffers)
-        norms = torch.stack(foreach_norm([*grads, *statistics]))
+        norms = torch.stack(foreach_norm([*values, *statistics]))
         size = largest_update(self.optimizer, self.context.lr, torch.linalg.vector_norm(norms))
         torch.lt(size, LARGEST_UPDATE, out=self.good)
         if self._outlier is not None and self.on_outlier != "clip":
             self.good.logical_and_(~self._outlier)
         torch.logical_not(self.good, out=self._found)
         self._buffers = buffers
+
+    def judge_extra(self, change: list[Tensor]) -> list[Tensor]:
+        """Judge a change of the weights that follows their update; return it, or 0 on a GPU."""
+        norm = torch.linalg.vector_norm(torch.stack(foreach_norm(change)))
+        if not self.waits:
+            torch.logical_and(self.good, norm < LARGEST_UPDATE, out=self.good)
+            return [torch.where(self.good, c, 0.0) for c in change]
+        if not norm.item() < LARGEST_UPDATE:  # also if it is NaN
+            raise RefusedError("the update of the last layer became too large")
+        return change
 
     def _update_is_small(self, grads: Sequence[Tensor]) -> bool:
         norm = torch.linalg.vector_norm(torch.stack(foreach_norm(list(grads))))

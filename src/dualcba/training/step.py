@@ -25,6 +25,7 @@ from dualcba.adaptors.outer_step import OuterLoop
 from dualcba.data.standardise import Standardise
 from dualcba.engine import Engine
 from dualcba.engine.packet import Layout, as_tensors, pack, unpack
+from dualcba.engine.torch_private import foreach_add_
 from dualcba.losses import Adapt, Batch
 from dualcba.methods import Context, Method
 from dualcba.normalization.layers import collect_penalties
@@ -206,7 +207,8 @@ class TrainingStep:
             if type(self.method).after_step is not Method.after_step or extra is not None:
                 self.engine.join_branch()
             if extra is not None:
-                self.method.extra_step(self.forward_pass.extra_batch(extra))
+                weights, change = self.method.extra_step(self.forward_pass.extra_batch(extra))
+                foreach_add_(weights, self.guard.judge_extra(change), alpha=-1)
             self.method.after_step(drawn.noise)
             self._keep(x, y, drawn, columns, loss.detach())
             self.engine.join_branch()
