@@ -159,6 +159,23 @@ def test_a_pipeline_with_words() -> None:
     assert (model.predict_one({"colour": "red"}), model.predict_one({"colour": "blue"})) == (1, 2)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (3, "learner_options is 3, expected a mapping of names to values"),
+        ({"ibm": True}, "unknown learner option 'ibm', did you mean 'ibn'"),
+        *(
+            ({name: 3}, f"a name in learner_options is '{name}', expected an option that")
+            for name in ("buffer", "boundaries", "num_classes", "network", "input_shape", "lr")
+        ),
+    ],
+)
+def test_other_options_of_the_learner(given: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        RiverClassifier(learner_options=given).learn_one({"a": 1}, 0)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_recipe() -> None:
     short = RiverClassifier("best", buffer=20, seed=0)
     options = {"protocol": "p10", "method_options": {"share": 0.5}, "readout": "debiased"}
@@ -168,6 +185,8 @@ def test_a_recipe() -> None:
         short.learn_one(x, y)
         written.learn_one(x, y)
     assert short.predict_proba_one(x) == written.predict_proba_one(x)
+    assert short.learner is not None
+    assert short.learner.memory_batch == 64
     assert pickle.loads(pickle.dumps(short)).predict_proba_one(x) == short.predict_proba_one(x)
 
 
@@ -183,9 +202,6 @@ def test_other_options_and_mistakes() -> None:
     assert model.learner.classes_ == ["u", "v"] or model.learner.classes_ == ["v", "u"]
     with pytest.raises(ValueError, match="method"):
         RiverClassifier(method="other").learn_one({"a": 1}, 0)
-    given = RiverClassifier(learner_options={"buffer": 5})
-    with pytest.raises(ValueError, match="a name in learner_options is 'buffer', expected"):
-        given.learn_one({"a": 1}, 0)
     assert next(iter(datasets.Phishing()))[1] in (True, False)
 
 

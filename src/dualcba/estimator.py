@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,7 +23,7 @@ from torch import nn
 from dualcba.data.augmentation import is_colour
 from dualcba.data.dataset import plain_tensor
 from dualcba.engine.threads import threads_for
-from dualcba.errors import at_least, expected, reason, unknown
+from dualcba.errors import at_least, expected, reason
 from dualcba.learner import Learner
 from dualcba.methods import Method
 from dualcba.nets import make_network
@@ -33,7 +32,7 @@ from dualcba.randomness import first_weights
 from dualcba.serving import Snapshot, export_model
 from dualcba.tasks.labels import as_array, as_list, labels_to_json
 from dualcba.training.growth import widened
-from dualcba.training.unannounced import FIRST_OUTPUTS, unannounced_options
+from dualcba.training.unannounced import FIRST_OUTPUTS, learner_options, unannounced_options
 
 Array = NDArray[Any]
 
@@ -284,18 +283,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         }  # fmt: skip
         if self.lr is not None:
             fixed["lr"] = self.lr
-        options = {} if self.learner_options is None else self.learner_options
-        if not isinstance(options, Mapping):
-            raise ValueError(expected("learner_options", options, "a mapping of names to values"))
-        parameters = inspect.signature(Learner).parameters.values()
-        own = {*fixed, "lr"}
-        free = [p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.name not in own]
-        for name in options:
-            if name in {p.name for p in parameters}.difference(free):
-                wanted = "an option that the classifier does not set itself"
-                raise ValueError(expected("a name in learner_options", name, wanted))
-            if name not in free:
-                raise ValueError(unknown("learner option", name, free))
+        options = learner_options(self.learner_options, {*fixed, "lr"})
         vectors = len(shape) == 1 and dtype == torch.float32 and "transform" not in options
         given = with_recipe({**fixed, **options}, colour=is_colour(shape, dtype))
         usual = {"seen_only": True, "standardise": vectors, **unannounced_options(given["method"])}

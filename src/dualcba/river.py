@@ -23,7 +23,7 @@ from dualcba.randomness import first_weights
 from dualcba.tasks.labels import python_object
 from dualcba.training.growth import widened
 from dualcba.training.learner_state import split_estimate, with_estimate
-from dualcba.training.unannounced import FIRST_OUTPUTS, unannounced_options
+from dualcba.training.unannounced import FIRST_OUTPUTS, learner_options, unannounced_options
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +51,8 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
     method, buffer, lr
         As for `Learner`; without `lr` that of the optimiser, 0.03 by default.
     batch_size
-        Samples per step. A step also has as many samples of the memory, at least 10.
+        Samples per step. A step also has as many samples of the memory, at least 10, or those of a
+        protocol or recipe.
     learner_options
         Other keyword arguments of `Learner`.
     seed
@@ -139,16 +140,14 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
             "method": self.method, "buffer": self.buffer, "batch_size": self.batch_size,
             "seed": self._seed, "dtype": torch.float32,
         }  # fmt: skip
-        own = {"memory_batch": max(10, self.batch_size), "standardise": True}
-        options = dict(self.learner_options or {})
-        for name in options:
-            if name in {*fixed, "lr"}:
-                wanted = "an option that the classifier does not set itself"
-                raise ValueError(expected("a name in learner_options", name, wanted))
+        options = learner_options(self.learner_options, {*fixed, "lr", "boundaries"})
         if self.lr is not None:
             fixed["lr"] = self.lr
-        given = with_recipe({**own, **fixed, **options}, colour=False)
-        options = {**unannounced_options(given["method"]), **given}
+        given = with_recipe({**fixed, **options}, colour=False)
+        own = {"standardise": True, **unannounced_options(given["method"])}
+        if given.get("protocol", "paper") == "paper":  # others have a memory draw of their own
+            own["memory_batch"] = max(10, self.batch_size)
+        options = {**own, **given}
         if "readout" not in given:
             options["readout"] = self._readout or options["readout"]
         self._readout = options["readout"]

@@ -50,6 +50,24 @@ def test_many_pixels_on_a_cpu_get_an_mlp_unless_a_network_is_given(
     assert found == ["mlp", "mlp"]
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_a_recipe_fits_samples_without_colour(dualcba: Any, tmp_path: Path, dtype: Any) -> None:
+    save(tmp_path / "own.npz", dtype)
+    args = ("run", "--dataset", tmp_path / "own.npz", *SHORT[2:], "--network", "mlp", "--json")
+    done = dualcba(*args, "--method", "best,er", "--out", tmp_path / "a")
+    assert done.code == 0, done.err
+    for result in json.loads(done.out):
+        assert result["spec"]["augmentation"] == "partial"
+        assert result["spec"]["test_flip"] is False
+    why = "the samples are no colour images, so best has augmentation = partial, test_flip = False"
+    assert why in done.err
+    done = dualcba(*args, "--method", "best", "--augmentation", "none", "--out", tmp_path / "b")
+    assert json.loads(done.out)[0]["spec"]["augmentation"] == "none"
+    assert "so best has test_flip = False" in done.err
+    done = dualcba(*args, "--method", "er", "--out", tmp_path / "c")
+    assert "so " not in done.err
+
+
 def test_the_rule() -> None:
     digits, cpu, gpu = load_dataset("digits"), torch.device("cpu"), torch.device("cuda")
     large = replace(digits, train_x=torch.zeros(1, 1, 1, 1).expand(2_001, 3, 40, 25))

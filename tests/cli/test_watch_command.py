@@ -83,6 +83,16 @@ def test_json_and_prometheus(dualcba: Run, runs: Path) -> None:
     assert 'dualcba_confusion_samples{run="x/first",class="ant",answer="bee"} 3' in text
 
 
+@pytest.mark.parametrize(
+    "given",
+    [("--json", "--prometheus"), ("--once", "--port", 0), ("--json", "--port", 0)],
+)
+def test_options_that_exclude_each_other(dualcba: Run, runs: Path, given: Any) -> None:
+    done = dualcba("watch", runs, *given)
+    assert done.code == 2
+    assert "were given, expected one of --json, --prometheus and --port" in done.err
+
+
 def test_what_is_missing_or_damaged(dualcba: Run, runs: Path, tmp_path: Path) -> None:
     got = dualcba("watch", "nowhere")
     assert (got.code, len(got.lines)) == (2, 1)

@@ -289,7 +289,7 @@ def test_a_recipe_flips_images_only_if_that_is_allowed(
     found = options["method"], options.get("augmentation", "full")  # that of the protocol
     assert found == ("er+mkd", augmentation)
     assert options["test_flip"] is (flip and mode == "RGB")
-    assert (session.spec.memory_batch, session.spec.lr) == (None, None)
+    assert (session.spec.memory_batch, session.spec.lr) == (64, 0.0005)
     assert session.learner is not None
     shape = (2, *session.spec.shape)
     images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
@@ -297,8 +297,10 @@ def test_a_recipe_flips_images_only_if_that_is_allowed(
     assert np.array_equal(session.learner.predict_proba(images), loaded)
     with pytest.raises(ValueError, match="method is 'er', expected 'best', that of the model"):
         run(method="er")
+    with pytest.raises(ValueError, match=r"lr is 0\.03, expected 0\.0005, that of"):
+        run(lr=0.03)
     run.put("c/1.png", 99, mode=mode)
-    assert run(method="best").learnt == 1
+    assert run(method="best", lr=0.0005, memory_batch=64).learnt == 1
 
 
 def test_a_model_belongs_to_its_folder_which_may_be_moved(run: Run, tmp_path: Path) -> None:

@@ -247,3 +247,8 @@ def test_a_buffer_holds_at_least_one(size: int) -> None:
 def test_a_memory_must_implement_slots() -> None:
     with pytest.raises(NotImplementedError):
         Memory(2, (1,)).slots(1, _rng(0))
+
+
+def test_a_buffer_that_cannot_be_allocated_is_one_line() -> None:
+    with pytest.raises(ValueError, match=r"buffer is \d+, expected fewer samples: .* GiB$"):
+        Reservoir(2**50, (3, 32, 32))

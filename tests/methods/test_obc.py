@@ -114,7 +114,7 @@ def test_a_frozen_last_layer_is_refused() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"unknown base in the method 'obc\+mkd' 'obc'"):
+    with pytest.raises(ValueError, match=r"'obc\+mkd', expected another base: mkd can wrap er"):
         parse_method("obc+mkd")
     with pytest.raises(ValueError, match=r"'semi-0.2' does not fit the method 'obc'"):
         Spec(method="obc", setting="semi-0.2")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,8 @@ import typer
 from dualcba.cli.failures import FailedRunsError
 from dualcba.cli.output import note
 from dualcba.cli.progress import run_with_progress
-from dualcba.data import DATASETS
+from dualcba.data import DATASETS, Dataset
+from dualcba.data.augmentation import is_colour
 from dualcba.engine import resolve_device
 from dualcba.errors import unknown
 from dualcba.experiments import (
@@ -40,6 +41,8 @@ from dualcba.experiments.store import run_folder
 from dualcba.experiments.sweep import Sweep, read_sweep, sweep_specs
 from dualcba.methods.files import import_methods
 from dualcba.options import (
+    RECIPES,
+    WITHOUT_COLOUR,
     ExecutionOptions,
     Hardware,
     OutputOptions,
@@ -82,8 +85,8 @@ def run_command(given: Mapping[str, Any], file: Path | None) -> None:
     check_free(out, specs)
     execution = usable_here(execution)
     load = Loader(execution.data_dir, known_data(out, read_results(out)))
-    if network := _network_of_own_data(specs, wanted, sweep, load, execution):
-        wanted["network"] = network
+    if fitting := _fitting_own_data(specs, wanted, sweep, load, execution):
+        wanted |= fitting
         specs = sweep_specs(sweep, wanted) if sweep else make_specs(wanted)
         check_free(out, specs)
     check_all(specs, load, checked_on(execution))
@@ -96,23 +99,44 @@ def run_command(given: Mapping[str, Any], file: Path | None) -> None:
     _print(results, out, output, scores)
 
 
-def _network_of_own_data(
+def _fitting_own_data(
     specs: Sequence[Spec],
     wanted: Mapping[str, Any],
     sweep: Sweep | None,
     load: Loader,
     execution: ExecutionOptions,
-) -> str | None:
-    """Return the network for a folder or a file, with a note, unless it is the default or given."""
-    varied = sweep.varied if sweep else ()
-    given = wanted.get("network") is not None or {"network", "dataset"} & {*varied}
-    if given or specs[0].dataset in DATASETS:
-        return None
-    network, why = fitting_network(load(specs[0]), resolve_device(execution.device))
-    if network == specs[0].network:
-        return None
-    note(f"the network is {network}: {why}; --network {specs[0].network} overrides this")
-    return network
+) -> dict[str, Any]:
+    """Return options that fit the samples of a folder or a file, with notes; not those given."""
+    varied = set(sweep.varied if sweep else ())
+    if specs[0].dataset in DATASETS or "dataset" in varied:
+        return {}
+    given = varied.union(name for name, value in wanted.items() if value is not None)
+    data = load(specs[0])
+    found = {} if "network" in given else _network(specs[0], data, execution)
+    if not is_colour(data.input_shape, data.train_x.dtype) and "protocol" not in given:
+        found |= _without_colour(wanted, given)
+    return found
+
+
+def _network(spec: Spec, data: Dataset, execution: ExecutionOptions) -> dict[str, Any]:
+    network, why = fitting_network(data, resolve_device(execution.device))
+    if network == spec.network:
+        return {}
+    note(f"the network is {network}: {why}; --network {spec.network} overrides this")
+    return {"network": network}
+
+
+def _without_colour(wanted: Mapping[str, Any], given: Set[str]) -> dict[str, Any]:
+    """Return what a recipe, if there is one, sets for other samples than colour images."""
+    methods = wanted.get("method") or []
+    names = methods.split(",") if isinstance(methods, str) else methods
+    recipes = [name for name in names if name in RECIPES]
+    found = {name: value for name, value in WITHOUT_COLOUR.items() if name not in given}
+    if not recipes or not found:
+        return {}
+    options = ", ".join(f"{name} = {value}" for name, value in found.items())
+    note(f"the samples are no colour images, so {recipes[0]} has {options}")
+    return found
 
 
 def _only(options: Mapping[str, Any], cls: type) -> dict[str, Any]:

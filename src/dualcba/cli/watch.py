@@ -35,6 +35,12 @@ def watch_command(
     """Show the monitors below a folder until all are complete, or print or serve them."""
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing, expected a folder of runs or a {WATCH}")
+    asked = {"--once": once, "--json": as_json, "--prometheus": prometheus}
+    given = [name for name, on in asked.items() if on]
+    if (as_json and prometheus) or (port is not None and given):
+        names = [*given, *["--port"] * (port is not None)]
+        wanted = "one of --json, --prometheus and --port, and --once without --port"
+        raise ValueError(f"{' and '.join(names)} were given, expected {wanted}")
     if port is not None:
         _serve(path, port)
         return

@@ -48,8 +48,8 @@ class ModelSpec:
     method_options: dict[str, Any]
     buffer: int
     batch_size: int
-    memory_batch: int | None
-    lr: float | None
+    memory_batch: int
+    lr: float
     seed: int
     imports: dict[str, str]
     """Files that register the method, with their SHA-256; see `dualcba.methods.files`."""
@@ -58,8 +58,7 @@ class ModelSpec:
     """That of models of earlier versions, unless it is given."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    """The options for which the method's name stands, if it is that of a recipe, with the method
-    itself; `memory_batch` and `lr` are None then, unless they were given."""
+    """Those for which the method's name stands, with the method, if it is that of a recipe."""
 
     @property
     def text(self) -> str:
@@ -76,14 +75,13 @@ class ModelSpec:
         transform = Transform(self.mean, self.std, pad=self.pad, flip=self.flip)
         return Learner(
             network, self.shape, None, buffer=self.buffer, batch_size=self.batch_size,
-            memory_batch=self.memory_batch, seed=self.seed, transform=transform,
-            on_outlier="skip", device=device, **self._training_options(),
+            memory_batch=self.memory_batch, lr=self.lr, seed=self.seed, transform=transform,
+            on_outlier="skip", device=device, **self._method_options(),
         )  # fmt: skip
 
-    def _training_options(self) -> dict[str, Any]:
+    def _method_options(self) -> dict[str, Any]:
         named = {"method": self.method, "method_options": self.method_options} | self.options
-        rate = {} if self.lr is None else {"lr": self.lr}
-        return {**unannounced_options(named["method"]), "readout": self.readout, **named, **rate}
+        return {**unannounced_options(named["method"]), "readout": self.readout, **named}
 
     @classmethod
     def from_dict(cls, given: Any) -> ModelSpec:

@@ -35,7 +35,13 @@ from dualcba.folders.watching import File, Look, Watcher
 from dualcba.learner import Learner
 from dualcba.methods import check_options, parse_method
 from dualcba.methods.files import imported_for
-from dualcba.options import RECIPES, LearnCommand, recipe_method, with_recipe
+from dualcba.options import (
+    RECIPES,
+    LearnCommand,
+    protocol_preset,
+    recipe_method,
+    with_recipe,
+)
 from dualcba.training.unannounced import unannounced_options
 
 FIRST = 100
@@ -55,7 +61,7 @@ FIXED = ("method", "method_options", "network", "buffer", "batch_size", "memory_
 """Options that a model keeps."""
 
 UNLESS_RECIPE = {"memory_batch": 32, "lr": 0.03}
-"""Options of the learner, unless they are given or the method is a recipe, which has its own."""
+"""Options of the learner, unless they are given; a recipe has those of its protocol."""
 
 Say = Callable[[str], None]
 
@@ -297,8 +303,8 @@ def make_spec(options: LearnCommand, root: Path, shape: ImageShape, images: Byte
     network = options.network or network_for(shape, GROWING, device)[0]
     fixed = {name: getattr(options, name) for name in FIXED if name != "network"}
     method, of_recipe = recipe_method(options.method), _recipe_options(options, shape)
-    if not of_recipe:
-        fixed |= {name: value for name, value in UNLESS_RECIPE.items() if fixed[name] is None}
+    usual = protocol_preset(of_recipe["protocol"]) if of_recipe else UNLESS_RECIPE
+    fixed |= {name: usual[name] for name in UNLESS_RECIPE if fixed[name] is None}
     return ModelSpec(
         folder=str(root.absolute()), shape=shape, mean=tuple(mean), std=tuple(std),
         pad=0 if network == "mlp" else min(4, min(shape[1:]) // 8), network=network,
@@ -344,7 +350,8 @@ def check_options_of(options: LearnCommand) -> None:
 def check_folder(root: Path, model: Path) -> None:
     """Raise unless there is a folder of images, and the model is not one of its classes."""
     if not root.is_dir():
-        raise FileNotFoundError(f"{root} is missing, expected a folder with a folder per class")
+        what = "is a file" if root.exists() else "is missing"
+        raise FileNotFoundError(f"{root} {what}, expected a folder with a folder per class")
     inside = Path(os.path.realpath(model)), Path(os.path.realpath(root))
     if inside[0].is_relative_to(inside[1]):
         first = inside[0].relative_to(inside[1]).parts[:1]

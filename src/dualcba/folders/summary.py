@@ -116,7 +116,7 @@ def write_report(session: Session) -> Path:
     rows = class_rows(session)
     total, spec = rows[-1], session.spec
     assert spec is not None
-    shown = {k: named(str(v)) for k, v in vars(spec).items() if v not in ({}, None)}
+    shown = {k: named(str(v)) for k, v in vars(spec).items() if v != {}}
     title = named(Path(spec.folder).name)
     lead = f"{count(total.seen, 'image')}, learnt one batch at a time. Classes: {len(rows) - 1}."
     head = f'<header><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p></header>'

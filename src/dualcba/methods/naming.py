@@ -72,9 +72,13 @@ def _find(name: str) -> type[Method] | None:
     base, wrapper = _parts(name)
     if base not in METHODS or "+" not in name:
         return METHODS.get(name)
+    if "+" in wrapper or not wrapper:
+        wanted = f"one wrapper after +: {' or '.join(WRAPPERS)}"
+        raise ValueError(expected("method", name, wanted))
     if wrapper not in WRAPPERS:
         raise ValueError(unknown(f"wrapper in the method {name!r}", wrapper, WRAPPERS))
     if not METHODS[base].wrappable():
         fitting = [one for one, method in METHODS.items() if method.wrappable()]
-        raise ValueError(unknown(f"base in the method {name!r}", base, fitting))
+        wanted = f"another base: {wrapper} can wrap {', '.join(fitting)}"
+        raise ValueError(expected("method", name, wanted))
     return around(METHODS[base], WRAPPERS[wrapper])

@@ -47,9 +47,10 @@ def _check_value(what: str, value: object, default: object) -> None:
         return
     whole = isinstance(default, int)
     accepted = int if whole else int | float
-    valid = isinstance(value, accepted) and not isinstance(value, bool)
-    if not valid or not 0 <= value < math.inf:  # type: ignore[operator]
+    if not isinstance(value, accepted) or isinstance(value, bool):
+        raise ValueError(expected(what, value, f"a {'whole ' * whole}number"))
+    if not 0 <= value < math.inf:
         raise ValueError(expected(what, value, f"a {'whole ' * whole}number of at least 0"))
     largest = LARGEST_INT if whole else LARGEST_FLOAT
-    if value > largest:  # type: ignore[operator]
+    if value > largest:
         raise ValueError(expected(what, value, f"a {'whole ' * whole}number of at most {largest}"))

@@ -91,9 +91,16 @@ from dualcba.options.defaults import (
     optimizer_defaults,
     overridden,
     protocol_defaults,
+    protocol_preset,
 )
 from dualcba.options.definition import Option, definitions, fill, option, same_as
-from dualcba.options.recipes import RECIPES, follow_recipe, recipe_method, with_recipe
+from dualcba.options.recipes import (
+    RECIPES,
+    WITHOUT_COLOUR,
+    follow_recipe,
+    recipe_method,
+    with_recipe,
+)
 from dualcba.options.training import RunOptions, TrainingOptions
 
 __all__ = [
@@ -115,6 +122,7 @@ __all__ = [
     "PROTOCOLS",
     "RECIPES",
     "SWEEP",
+    "WITHOUT_COLOUR",
     "AdaptorKind",
     "AnytimeScores",
     "Augmentation",
@@ -178,6 +186,7 @@ __all__ = [
     "option",
     "overridden",
     "protocol_defaults",
+    "protocol_preset",
     "recipe_method",
     "same_as",
     "with_recipe",

@@ -78,9 +78,18 @@ def overridden(fields: Mapping[str, Any]) -> list[str]:
     >>> overridden({"protocol": "p10", "batch_size": 10, "memory_batch": 32})
     ['memory_batch']
     """
-    preset = PROTOCOLS.get(str(fields.get("protocol")), {})
-    preset = {**preset, **optimizer_defaults(preset.get("optimizer"))}
+    preset = protocol_preset(str(fields.get("protocol")))
     return [name for name, value in preset.items() if fields.get(name, value) != value]
+
+
+def protocol_preset(name: str) -> dict[str, Any]:
+    """Return what a protocol sets, and its optimiser.
+
+    >>> protocol_preset("p10")["memory_batch"], protocol_preset("p10")["lr"]
+    (64, 0.0005)
+    """
+    preset = PROTOCOLS.get(name, {})
+    return {**preset, **optimizer_defaults(preset.get("optimizer"))}
 
 
 def kind_defaults(kind: str | None, options: TrainingOptions) -> dict[str, Any]:

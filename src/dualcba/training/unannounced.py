@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from dualcba.errors import expected, unknown
 from dualcba.methods import Method, parse_method
+from dualcba.options import definitions
+from dualcba.training.learner_arguments import LearnerArguments
 
 FIRST_OUTPUTS = 16
 """Outputs of a network that is made for such classes; they are doubled."""
+
+
+def learner_options(given: object, fixed: Collection[str]) -> dict[str, Any]:
+    """Return the keyword arguments of a learner that a classifier is given.
+
+    `fixed` are those that it sets itself.
+    """
+    if given is not None and not isinstance(given, Mapping):
+        raise ValueError(expected("learner_options", given, "a mapping of names to values"))
+    known = definitions(LearnerArguments)
+    for name in given or ():
+        if name in {*fixed, "network", "input_shape", "num_classes"}:
+            wanted = "an option that the classifier does not set itself"
+            raise ValueError(expected("a name in learner_options", name, wanted))
+        if name not in known:
+            free = [option for option in known if option not in fixed]
+            raise ValueError(unknown("learner option", name, free))
+    return dict(given or {})
 
 
 def unannounced_options(method: str | Method) -> dict[str, Any]:
