@@ -18,6 +18,7 @@ from dualcba.options import CBA
 from dualcba.report.commands import command, repeat
 from dualcba.report.names import method_title
 from dualcba.report.results import collections, task_classes
+from dualcba.report.tables.summary import summary_layouts
 
 NOTHING: Mapping[str, Mapping[str, None]] = {"bn": {}, "ibn": {}}
 DONOR = {"dataset": "cifar10", "tasks": 5, "buffer": 200}
@@ -84,6 +85,27 @@ def test_plain_runs_are_named_by_their_methods(dataset: str, protocol: str, sett
     *found, last = rows(*specs, {"method": "er", "buffer": 90, "lr": 0.3, **place})
     assert [set(names) for names in found] == [wanted, wanted]
     assert last == ["ER, lr 0.3"]
+
+
+def test_a_recipe_is_named_in_the_place_of_its_options() -> None:
+    best: dict[str, Any] = {"method": "best", "dataset": "cifar100"}
+    written = {"method": "er+mkd", "method_options": {"share": 0.5, "alpha": 0.02}}
+    written |= {"protocol": "p10", "readout": "debiased", "ibn_augment": False, "test_flip": True}
+    (found,) = rows(
+        best, {**best, "lr": 0.001}, {**best, "readout": "head"}, {**written, "dataset": "cifar100"}
+    )
+    assert found == [
+        "best (ER + MKD)",
+        "best (ER + MKD), lr 0.001",
+        "ER + MKD, share=0.5",
+        "best (ER + MKD), alpha=0.02",
+    ]
+    assert rows({"method": "best", "dataset": "digits"}) == [["best (ER + MKD)"]]
+
+
+def test_the_terminal_names_a_recipe_with_its_method() -> None:
+    (table,) = summary_layouts([made(method="best", dataset="cifar100", lr=0.001)])
+    assert next(table)[0].rows[0][0] == "best (er+mkd), lr 0.001"
 
 
 def test_groups_that_differ_in_how_they_were_scored_alone_are_named_by_that() -> None:

@@ -99,6 +99,7 @@ from dualcba.options.recipes import (
     WITHOUT_COLOUR,
     follow_recipe,
     recipe_method,
+    recipe_of,
     with_recipe,
 )
 from dualcba.options.training import RunOptions, TrainingOptions
@@ -188,6 +189,7 @@ __all__ = [
     "protocol_defaults",
     "protocol_preset",
     "recipe_method",
+    "recipe_of",
     "same_as",
     "with_recipe",
 ]

@@ -37,6 +37,28 @@ def recipe_method(name: str) -> str:
     return str(RECIPES.get(name, {}).get("method", name))
 
 
+def recipe_of(fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """Return the name of the recipe whose options a run has, and these options, if there is one.
+
+    >>> fields = {name: value for name, value in RECIPES["best"].items() if name != "ibn"}
+    >>> recipe_of(fields)[0], recipe_of({**fields, "readout": "head"}), recipe_of({"method": "er"})
+    ('best', None, None)
+    """
+    for name, recipe in RECIPES.items():
+        for options in (recipe, recipe | WITHOUT_COLOUR):
+            own = {field: value for field, value in options.items() if field != "ibn"}
+            if all(_has(fields.get(field), value) for field, value in own.items()):
+                return name, own
+    return None
+
+
+def _has(given: object, value: object) -> bool:
+    """Whether a value is the one given; of the options of a method there may be others too."""
+    if isinstance(given, Mapping) and isinstance(value, Mapping):
+        return value.items() <= given.items()
+    return given == value
+
+
 def with_recipe(given: Mapping[str, Any], *, colour: bool) -> dict[str, Any]:
     """Return options with those of the recipe that `method` names, if any; given ones stay.
 

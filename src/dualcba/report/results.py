@@ -16,7 +16,7 @@ from dualcba.experiments.provenance import PROVENANCE
 from dualcba.experiments.result import NAMED, Digests, Fields, Result, frozen
 from dualcba.experiments.spec import Spec
 from dualcba.methods import METHODS
-from dualcba.options import definitions, overridden
+from dualcba.options import definitions, overridden, recipe_of
 from dualcba.randomness import generator
 from dualcba.report.comparison import Served
 from dualcba.report.names import KINDS, method_title, split_method
@@ -272,10 +272,20 @@ def _place(method: str) -> tuple[int, str, int]:
 
 
 def _label(spec: Fields, specs: Sequence[Fields], without: Sequence[str] = ()) -> str:
-    """Return the method, its options, and the unusual fields in which it differs from other runs.
+    """Return the method, or the recipe that a run follows, and the fields that tell it apart."""
+    recipe = recipe_of(spec)
+    own: Fields = {} if recipe is None else recipe[1]
+    title = method_title(str(spec["method"])) if recipe is None else recipe_title(*recipe)
+    names = [k for k in _telling(spec, specs) if k not in without]
+    values = {k: _departing(spec[k], own.get(k)) for k in names if spec[k] != own.get(k)}
+    return ", ".join([title, *(_titled(k, value) for k, value in values.items())])
 
-    Fields that only some methods have are compared among runs of the same method. Fields in which
-    a run departs from its protocol are named in any case.
+
+def _telling(spec: Fields, specs: Sequence[Fields]) -> list[str]:
+    """Return the unusual fields in which a run differs from others.
+
+    Fields that only some methods have are compared among runs of the same method. Options of the
+    method, and fields in which a run departs from its protocol, are named in any case.
     """
     method, plain = str(spec["method"]), _plain(spec)
     rivals = [other for other in specs if other["method"] == method]
@@ -288,10 +298,25 @@ def _label(spec: Fields, specs: Sequence[Fields], without: Sequence[str] = ()) -
     unusual = [k for k in spec if k not in NAMED and not (k in plain and spec[k] == plain[k])]
     varying = [k for k in unusual if varies(k) or (k == "optimizer" and plain and varies("lr"))]
     always = overridden(spec) + (["method_options"] if spec.get("method_options") else [])
-    varying += [k for k in always if k not in varying]
-    titles = {k: "" if k == "method_options" else k.replace("_", " ") + " " for k in varying}
-    parts = [title + _short(spec[k]) for k, title in titles.items() if k not in without]
-    return ", ".join([method_title(method), *parts])
+    return list(dict.fromkeys([*varying, *always]))
+
+
+def _departing(value: Any, usual: Any) -> Any:
+    """Return a value, or those of its parts that are not of a recipe."""
+    if not isinstance(value, Mapping) or not isinstance(usual, Mapping):
+        return value
+    return {k: v for k, v in value.items() if k not in usual}
+
+
+def _titled(name: str, value: Any) -> str:
+    return (
+        _short(value) if name == "method_options" else f"{name.replace('_', ' ')} {_short(value)}"
+    )
+
+
+def recipe_title(name: str, options: Fields) -> str:
+    """Return the name of a recipe, with its method."""
+    return f"{name} ({method_title(str(options['method']))})"
 
 
 def _plain(spec: Fields) -> Fields:

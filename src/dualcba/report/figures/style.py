@@ -172,13 +172,20 @@ def _top(block: Sequence[int], values: Sequence[float], gap: float) -> float:
 
 
 def key(figure: Figure, names: Sequence[str], tints: Sequence[str]) -> None:
-    """Write names in their colours above the panels, in as many columns as fit."""
+    """Write names in their colours above the panels, in as many columns as fit.
+
+    A name that is longer than a line is broken into several.
+    """
     from matplotlib.patches import Patch
 
+    width = figure.get_figwidth()
+    labels = ["\n".join(wrap(name, int(width * 8.5))) for name in names]
     longest = max(map(len, names))
-    columns = max(1, min(len(names), int(figure.get_figwidth() * 10 / (longest + 5))))
-    figure.set_figheight(figure.get_figheight() + 0.24 * (math.ceil(len(names) / columns) - 1))
-    handles = [Patch(facecolor=tint, label=name) for name, tint in zip(names, tints, strict=True)]
+    columns = max(1, min(len(names), int(width * 10 / (longest + 5))))
+    rows = math.ceil(len(names) / columns)
+    lines = rows if columns > 1 else sum(label.count("\n") + 1 for label in labels)
+    figure.set_figheight(figure.get_figheight() + 0.24 * (lines - 1))
+    handles = [Patch(facecolor=tint, label=name) for name, tint in zip(labels, tints, strict=True)]
     figure.legend(
         handles=handles, loc="outside upper left", ncols=columns, labelcolor="linecolor",
         prop={"weight": "bold"}, handlelength=0.9, handleheight=0.7, columnspacing=1.4,

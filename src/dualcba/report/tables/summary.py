@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dualcba.experiments.result import Result
+from dualcba.options import recipe_of
 from dualcba.report.comparison import Served, further, measure, measured
 from dualcba.report.names import STATISTICS, method_title, score_info, seeds
-from dualcba.report.results import collections, notes
+from dualcba.report.results import collections, notes, recipe_title
 from dualcba.report.tables.layouts import portions
 from dualcba.report.tables.model import Column, Table, short_spread, text_columns
 
@@ -58,5 +59,8 @@ def _head(statistics: str, score: str) -> str:
 
 def _name(served: Served) -> str:
     """Return the method as the command line names it, and the fields that tell it apart."""
-    method = served.entry.method
-    return method + served.entry.row.removeprefix(method_title(method))
+    method, row = served.entry.method, served.entry.row
+    recipe = recipe_of(served.entry.fields)
+    if recipe is not None and row.startswith(title := recipe_title(*recipe)):
+        return f"{recipe[0]} ({method})" + row.removeprefix(title)
+    return method + row.removeprefix(method_title(method))
