@@ -249,6 +249,6 @@ def test_a_memory_must_implement_slots() -> None:
         Memory(2, (1,)).slots(1, _rng(0))
 
 
-def test_a_buffer_that_cannot_be_allocated_is_one_line() -> None:
+def test_a_buffer_that_nothing_can_hold_is_one_line() -> None:
     with pytest.raises(ValueError, match=r"buffer is \d+, expected fewer samples: .* GiB$"):
-        Reservoir(2**50, (3, 32, 32))
+        Reservoir(2**60, (3, 32, 32))

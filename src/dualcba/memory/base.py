@@ -57,7 +57,12 @@ class Memory(nn.Module):
             raise ValueError(expected("buffer", size, "at least 1"))
         self.size = size
         self.seen = 0
-        self.register_buffer("x", _allocate(size, input_shape, dtype))
+        if (gib := (size + 1) * math.prod(input_shape) * dtype.itemsize / 2**30) >= 2**33:
+            wanted = (
+                f"fewer samples: they would take {gib:,.0f} GiB"  # torch cannot count the bytes
+            )
+            raise ValueError(expected("buffer", size, wanted))
+        self.register_buffer("x", torch.zeros((size + 1, *input_shape), dtype=dtype))
         self.register_buffer("y", torch.zeros(size + 1, dtype=torch.long))
         self.columns = tuple(columns or {})
         for name, shape in (columns or {}).items():
@@ -158,13 +163,3 @@ def _clear_spare_row(memory: nn.Module, state: dict[str, Tensor], prefix: str, *
     for name, _buffer in memory.named_buffers(recurse=False):
         state[prefix + name] = state[prefix + name].clone()
         state[prefix + name][-1].zero_()  # an assignment would wait for a GPU
-
-
-def _allocate(size: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return room for so many samples and a spare one; raise if there is not that much."""
-    try:
-        return torch.zeros((size + 1, *shape), dtype=dtype)
-    except RuntimeError:
-        gib = (size + 1) * math.prod(shape) * dtype.itemsize / 2**30
-        wanted = f"fewer samples: they would take {gib:,.0f} GiB"
-        raise ValueError(expected("buffer", size, wanted)) from None
