@@ -106,18 +106,18 @@ def table(found: Collected, experiment: str, column: str, changed: Fields) -> st
     if not served:
         return ""
     lines = known(rows(served, named(experiment).scores))
-    shown = tall(lines) if len(lines[0].cells) > WIDE else wide(lines)
-    return with_sources(shown, served)
+    layout = tall if len(lines[0].cells) > WIDE else wide
+    return with_sources(layout(lines, named(experiment).beside), served)
 
 
-def wide(lines: Sequence[Row]) -> str:
+def wide(lines: Sequence[Row], beside: str = "paper") -> str:
     scores = [cell.score for cell in lines[0].cells]
     given = [any(row.cells[k].paper is not None for row in lines) for k in range(len(scores))]
     heads, body = [""], [[row.row] for row in lines]
     for k, name in enumerate(scores):
         info = score_info(name)
         parts = [""] if info.fixed else [f", {title}" for title in STATISTICS.values()]
-        heads += [info.title + part for part in parts] + ["paper"] * given[k]
+        heads += [info.title + part for part in parts] + [beside] * given[k]
         for row, line in zip(lines, body, strict=True):
             cell = row.cells[k]
             ours = [cell.ours] if info.fixed else [cell.bn, cell.ibn]
@@ -126,10 +126,10 @@ def wide(lines: Sequence[Row]) -> str:
     return markdown(heads, body)
 
 
-def tall(lines: Sequence[Row]) -> str:
+def tall(lines: Sequence[Row], beside: str = "paper") -> str:
     heads = [
         "",
-        *(head for row in lines for head in (f"{row.row}, {STATISTICS[row.statistics]}", "paper")),
+        *(head for row in lines for head in (f"{row.row}, {STATISTICS[row.statistics]}", beside)),
     ]
     body = []
     for k, cell in enumerate(lines[0].cells):

@@ -43,7 +43,7 @@ READINGS = (
 )  # fmt: skip
 """Other readings of the paper, and its text where the defaults depart; not part of `all`."""
 
-FRONTIER = ("frontier", "las")
+FRONTIER = ("frontier", "frontier-shuffled", "las")
 """Methods that were published since, with and without adaptors; not part of `all` either."""
 
 BESIDE = ("paper", "published")
