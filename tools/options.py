@@ -16,6 +16,8 @@ from dualcba.options import (
     GROUPS,
     KIND_DEFAULTS,
     PROTOCOLS,
+    RECIPES,
+    WITHOUT_COLOUR,
     BenchCommand,
     LearnCommand,
     Option,
@@ -35,12 +37,18 @@ once. An option of `dualcba run` may also stand in a TOML file, under the name i
 Options marked *L* are also arguments of `Learner`, under the same name. Defaults marked with an
 asterisk depend on the [dataset](#defaults-of-datasets), those marked with † on the
 [kind of adaptor](#defaults-of-kinds-of-adaptors), those marked with ‡ on the
-[protocol](#protocols). A kind of adaptor goes before a protocol, a protocol before a dataset.
+[protocol](#protocols). Defaults of the kind of adaptor take precedence over those of the protocol,
+and these over those of the dataset.
 """
 
 NETWORK = """
 For a folder of images or an `.npz` file `dualcba run` may choose `mlp`, see
 [common options](command-line.md#common-options).
+"""
+
+
+RECIPE = """A recipe can be given as a method, and options that you give override those of it
+([Methods](methods.md#the-recipe-best-and-the-protocol)). A `Learner` predicts under IBN then.
 """
 
 
@@ -70,6 +78,8 @@ def written(value: object) -> str:
     if isinstance(value, Transform):
         mean, std = -value.shift / value.scale + 0.0, 1 / value.scale
         return f"Transform({mean.tolist()}, {std.tolist()})"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={written(one)}" for name, one in value.items())
     text = ",".join(value) if isinstance(value, list) else str(value)
     return text.lower() if isinstance(value, bool) else text
 
@@ -112,6 +122,16 @@ def quoted(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]
     return {f"`{name}`": preset for name, preset in sets.items()}
 
 
+def recipes() -> dict[str, Mapping[str, Any]]:
+    """Return what each recipe sets, for colour images and for other samples."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for name, recipe in RECIPES.items():
+        preset = PROTOCOLS[recipe["protocol"]]
+        colour = {k: v for k, v in preset.items() if k in WITHOUT_COLOUR} | recipe
+        found |= {f"`{name}`": colour, f"`{name}`, without colour": colour | WITHOUT_COLOUR}
+    return found
+
+
 def page() -> str:
     """Return the whole page."""
     lines = [HEAD, "## `dualcba run`\n"]
@@ -125,6 +145,7 @@ def page() -> str:
     datasets = {**quoted(DATASET_DEFAULTS), "any other": {}}
     kinds = {**quoted(KIND_DEFAULTS), "any other": {}}
     lines += ["## Protocols\n", *presets("protocol", quoted(PROTOCOLS), run), ""]
+    lines += ["## Recipes\n", RECIPE, *presets("recipe", recipes(), run), ""]
     lines += ["## Defaults of datasets\n", *presets("dataset", datasets, run, "*†‡"), NETWORK]
     lines += ["## Defaults of kinds of adaptors\n", *presets("kind", kinds, run), ""]
     own = {k: o for k, o in definitions(LearnerArguments).items() if k not in run}
