@@ -467,3 +467,13 @@ def test_read_only_arrays_give_no_warning() -> None:
             DualCBAClassifier(**SMALL).partial_fit(x, y, classes=CLASSES).predict(x)
     finally:
         torch.set_warn_always(always)
+
+
+@pytest.mark.parametrize("readout", ["debiased", "lda", "both", "ncm"])
+def test_a_new_label_after_fit_and_predict(readout: str) -> None:
+    (x, y), (more, new) = stream()[:2]
+    classifier = DualCBAClassifier(**SMALL, learner_options={"readout": readout}).fit(x, y)
+    classifier.predict(x)  # keeps features of the memory, or logits
+    classifier.partial_fit(more, new)
+    assert set(classifier.classes_) == {*y, *new}
+    assert set(classifier.predict(more)) <= set(classifier.classes_)

@@ -75,7 +75,7 @@ def test_features_that_arrive_become_inputs_and_all_else_is_kept() -> None:
     assert model.learner is not None
     before, answers = state(model), model.predict_proba_one({"a": 1.0})
     model._inputs |= {"c": 1, "b": 2}
-    grown = model._ready()  # without a step
+    grown = model._ready(3)  # without a step
     assert grown.input_shape == (3,)
     assert model.predict_proba_one({"a": 1.0}) == pytest.approx(answers, abs=1e-5)
     after = state(model)
@@ -215,3 +215,23 @@ def test_a_pickle_of_an_earlier_version_keeps_its_read_out() -> None:
         model.learn_one({"a": 1.0}, "x")
     assert (old._learner._predictor.readout, new._learner._predictor.readout) == ("head", "both")
     assert pickle.loads(pickle.dumps(new))._learner._predictor.readout == "both"
+
+
+def test_a_first_sample_that_is_refused_leaves_nothing_to_predict() -> None:
+    model = RiverClassifier(seed=0)
+    with pytest.raises(ValueError, match="nan"):
+        model.learn_one({"a": 1.0}, float("nan"))
+    assert model.predict_one({"a": 1.0}) is None
+    assert model.predict_proba_one({"a": 1.0}) == {}
+    model.learn_one({"a": 1.0}, "x")
+    assert model.predict_one({"a": 1.0}) == "x"
+
+
+def test_features_that_could_not_be_learnt_are_ignored() -> None:
+    model = RiverClassifier(seed=0)
+    for k, label in enumerate((frozenset({1}), frozenset({2}))):  # no state can hold such labels
+        model.learn_one({"a": float(k)}, label)
+    with pytest.raises(ValueError, match="label"):
+        model.learn_one({"a": 1.0, "b": 2.0}, frozenset({1}))
+    assert model.predict_one({"a": 1.0, "b": 2.0}) in (frozenset({1}), frozenset({2}))
+    model.learn_one({"a": 1.0}, frozenset({1}))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,7 +30,12 @@ from dualcba.randomness import first_weights
 from dualcba.serving import Snapshot, export_model
 from dualcba.tasks.labels import as_array, as_list, labels_to_json
 from dualcba.training.growth import widened
-from dualcba.training.unannounced import FIRST_OUTPUTS, learner_options, unannounced_options
+from dualcba.training.unannounced import (
+    FIRST_OUTPUTS,
+    even_batches,
+    learner_options,
+    unannounced_options,
+)
 
 Array = NDArray[Any]
 
@@ -360,20 +363,6 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             learner = self._make_learner(classes)
             learner.load_state_dict(learner_state)
             self._fitted = learner, classes
-
-
-def even_batches(n: int, size: int) -> list[slice]:
-    """Split n rows into the fewest batches of at most `size`, whose sizes differ by at most one.
-
-    A rest of one or two samples would be normalised by statistics of its own: where they are nearly
-    equal, a channel's gradient grows without bound.
-
-    >>> [batch.stop - batch.start for batch in even_batches(12, 10)]
-    [6, 6]
-    """
-    parts = math.ceil(n / size)
-    edges = [(n * k + parts - 1) // parts for k in range(parts + 1)]
-    return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
 def _unique_classes(classes: ArrayLike) -> Array:

@@ -81,10 +81,10 @@ class Learner:
 
     Notes
     -----
-    Options of the adaptor are accepted only if the method has an adaptor that uses them. A
-    class-agnostic part that was loaded (`agnostic_from`) corrects by as much as the stream that it
-    was trained on needed: on few, short tasks it can suppress new classes for long. Without
-    `specific` it is the whole adaptor, and nothing of it is trained.
+    Options of the adaptor are accepted only if the method has an adaptor that uses them. A loaded
+    class-agnostic part (`agnostic_from`) makes corrections as large as the stream that it was
+    trained on needed: with few, short tasks it can suppress new classes for a long time. Unless
+    `specific` is given, it is the whole adaptor, and nothing of the adaptor is trained.
 
     Tokens have the `dtype` torch.int64 or torch.int32 and reach the network as they are. With a
     dict or tuple of shapes in `input_shape`, samples are dicts or tuples of arrays, and the network
@@ -213,14 +213,14 @@ class Learner:
         If `num_classes` was not given, labels that are not in `classes_` are new classes; with
         given boundaries they belong to the current task.
 
-        Set `again` in later epochs, when the task has had these samples before. If it raises, the
-        learner is as before the call. On a GPU a step that is refused (`on_outlier`) is reported
-        later, by `check_finite`. A label that no `new_task` has announced is trained on, as that of
-        an old class; on a CPU this gives a warning once per task.
+        Set `again` in later epochs, in which the samples of the task are repeated. If the call
+        raises, the learner is unchanged. On a GPU a step that is refused (`on_outlier`) is reported
+        later, by `check_finite`. A label that no `new_task` has announced counts as one of an old
+        class; on a CPU there is a warning, once per task.
 
-        If `distributed`, all ranks call it at the same time, each with its share of the batch, and
-        so `new_task`, `end_task`, `save`, `load`, `state_dict` and the first prediction after a
-        step.
+        If `distributed`, all ranks must make this call together, each with its share of the batch.
+        The same holds for `new_task`, `end_task`, `save`, `load`, `state_dict` and the first
+        prediction after a step.
         """
         method = self.method
         if self._ranks is not None:
@@ -252,9 +252,9 @@ class Learner:
             return whole_batch(ranks, read, self._receive, again=again)
 
     def _class_labels(self, y: Any, n: int) -> tuple[Tensor, list[Any]]:
-        """Return the class of each label, −1 for no label, and the labels that are new classes.
+        """Return the class of each label, −1 for no label, and the labels that are new.
 
-        The classes of these are the next ones.
+        New labels get the next classes, in their order.
         """
         unlabelled = self.method.unlabelled
         if self._maker is None:
@@ -300,7 +300,7 @@ class Learner:
         again: bool,
         fresh: Sequence[Any],
     ) -> None:
-        """Train on a batch after its new labels, if any, have got their classes."""
+        """Give the new labels in `fresh`, if any, their classes, and train on the batch."""
         with self._lock, interrupts, default_modes(self.device):
             self._predictor.check_outside("observe")
             listener = self._listener()
@@ -322,7 +322,7 @@ class Learner:
                         str(refused), self._step, self.task_starts
                     )
                     raise FloatingPointError(described) from None
-                parts.guard.leave_out()
+                parts.guard.count_left_out()
                 return
             self._step += 1
             self._predictor.ibn.moving.observe(len(x))
@@ -392,7 +392,7 @@ class Learner:
                 sets.set_new([*new, *range(before, len(self._labels))])
 
     def _resize(self, count: int) -> None:
-        """Have outputs for `count` classes, which may be more or fewer than before."""
+        """Resize the network for `count` classes, which may be more or fewer than before."""
         assert self._maker is not None
         parts, outputs = self._parts, outputs_for(count, self._maker.given.outputs)
         if outputs != parts.context.sets.num_classes:
@@ -485,7 +485,11 @@ class Learner:
         return self._inputs.check(x, what)
 
     def scores(self, x: Tensor) -> Tensor:
-        """Return (n, num_classes) scores of raw samples on the device, inside `evaluating`."""
+        """Return scores (n, C) of raw samples on the device, inside `evaluating`.
+
+        C is `num_classes`; if that was not given, it is the number of outputs of the network, and
+        the first columns are those of `classes_`.
+        """
         return self._predictor.scores(x)
 
     @contextmanager
@@ -503,7 +507,7 @@ class Learner:
         """Return a copy of everything the next step depends on: `tensors` by name, and `meta`.
 
         If predictions have estimated IBN's statistics from parts of the memory (`ibn_refresh`),
-        there is a third entry, `estimate`, on which no step depends but the next answers do.
+        there is a third entry, `estimate`: the next predictions depend on it, but no step does.
         """
         with self._lock:
             self._predictor.check_outside("state_dict")
@@ -516,8 +520,11 @@ class Learner:
             return state if estimate is None else {**state, "estimate": estimate}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state of a learner made with the same arguments; the seed is loaded."""
-        with self._lock:
+        """Continue from the state of a learner made with the same arguments; the seed may differ.
+
+        The seed of the state is loaded too.
+        """
+        with self._lock, interrupts:
             self._predictor.check_outside("load_state_dict")
             names, state = split_classes(state, self._labels if self._maker else None)
             growing = nullcontext() if names is None else self._undone_growth()
@@ -527,14 +534,19 @@ class Learner:
                     self._resize(len(names))
                 if self._ranks is None:
                     check_state(self._parts, state)
-                    check_estimate(self._predictor.ibn.moving.tensors(), state.get("estimate"))
+                    self._check_estimate(state)
                 else:
                     state = own_state(self._ranks, self._parts, state)
+                    self._ranks.each("load_state_dict", partial(self._check_estimate, state))
                 load_state(self._parts, state, self._receive)
+                interrupts.defer()
             self._predictor.forget()
             self._predictor.ibn.load(state.get("estimate"), state["meta"]["step"])
             self._predictor.ibn.seed = self._parts.context.seed = state["meta"]["seed"]
             self._step = state["meta"]["step"]
+
+    def _check_estimate(self, state: Mapping[str, Any]) -> None:
+        check_estimate(self._predictor.ibn.moving.tensors(), state.get("estimate"))
 
     def save(self, path: str | Path) -> None:
         """Write the state to one safetensors file, completely or not at all."""
@@ -556,6 +568,7 @@ class Learner:
         memo[id(self)] = made
         with self._lock:
             self._predictor.check_outside("deepcopy")
+            self._parts.engine.finish()
             for module in self._parts.modules().values():
                 for p in module.parameters():
                     if id(p) not in memo:  # as other tensors, so that views of it stay views
@@ -588,8 +601,9 @@ class Learner:
         """
         if self.adaptor is None:
             raise ValueError("the learner has no adaptor, expected one to save")
-        self._parts.engine.finish()
-        save_agnostic(self.adaptor, path, provenance)
+        with self._lock:
+            self._parts.engine.finish()
+            save_agnostic(self.adaptor, path, provenance)
 
     # ------------------------------------------------------------------ properties
 

@@ -245,7 +245,7 @@ class Shifted:
 
 
 def scaled(term: Term, factor: float) -> Term:
-    """Return a term with another weight; all terms have one, or a term inside that has.
+    """Return a term whose weight is multiplied by a factor; that of `Shifted` is its term's.
 
     >>> z = torch.zeros(2, 4)
     >>> scaled(MeanSquaredError(Batch(z, z, z, z), z + 3), 0.5).value(z).item()

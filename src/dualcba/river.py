@@ -111,16 +111,18 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
     def _learn(self) -> None:
         """Train on the samples that wait."""
         waiting, self._waiting = self._waiting, []
+        inputs = dict(self._inputs)
         for x, _ in waiting:
-            for name in sorted(x.keys() - self._inputs.keys(), key=repr):  # not by order in x
-                self._inputs[name] = len(self._inputs)
+            for name in sorted(x.keys() - inputs.keys(), key=repr):  # not by order in x
+                inputs[name] = len(inputs)
         with threads_for(small=True):
-            learner, labels = self._ready(), [y for _, y in waiting]
+            learner, labels = self._ready(len(inputs)), [y for _, y in waiting]
+            self._inputs = inputs
             learner.observe(self._vectors(x for x, _ in waiting), labels)  # type: ignore[arg-type]
 
-    def _ready(self) -> Learner:
+    def _ready(self, inputs: int) -> Learner:
         """Return the learner, after it has got enough inputs."""
-        before, needed = self._learner, max(1, len(self._inputs))
+        before, needed = self._learner, max(1, inputs)
         if before is None:
             self._learner = self._make(needed)
         elif before.input_shape[0] < needed:
@@ -157,7 +159,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
 
     def predict_proba_one(self, x: Features, **kwargs: Any) -> dict[Hashable, float]:
         """Return the probability of each class so far; nothing before the first sample."""
-        if self._learner is None:
+        if self._learner is None or not self._learner.num_classes:
             return {}
         found = self._probabilities(self._vectors([_numbers(x)]))[0]
         return dict(zip(self._learner.classes_, found.tolist(), strict=True))
@@ -166,7 +168,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         """Return the probability of each class so far (column) for each row."""
         import pandas as pd
 
-        if self._learner is None:
+        if self._learner is None or not self._learner.num_classes:
             return pd.DataFrame(index=X.index)
         rows = self._vectors(map(_numbers, X.to_dict("records")))
         found = self._probabilities(rows) if len(X) else np.empty((0, self._learner.num_classes))

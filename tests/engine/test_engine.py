@@ -363,6 +363,22 @@ def test_bf16_learns(images: Dataset, make_learner: Make, make_batches: Any) -> 
     assert right.float().mean() > 0.5
 
 
+@pytest.mark.gpu
+def test_a_copy_of_a_captured_learner_goes_on_alike(make_learner: Make, make_batches: Any) -> None:
+    learner = settled(make_learner, make_batches)
+    copied = copy.deepcopy(learner)
+    assert isinstance(copied.parts.engine, Captured)
+    assert not copied.parts.engine.entries
+    tasks = stream(make_batches, steps=8)
+    before = [learner.parts.engine.entries, *(p.clone() for p in learner.network.parameters())]
+    got = learn(copied, [tasks[2]])
+    assert learner.parts.engine.entries is before[0]
+    assert all(
+        torch.equal(p, q) for p, q in zip(learner.network.parameters(), before[1:], strict=True)
+    )
+    assert got == pytest.approx(learn(learner, [tasks[2]]), rel=1e-2)
+
+
 # The captured engine works on a stream of its own, and the host runs ahead of it. These tests hold
 # that stream up, so that whatever does not wait for it, or is not kept for it, shows every time.
 

@@ -220,3 +220,40 @@ def test_a_falling_loss_does_not_imply_the_bound() -> None:
     assert (curvature * after**2).sum() < (curvature * theta**2).sum()
     assert G_buf @ G_trn < lr * eta / 2 * G_trn @ G_trn
     assert G_buf @ G_trn >= -lr * eta / 2 * G_trn @ G_trn  # what does follow
+
+
+def test_the_loss_is_that_of_a_step_with_what_the_method_observes(
+    images: Dataset, make_learner: Make, make_batches: Any
+) -> None:
+    learner = make_learner("las-dual-cba")
+    recorder = Alignment(learner, images, disjoint(images, 3), [5, 5, 5])
+    learner.new_task([0, 1])
+    batches = make_batches(1, steps=2)[0]
+    for x, y in batches:
+        learner.observe(x, y)
+    learner.new_task([2, 3])
+    before, seen = learner.state_dict(), []
+    method: Any = learner.method
+    own = type(method).loss
+
+    def spy(new: Any, mem: Any, adapt: Any) -> Tensor:
+        joint = torch.cat([new.y, *(batch.y for batch in mem)])
+        seen.append((method.counts.sum(0).tolist(), torch.bincount(joint, minlength=6).tolist()))
+        return own(method, new, mem, adapt)
+
+    method.loss = spy
+    recorder.before_step(*batches[0])
+    assert seen
+    assert all(counted == there for counted, there in seen)
+    del method.loss
+    after = learner.state_dict()
+    assert all(torch.equal(t, after["tensors"][k]) for k, t in before["tensors"].items())
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [("gsa", "gsa chooses its memory draws by labels"), ("er-balanced-cba", "'balanced'")],
+)
+def test_other_draws_than_those_of_a_step_are_refused(method: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Spec(method=method, record=["alignment"])

@@ -132,3 +132,30 @@ def test_the_definitions_need_no_torch() -> None:
 
 def test_a_semicolon_at_the_end_of_titles_selects_no_other_row() -> None:
     assert titles("ER;") == titles("ER; ;") == ["ER"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"agnostic": False, "counts": True},
+            "counts is True, expected False if",
+        ),
+        (
+            {"agnostic": False, "divide": True},
+            "divide is True, expected False if",
+        ),
+        ({"levels": "joint", "outer_draw": "balanced"}, "outer_draw is 'balanced', expected 'mem"),
+        ({"levels": "joint", "outer_loss": "ce"}, "outer_loss is 'ce', expected .* 'joint'"),
+        ({"levels": "joint", "update_order": "network-first"}, "update_order is .* 'joint'"),
+    ],
+)
+def test_options_of_an_adaptor_that_have_no_effect(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Spec(method="er-dual-cba", **given)
+
+
+def test_defaults_of_a_kind_that_have_no_effect_are_accepted() -> None:
+    spec = Spec(method="er-balanced-cba", agnostic=False)
+    assert Spec(**spec.to_dict()) == spec
+    assert Spec(**Spec(method="er-balanced-cba", levels="joint").to_dict()).levels == "joint"

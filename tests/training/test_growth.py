@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -458,3 +460,30 @@ def test_captured_steps_are_captured_again(
     assert captured.parts.engine.entries  # type: ignore[attr-defined]
     assert captured.network.num_classes == 8
     assert torch.allclose(a, b, atol=1e-3)
+
+
+def test_a_loaded_learner_grows_with_the_seed_of_its_state(
+    growing: Callable[..., Learner], make_batches: Any, differ: Differ
+) -> None:
+    stream = make_batches(3, steps=3)
+    first = teach(growing("er", boundaries="inferred"), stream, tasks=1)
+    other = growing("er", boundaries="inferred", seed=7)
+    other.load_state_dict(first.state_dict())
+    assert other.seed == 0
+    for learner in (first, other):
+        for x, y in stream[1]:
+            learner.observe(x, labels(y))
+    assert differ(first.state_dict(), other.state_dict()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals differ")
+def test_a_state_that_is_refused_leaves_the_handlers_of_signals(
+    growing: Callable[..., Learner], make_batches: Any
+) -> None:
+    stream = make_batches(3, steps=3)
+    state = teach(growing("er", boundaries="inferred"), stream, tasks=1).state_dict()
+    state["meta"]["step"] = -5
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(ValueError, match="'step' is -5"):
+        growing("er", boundaries="inferred").load_state_dict(state)
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from training_helpers import METHODS, Spy, TwoDraws, parameters, same
 
 from dualcba import Learner, Transform
 from dualcba.losses import Batch
+from dualcba.methods.er import ER
 from dualcba.nets import MLP
+from dualcba.training.backup import Backup
 
 Make = Callable[..., Learner]
 Teach = Callable[..., Learner]
@@ -269,3 +272,27 @@ def test_a_step_that_fails_leaves_no_empty_rows_in_the_memory() -> None:
     assert learner.memory.filled == 0
     learner.observe(np.ones((2, 5)), [2, 3])
     assert learner.memory.y[: learner.memory.filled].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_whole_numbers_of_a_method_are_restored(on_gpu: bool) -> None:
+    """On a GPU only the counts of batches are left out, on which nothing depends there."""
+
+    class Counting(ER):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    network, method = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), Counting()
+    context: Any = SimpleNamespace(network=network, lr=SimpleNamespace(is_cuda=on_gpu))
+    outer_loop: Any = SimpleNamespace(adaptor=None, optimizer=None)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    backup = Backup(context, method, outer_loop, optimizer)
+    backup.save(with_adaptor=False)
+    method.count += 1
+    network(torch.ones(2, 2))
+    backup.restore()
+    batches: Any = network[1].num_batches_tracked
+    mean: Any = network[1].running_mean
+    assert (int(method.count), int(batches)) == (0, int(on_gpu))
+    assert (mean == 0).all()

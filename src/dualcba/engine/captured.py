@@ -77,6 +77,12 @@ class Captured:
         self.pool = torch.cuda.graph_pool_handle()
         self.stream.wait_stream(torch.cuda.current_stream(device))  # for tensors of the caller
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Captured:
+        """Return an engine without graphs, which refer to the tensors of one learner."""
+        memo[id(self)] = made = Captured(self.device, warmup=self.warmup)
+        made.ranks = self.ranks
+        return made
+
     def run(self, key: Hashable, fn: Callable[..., None], *inputs: Input) -> None:
         """Replay the graph of the key, capture it, or run `fn` eagerly."""
         entry = self.entries.get(key)

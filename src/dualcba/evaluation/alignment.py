@@ -82,6 +82,7 @@ class Alignment(Recorder):
     def measure(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Return everything recorded of one step, by name, as scalars on the device."""
         new, mem, outer_batch = self.batches(x, y)
+        self.learner.method.observe(new, mem)
         theta = dict(self.learner.network.named_parameters())
         theta = {name: p for name, p in theta.items() if p.requires_grad}
         loss = self.buffer_loss({}, outer_batch)

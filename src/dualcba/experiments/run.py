@@ -34,7 +34,7 @@ from dualcba.experiments.provenance import provenance
 from dualcba.experiments.real_time import events, parted, trained_batches
 from dualcba.experiments.relative_cost import count_relative_cost
 from dualcba.experiments.result import SCHEMA
-from dualcba.experiments.settings import learning_rate, parse_settings
+from dualcba.experiments.settings import learning_rate
 from dualcba.experiments.spec import Spec
 from dualcba.experiments.versions import versions
 from dualcba.learner import Learner
@@ -68,7 +68,6 @@ class Run:
     def __post_init__(self) -> None:
         spec = self.spec
         self.data = validation_split(self.data, spec.validation)
-        self.setting = next(iter(parse_settings(spec.setting).values()))  # the arrangement
         source = spec.agnostic_from  # read now: the file may be gone when the run is complete
         kind = parse_method(spec.method)[1] or ""
         self.agnostic_provenance = source and load_agnostic(source, kind).provenance

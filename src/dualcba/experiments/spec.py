@@ -100,7 +100,8 @@ class Spec(RunOptions):
         check_options(self.method, self.method_options)
         method = parse_method(self.method)[0](**self.method_options)
         _check_real_time(self, method)
-        check_adaptor_parts(self)
+        _check_alignment(self, method)
+        check_adaptor_parts(self, self.adaptor)
         check_optimizer(self)
         check_head_options(self, self.method, method.own_head)
         check_tracking(self.tracking, self.forward)
@@ -265,6 +266,18 @@ def _check_real_time(spec: Spec, method: Method) -> None:
         )
     if "alignment" in spec.record:
         raise ValueError(expected("record", spec.record, "no 'alignment' in real time"))
+
+
+def _check_alignment(spec: Spec, method: Method) -> None:
+    """Raise if the alignment would be measured on other draws than a step has."""
+    if "alignment" not in spec.record:
+        return
+    if method.chosen:
+        wanted = f"no 'alignment': {spec.method} chooses its memory draws by labels"
+        raise ValueError(expected("record", spec.record, wanted))
+    if spec.outer_draw == "balanced":
+        wanted = "no 'alignment' with outer_draw = 'balanced': it is that of uniform draws"
+        raise ValueError(expected("record", spec.record, wanted))
 
 
 # ---------------------------------------------------------------------- several specs at once

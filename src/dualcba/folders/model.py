@@ -58,7 +58,7 @@ class ModelSpec:
     """That of models of earlier versions, unless it is given."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    """Those for which the method's name stands, with the method, if it is that of a recipe."""
+    """The method and options that `method` stands for if it is the name of a recipe, else none."""
 
     @property
     def text(self) -> str:

@@ -18,7 +18,6 @@ from dualcba.data.readers.images import ByteArray, ImageShape, is_other_file
 from dualcba.engine import resolve_device
 from dualcba.engine.threads import threads_for
 from dualcba.errors import expected
-from dualcba.estimator import even_batches
 from dualcba.experiments.fitting_network import network_for
 from dualcba.folders.ledger import BROKEN, KNOWN, LEARNT, OTHER, Entry, Ledger
 from dualcba.folders.model import MODEL, SEEN, ModelSpec, read_model, save_model
@@ -42,7 +41,7 @@ from dualcba.options import (
     recipe_method,
     with_recipe,
 )
-from dualcba.training.unannounced import unannounced_options
+from dualcba.training.unannounced import even_batches, unannounced_options
 
 FIRST = 100
 """Images that decide on size and colours of a new model, and on how pixels are normalised."""
@@ -54,7 +53,7 @@ AT_ONCE = 50
 """Files that are read before the next step: there may be many without a new image."""
 
 SCAN_SHARE = 10
-"""A look at a large folder takes at most one part in so many of the time."""
+"""Looking at a large folder takes at most 1 / `SCAN_SHARE` of the time."""
 
 FIXED = ("method", "method_options", "network", "buffer", "batch_size", "memory_batch", "lr",
          "flip", "seed")  # fmt: skip
@@ -248,7 +247,7 @@ class Session:
         self.waiting = deque(f for f in self.waiting if self.ledger.marks.get(f.path) != f.mark)
 
     def _batch(self) -> list[Sample]:
-        """Take the next batch from `ready`; empty if it is worth to wait for more.
+        """Take the next batch from `ready`; it is empty while it is worth waiting for more images.
 
         While there are two batches, it is one of them. Else, after a while, it is what is there in
         parts of even size, so that no batch is needlessly small.

@@ -97,7 +97,7 @@ def closing_data(session: Session) -> dict[str, Any]:
 
 
 def remarks(session: Session) -> list[str]:
-    """Return what else is worth to be said about the files."""
+    """Return remarks on files that were not learnt as usual, a line for each kind."""
     ledger = session.ledger
     again = "learnt under each, what was learnt first is kept"
     counts = (

@@ -40,10 +40,12 @@ class Memory(nn.Module):
     ranks: Ranks | None = None  # the processes that share the rows, see `split`
 
     stale: Tensor | None = None
-    """(size + 1,) on the host, of a read-out: rows that were written since it has read them."""
+    """(size + 1,) bool, on the host: rows that were written since a read-out read them; it sets
+    this."""
 
     births: tuple[Tensor, Tensor] | None = None
-    """(size + 1,) when the sample of each row was stored, and () the present; of a monitor."""
+    """(size + 1,) the step at which the sample of each row was stored, and () the current step; a
+    monitor sets this."""
 
     def __init__(
         self,

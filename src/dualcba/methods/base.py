@@ -81,10 +81,10 @@ class Context:
     shapes, in place and without waiting for the device. On a GPU they become one launch."""
 
     raw_targets: bool = False
-    """Whether stored raw logits are the targets of raw logits, or adapted ones of adapted ones."""
+    """Whether stored logits are rehearsed raw, at raw logits; else adapted, at adapted logits."""
 
     sample_mean: bool = False
-    """Whether the loss is one mean over all samples, where a method can have it so."""
+    """Whether the loss is one mean over all samples, in methods that support it."""
 
     memory_batch: int | None = None
     """The learner's option of that name."""

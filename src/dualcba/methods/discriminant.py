@@ -114,7 +114,7 @@ class Discriminant(OfFeatures):
         self.bias.copy_(bias)
 
     def clear(self) -> None:
-        """Have no class."""
+        """Discard all classes."""
         self.weight.zero_()
         self.bias.fill_(-torch.inf)
 

@@ -115,7 +115,7 @@ class NearestMean(OfFeatures):
         """Do nothing: an update computes all."""
 
     def clear(self) -> None:
-        """Have no means."""
+        """Discard the means."""
         self.means.zero_()
         self.has_mean.zero_()
 

@@ -44,7 +44,7 @@ class Monitor:
     window
         The number of samples that windowed numbers are about.
     every
-        Predict every so many batches only.
+        Predict batches only every `every` steps.
     path
         Also write the numbers to this file, for `dualcba watch`.
     seconds

@@ -81,7 +81,7 @@ class MovingEstimate:
         return self._task is not None
 
     def forget(self) -> None:
-        """Have no estimate; the next one is that of the whole memory."""
+        """Discard the estimate; the next one is made from the whole memory."""
         self._task = None
 
     def observe(self, samples: int) -> None:
@@ -89,7 +89,7 @@ class MovingEstimate:
         self._since += samples
 
     def due(self, filled: int, task: Task) -> Due:
-        """Return what is due with so many samples in the memory.
+        """Return what the estimate needs, given the number of `filled` rows of the memory.
 
         In another task it is the whole memory: at the boundaries of tasks, methods may change the
         network and the memory as a whole.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dualcba.errors import expected
 from dualcba.options.choices import PLAIN_READOUTS
-from dualcba.options.defaults import COSINE_DEFAULTS
+from dualcba.options.defaults import COSINE_DEFAULTS, KIND_DEFAULTS
 from dualcba.options.definition import definitions
 from dualcba.options.training import TrainingOptions
 
@@ -50,6 +50,23 @@ def check_optimizer(options: TrainingOptions) -> None:
         raise ValueError(expected("virtual_lr", options.virtual_lr, "None unless virtual is 'sgd'"))
 
 
+UNUSED: dict[tuple[str, object], tuple[str, ...]] = {
+    ("agnostic", False): ("counts", "divide"),
+    ("levels", "joint"): ("outer_draw", "outer_loss", "update_order"),
+}
+"""Options of an adaptor that have no effect with a value of another one."""
+
+
+def _check_unused(options: TrainingOptions, kind: str | None) -> None:
+    """Raise if an option has no effect and another value than its default."""
+    known, own = definitions(TrainingOptions), KIND_DEFAULTS.get(kind or "", {})
+    for (name, value), unused in UNUSED.items():
+        for other in unused if getattr(options, name) == value else ():
+            given, usual = getattr(options, other), own.get(other, known[other].default)
+            if given not in (None, usual):
+                raise ValueError(expected(other, given, f"{usual!r} if {name} is {value!r}"))
+
+
 def check_while_empty(while_empty: str, stores_in_steps: bool) -> None:
     """Raise if steps wait for a memory that is only filled when a task ends."""
     if while_empty != "train" and not stores_in_steps:
@@ -73,8 +90,9 @@ def check_readout(readout: str, kind: str | None) -> None:
         raise ValueError(expected("readout", readout, wanted))
 
 
-def check_adaptor_parts(options: TrainingOptions) -> None:
-    """Raise unless the parts of an adaptor fit each other."""
+def check_adaptor_parts(options: TrainingOptions, kind: str | None) -> None:
+    """Raise unless the options of an adaptor of this kind fit each other."""
+    _check_unused(options, kind)
     if options.agnostic_from is not None and not options.agnostic:
         wanted = "None if agnostic is False"
         raise ValueError(expected("agnostic_from", options.agnostic_from, wanted))

@@ -91,7 +91,7 @@ def option(default: Any, help: str, group: str, **more: Any) -> Any:
 
 
 def same_as(cls: type, name: str, **more: Any) -> Any:
-    """Take an option of another class over, with a narrower or wider type."""
+    """Define an option as in another class; the annotation and `more` may change parts of it."""
     (found,) = [f for f in dataclasses.fields(cls) if f.name == name]
     return dataclasses.field(default=None, metadata={**found.metadata, **more})
 

@@ -35,14 +35,13 @@ def adaptor_options(kind: str, given: dict[str, Any]) -> TrainingOptions:
             raise TypeError(unknown("option", name, OPTIONS))
     options = TrainingOptions(**given)
     fill(options, kind_defaults(kind, options), kind)
-    if kind != "cba":
-        check_adaptor_parts(options)
+    check_adaptor_parts(options, kind)
     check_optimizer(options)
     return options
 
 
 def last_layer(head: nn.Module) -> list[Tensor]:
-    """Return the parameters of a last layer, weights first; raise if it is none for an adaptor."""
+    """Return the parameters of a last layer, weights first; raise if an adaptor cannot use it."""
     if not isinstance(head, nn.Linear | CosineHead):
         raise ValueError(expected("type of head", type(head).__name__, "Linear, the last layer"))
     check_weight(head, "head.weight")

@@ -153,7 +153,7 @@ class Predictor:
     def _memory_classifier(
         self, statistics: str, refresh: IBNRefresh
     ) -> AbstractContextManager[None]:
-        """Have the rule of the read-out, if it uses the memory."""
+        """Return a context in which the rule of the read-out is computed, if it has one."""
         if self.classifier is None:
             return nullcontext()
         return self.classifier.under((statistics, refresh), nested=self._depth > 1)

@@ -87,7 +87,7 @@ class Labels:
         self.replace([*self._classes, *labels])
 
     def replace(self, labels: Sequence[Hashable]) -> None:
-        """Have these labels and no others."""
+        """Set the labels, in place of all before."""
         self._classes = {label: k for k, label in enumerate(labels)}
         self._array = as_array(labels)
 

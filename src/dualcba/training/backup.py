@@ -32,11 +32,13 @@ class Backup:
     ) -> None:
         self.outer_loop = outer_loop
         self.optimizer = optimizer
-        modules = (context.network, method, outer_loop.adaptor, standardise)
-        buffers = [b for module in modules if module is not None for b in module.buffers()]
-        cumulative = any(layer.momentum is None for layer in batch_norms(context.network))
-        if context.lr.is_cuda and not cumulative:  # then nothing depends on the counts of batches
-            buffers = [b for b in buffers if b.is_floating_point()]
+        given = (context.network, method, outer_loop.adaptor, standardise)
+        modules = [module for module in given if module is not None]
+        buffers = [b for module in modules for b in module.buffers()]
+        layers = [layer for module in modules for layer in batch_norms(module)]
+        if context.lr.is_cuda and all(layer.momentum is not None for layer in layers):
+            counts = {id(layer.num_batches_tracked) for layer in layers}  # nothing depends on them
+            buffers = [b for b in buffers if id(b) not in counts]
         theta = [p.detach() for group in optimizer.param_groups for p in group["params"]]
         self.repeats = method.repeats > 1
         late = self.repeats or method.extra_draw
@@ -45,8 +47,7 @@ class Backup:
         self.weights = [*theta, *own] if late else []
         self.others: list[Tensor] = []  # that a step changes last; used with repeated updates
         self._groups = [_Group(same) for same in _by_dtype(buffers)]
-        self._live = [t for group in self._groups for t in group.live]
-        self._copies = [t for group in self._groups for t in group.copies()]
+        self._copies = [group.copies() for group in self._groups]
         self._phi_groups: list[_Group] = []
         self._moments: list[Tensor] | None = None  # of φ's optimiser; None if φ is not updated
         self._saved = False
@@ -54,8 +55,8 @@ class Backup:
 
     def save(self, *, with_adaptor: bool) -> None:
         """Copy the buffers, and φ if it is about to be updated."""
-        if self._live:
-            foreach_copy_(self._copies, self._live)
+        for group, copies in zip(self._groups, self._copies, strict=True):
+            foreach_copy_(copies, group.live)  # one dtype at a time is one kernel
         self._moments = self._moments_of_phi() if with_adaptor else None
         self._phi_groups = []
         if self._moments is not None:
@@ -116,7 +117,7 @@ class Backup:
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the state of an optimiser; a loaded state has other tensors."""
+    """Return the tensors of an optimiser's state now; loading a state replaces them."""
     return [t for state in optimizer.state.values() for t in state.values()]
 
 

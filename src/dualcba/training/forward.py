@@ -79,7 +79,7 @@ class ForwardPass:
     def inner_batches(
         self, x: Tensor, y: Tensor, drawn: BatchDraws[Tensor]
     ) -> tuple[Batch, list[Batch]]:
-        """B_trn: the new batch, with its other views, and the memory draws."""
+        """Return B_trn: the new batch, with its other views, and the memory draws."""
         draws, weights = self._memory_batches(x, y, drawn)
         raw: list[Raw] = [(x, y, {}), *draws]
         params = [drawn.new_augment, *(draw.augment for draw in drawn.memory)]
@@ -138,10 +138,11 @@ class ForwardPass:
         return inputs
 
     def outer_batch(self, x: Tensor, y: Tensor, drawn: BatchDraws[Tensor]) -> Batch:
-        """B_buf: a fresh draw from the memory, or evenly over the classes of memory and new batch.
+        """Return B_buf: a draw from the memory, or evenly over classes of memory and new batch.
 
-        Its `frequencies` are the expected samples of each class in a draw as large as what it is
-        drawn from, if the step has drawn `filled`. Running statistics are left unchanged.
+        If the step has drawn `filled`, its `frequencies` are the expected numbers of samples of
+        each class in a draw with as many samples as there are to draw from. Running statistics are
+        left unchanged.
         """
         draw = drawn.outer_batch
         assert draw is not None
@@ -262,7 +263,11 @@ class ForwardPass:
         return [*new, *batches[1:]]
 
     def _tracked(self, batches: int, parts: int, usual: int) -> list[bool]:
-        """Return whether each part updates the running statistics; the new batch has 1 or 2."""
+        """Return whether each part updates the running statistics.
+
+        Unless batches are joined, the parts are those of the new batch (one, or two if labelled
+        samples lead it), then the memory draws, then the other views.
+        """
         own, views, memory = parts - batches + 1, batches - usual, usual - 1
         if self.tracking == "all" or (self.tracking == "memory" and not memory):
             return [True] * parts

@@ -1,9 +1,9 @@
 """Another number of outputs for a learner in the middle of its stream.
 
-Nothing that a learner consists of changes its shape. All parts are made anew, for more outputs, and
-take over the state of the parts before. Where an entry of the state has another shape, as it has
-one row or column per class, it is continued by copies of the last one, and in a last layer by
-copies with a random part; see `dualcba.tasks.outputs`. So methods, adaptors, memories and
+No part of a learner can change its shape. For another number of outputs, all parts are made again
+and take over the state of the parts before. Where an entry of the state has one row or column per
+class, it is continued by copies of the last one, and in a last layer by copies with a random part;
+see `dualcba.tasks.outputs`. So methods, adaptors, memories and
 optimisers need no code for it. The network stays the same module; its last layer gets further rows.
 """
 
@@ -24,7 +24,7 @@ from dualcba.randomness import torch_generator
 from dualcba.tasks.class_sets import ClassSets
 from dualcba.tasks.outputs import fitted
 from dualcba.training.learner_arguments import LearnerArguments
-from dualcba.training.learner_state import restore_state, save_state
+from dualcba.training.learner_state import ROWS, restore_state, save_state
 from dualcba.training.parts import Parts, make_parts
 
 
@@ -64,13 +64,16 @@ class PartsMaker:
         examples = {**save_state(made, seed=0, step=0)["tensors"], **_first_moments(made)}
         tensors = {k: fitted(v, examples.get(k, v).shape) for k, v in before["tensors"].items()}
         grown = {k: v for k, v in tensors.items() if v.shape != before["tensors"][k].shape}
-        self._begin_rows(grown, network, parts.context.sets.num_classes, trained)
+        old = parts.context.sets.num_classes
+        self._begin_rows(grown, network, old, trained, parts.context.seed)
         restore_state(made, before | {"tensors": tensors}, receive)
         made.context.memory.births = parts.context.memory.births
         made.context.seed = parts.context.seed  # perhaps that of a loaded state
         return made
 
-    def _begin_rows(self, tensors: Tensors, network: Network, old: int, trained: bool) -> None:
+    def _begin_rows(
+        self, tensors: Tensors, network: Network, old: int, trained: bool, seed: int
+    ) -> None:
         """Set the new rows of last layers: what the last row has learnt, and random numbers.
 
         The random numbers are drawn as `nn.Linear` draws its initial weights, the same ones for all
@@ -80,7 +83,7 @@ class PartsMaker:
         outputs = network.num_classes
         if outputs <= old:
             return
-        drawn, first = self._drawn(network, outputs), self._drawn(network, old)
+        drawn, first = (_drawn(network, n, seed) for n in (outputs, old))
         for name, rows in drawn.items():
             for key, value in tensors.items():
                 layer = key.startswith(("network.", "method.")) and key.endswith(f".{name}")
@@ -92,16 +95,17 @@ class PartsMaker:
                     value[old:] = 0
                 value[old:] += rows[old:].to(value)
 
-    def _drawn(self, network: Network, outputs: int) -> Tensors:
-        """Return the random numbers of all rows that are made with this number of outputs."""
-        weight = network.head.weight
-        assert isinstance(weight, Tensor)
-        bound, rng = weight.shape[1] ** -0.5, torch_generator(self.given.seed, "head", outputs)
-        shapes = {"weight": (outputs, weight.shape[1]), "bias": (outputs,)}
-        return {
-            name: torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=rng)
-            for name, shape in shapes.items()
-        }
+
+def _drawn(network: Network, outputs: int, seed: int) -> Tensors:
+    """Return the random numbers of all rows that are made with this number of outputs."""
+    weight = network.head.weight
+    assert isinstance(weight, Tensor)
+    bound, rng = weight.shape[1] ** -0.5, torch_generator(seed, "head", outputs)
+    shapes = {"weight": (outputs, weight.shape[1]), "bias": (outputs,)}
+    return {
+        name: torch.empty(shape, dtype=torch.float32).uniform_(-bound, bound, generator=rng)
+        for name, shape in shapes.items()
+    }
 
 
 def _loaded_part(parts: Parts, given: LearnerArguments) -> Any:
@@ -134,7 +138,19 @@ def widened(state: Mapping[str, Any], parts: Parts) -> dict[str, Any]:
         kept = name.startswith("task_data.") and name.endswith(".x")
         example = value.new_zeros(len(value), *shape) if kept else examples.get(name, value)
         tensors[name] = _placed(value, example)
-    return {**state, "tensors": tensors}
+    return {**state, "tensors": tensors, **_fitting_estimate(state, parts)}
+
+
+def _fitting_estimate(state: Mapping[str, Any], parts: Parts) -> dict[str, Any]:
+    """Return the `estimate`, without rows that a read-out has kept for fewer outputs."""
+    estimate = state.get("estimate")
+    if estimate is None:
+        return {}
+    rows = estimate["tensors"].get(ROWS[0])
+    if rows is None or rows.shape[1] != len(state["tensors"]["sets.new"]):
+        return {"estimate": estimate}
+    kept = {name: t for name, t in estimate["tensors"].items() if name not in ROWS}
+    return {"estimate": {**estimate, "tensors": kept}}
 
 
 def _placed(value: Tensor, example: Tensor) -> Tensor:

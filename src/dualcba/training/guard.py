@@ -3,8 +3,8 @@
 A step is refused if its loss, a gradient, the update of the weights or a running statistic is not
 finite. It is also refused if a raw sample is an *outlier*: a float with an absolute value of more
 than `FACTOR` times the largest one of all batches before. One such sample would ruin the running
-statistics, the weights and the memory. If inputs are standardised, features have scales of their
-own: then a value is no outlier if its feature has been 0 so far.
+statistics, the weights and the memory. If inputs are standardised, each feature has a scale of its
+own, and the first values of a feature that was always 0 are never outliers.
 
 On a CPU the verdict is read at once, before the weights change, and `RefusedError` is raised. On a
 GPU nothing waits for the verdict: it stays on the device, where the optimiser skips its update and
@@ -229,7 +229,7 @@ class StepGuard:
         elif self._clipped:
             self.outliers += 1
 
-    def leave_out(self) -> None:
+    def count_left_out(self) -> None:
         """Count a batch that was left out, on a CPU."""
         self.outliers += 1
 

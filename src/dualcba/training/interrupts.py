@@ -16,9 +16,9 @@ _functions: Any = import_module("_signal")  # `signal` without enums, which take
 _main = threading.main_thread()
 
 BY_LOOP = "_sighandler_noop"
-"""The handler of a signal that asyncio's loop reads from a file descriptor, after the step anyway.
+"""The handler of a signal that asyncio's loop reads from a file descriptor.
 
-It would read one that is sent again twice.
+The loop reads it after the step anyway, and would read a signal that is sent again a second time.
 """
 
 
@@ -80,4 +80,4 @@ def send_to_main_thread(number: int) -> None:
 
 
 interrupts = Interrupts()
-"""That of this process, because signals are."""
+"""The one of this process: signals are sent to processes."""

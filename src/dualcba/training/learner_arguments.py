@@ -139,7 +139,8 @@ class LearnerArguments(TrainingOptions):
     ibn_refresh: IBNRefresh = option(
         "parts",
         "how predictions re-estimate IBN statistics: parts (from a part of the memory, of at most "
-        "as many samples as were observed since) or full (from the whole memory after each step)",
+        "as many samples as were observed since) or full (from the whole memory after each step); "
+        "with ibn_average literal or continued always full",
         EVALUATION,
     )
     base: Method = field(init=False)
@@ -170,7 +171,7 @@ class LearnerArguments(TrainingOptions):
         base, kind = resolve(given, self.method_options or {}, self.adaptor)
         defaults = {**protocol_defaults(self), **kind_defaults(kind, self)}
         fill(self, {**defaults, **head_defaults(self)}, kind)
-        check_adaptor_parts(self)
+        check_adaptor_parts(self, kind)
         check_head_options(self, type(base).__name__, base.own_head)
         check_optimizer(self)
         check_tracking(self.tracking, self.forward)
@@ -291,7 +292,10 @@ def resolve(method: str | Method, options: Any, adaptor: str | None) -> tuple[Me
 
 
 def check_network(network: nn.Module) -> None:
-    """Raise unless it is a network in float32 with trainable parameters, which it leaves alone."""
+    """Raise unless it is a network in float32 with trainable parameters.
+
+    A layer that changes its own parameters in a forward pass is refused too.
+    """
     if not isinstance(network, nn.Module):
         raise ValueError(expected("network", network, "an nn.Module"))
     weights = list(network.named_parameters())

@@ -129,7 +129,7 @@ def check_estimate(own: Tensors, estimate: Any) -> None:
     if not isinstance(tensors, Mapping):
         raise ValueError("the state's 'estimate' has no tensors, expected a dict of them")
     check_dense(tensors)
-    # those of a read-out may be missing, or be there in vain
+    # entries of a read-out may be missing, or be there although this learner keeps none
     optional = {k for k in {*own, *tensors} if k in ROWS and not (k in own and k in tensors)}
     check_same_layout(
         {k: v for k, v in own.items() if k not in optional},

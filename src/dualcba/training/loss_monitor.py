@@ -47,7 +47,10 @@ class LossMonitor:
         return self.engine.device.type != "cpu" and step % (RECENT // 2) == 0
 
     def check(self, step: int, task_starts: Sequence[int]) -> None:
-        """Raise a `FloatingPointError` if one of the last steps was refused, once for each."""
+        """Raise a `FloatingPointError` that names the first recent step that was refused, if any.
+
+        All refused steps are forgotten then: a second call raises for later ones only.
+        """
         steps = np.arange(step - min(step, RECENT), step)
         with self.engine.scope():
             index = torch.from_numpy(steps % RECENT).to(self.engine.device)

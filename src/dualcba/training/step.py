@@ -118,7 +118,7 @@ class TrainingStep:
         """Draw what the step needs on the host, then run it on the engine."""
         outer_batch = update_adaptor and self.outer_loop.uses_outer_batch
         drawn = self.sampler.draw(step, len(x), storable, outer_batch=outer_batch)
-        if self.guard.waits:  # on a CPU there is nothing to transfer, and a packet takes its time
+        if self.guard.waits:  # on a CPU nothing is transferred, and packing would only cost time
             if first:
                 self.backup.save_weights()
             on_host = partial(self.run, drawn=as_tensors(drawn), update_adaptor=update_adaptor)
@@ -129,7 +129,8 @@ class TrainingStep:
         run = partial(self.run_packet, layout=layout, update_adaptor=update_adaptor)
         key = ("step", layout, trained)
         if first and not self.engine.replays(key):
-            self.backup.save_weights()
+            with self.engine.scope():
+                self.backup.save_weights()
         interrupts.defer()  # the launch is short, and what it has queued cannot be taken back
         self.engine.run(key, run, x, y, packet)
 

@@ -49,13 +49,16 @@ class TaskLifecycle:
         self.data: list[tuple[Tensor, Tensor]] = []  # of the current task, for `rereads_task`
 
     def check_classes(self, classes: Any) -> list[Any]:
-        """Return the classes of a new task as a list of labels; raise if they cannot be ones."""
+        """Return the classes of a new task as a list of labels; raise if they are not valid."""
         labels = self.check_labels(classes)
         self.context.sets.check(labels)
         return labels
 
     def check_labels(self, classes: Any) -> list[Any]:
-        """Return the labels of a new task as a list; raise if it is none, or tasks are inferred."""
+        """Return the labels of a new task as a list; raise if there is no such list.
+
+        Also raise if boundaries are inferred: then nobody announces a task.
+        """
         if self.detector is not None:
             raise ValueError("boundaries are inferred from the labels, expected no new_task")
         return label_list(classes)

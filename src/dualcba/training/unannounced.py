@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
+from itertools import pairwise
 from typing import Any
 
 from dualcba.errors import expected, unknown
@@ -45,3 +47,17 @@ def unannounced_options(method: str | Method) -> dict[str, Any]:
     kind = parse_method(method)[0] if isinstance(method, str) else type(method)
     readout = "both" if getattr(kind, "scores", None) is Method.scores else "head"
     return {"boundaries": "inferred", "forward": "concat", "ibn": True, "readout": readout}
+
+
+def even_batches(n: int, size: int) -> list[slice]:
+    """Split n rows into the fewest batches of at most `size`, whose sizes differ by at most one.
+
+    A rest of one or two samples would be normalised by statistics of its own: where they are nearly
+    equal, a channel's gradient grows without bound.
+
+    >>> [batch.stop - batch.start for batch in even_batches(12, 10)]
+    [6, 6]
+    """
+    parts = math.ceil(n / size)
+    edges = [(n * k + parts - 1) // parts for k in range(parts + 1)]
+    return [slice(start, stop) for start, stop in pairwise(edges)]

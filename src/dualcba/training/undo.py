@@ -41,7 +41,8 @@ def undone_in_a_task(parts: Parts) -> Iterator[None]:
     tasks, sets = parts.tasks, parts.context.sets
     kept = len(tasks.data)
     detector = None if tasks.detector is None else tasks.detector.copy()
-    masks = [] if detector is None else [(t, t.clone()) for t in sets.buffers()]
+    with parts.engine.scope():
+        masks = [] if detector is None else [(t, t.clone()) for t in sets.buffers()]
     try:
         yield
     except BaseException:
