@@ -198,12 +198,15 @@ def _sensitivity(H: Tensor, G: Tensor, outer: Outer) -> Tensor:
 
 def _by_rate(
     H: Tensor, G: Tensor, outer_batch: Batch, outer_terms: OuterTerms,
-    weight: Tensor, bias: Tensor | None, lr: Tensor | float,
+    weight: Tensor, bias: Tensor | None, rate: Tensor | float,
 ) -> Tensor:  # fmt: skip
-    """Return S = −α (H H'ᵀ + 1) E, for a step of W' = W − α Gᵀ H and b' = b − α Gᵀ 1."""
+    """Return S = −α (H H'ᵀ + 1) E, for a step of W' = W − α Gᵀ H and b' = b − α Gᵀ 1.
+
+    W and b are `weight` and `bias`, where the step starts, and α is its `rate`.
+    """
     K = H @ outer_batch.h.T  # (n, n')
-    rate = lr if isinstance(lr, Tensor) else K.new_tensor(lr)
-    K = rate * K if bias is None else torch.addcmul(rate, K, rate)  # α (H H'ᵀ + 1)
+    alpha = rate if isinstance(rate, Tensor) else K.new_tensor(rate)
+    K = alpha * K if bias is None else torch.addcmul(alpha, K, alpha)  # α (H H'ᵀ + 1)
     virtual = F.linear(outer_batch.h, weight, bias).addmm_(K.T, G, alpha=-1)  # H' W'ᵀ + b'
     E = _error(outer_terms(outer_batch.with_logits(virtual)), virtual)
     return torch.addmm(G, K, E, beta=0, alpha=-1)  # beta=0: only the shape of G matters

@@ -119,7 +119,7 @@ class MKD(Wrapper):
         self.own_draw, self.mild = own_draw, mild
         self.viewed_draws = 1 if own_draw else None
         self.weight = default_weight(alpha) if weight is None else at_least_0("weight", weight)
-        self._cached: tuple[Tensor, list[Tensor]] | None = None  # inputs and targets of a step
+        self._cached: tuple[Tensor, tuple[list[Tensor], list[Tensor]]] | None = None  # of a step
 
     def bind(self, context: Context) -> None:
         """Initialise the teacher with the network."""
@@ -166,10 +166,8 @@ class MKD(Wrapper):
         terms = self._supervised(batches)
         if self.own_draw:
             terms = [*self.method.terms(new, mem[:-1]), *terms]
-        targets = self.targets(batches)
-        for k, batch in enumerate(batches):
-            other = targets[k - len(batches)]  # that of the batch, unless the teacher saw the view
-            for view, target in ((batch, targets[k]), (batch.views[self.second], other)):
+        for batch, *targets in zip(batches, *self.targets(batches), strict=True):
+            for view, target in zip((batch, batch.views[self.second]), targets, strict=True):
                 terms.append(Divergence(view, target, self.temperature, each * len(view.y)))
         return terms
 
@@ -182,13 +180,17 @@ class MKD(Wrapper):
         both = (1 - self.share, batches), (self.share, others)
         return [scaled(term, s) for s, part in both for term in loss(part[0], part[1:])]
 
-    def targets(self, batches: Sequence[Batch]) -> list[Tensor]:
-        """Return the teacher's logits of each batch, then of mixed views; once per step."""
+    def targets(self, batches: Sequence[Batch]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the teacher's logits of each batch, and the targets of its second view.
+
+        These are the same, unless the second view mixes images. Computed once per step.
+        """
         if self._cached is None or self._cached[0] is not batches[0].x:
             seen = [self.second] if self.second == "cutmix" else []
             with torch.no_grad():
                 logits = [z for z, _ in self.context.passes(self.teacher, batches, seen)]
-            self._cached = batches[0].x, logits
+            first, others = logits[: len(batches)], logits[len(batches) :]
+            self._cached = batches[0].x, (first, others or first)
         return self._cached[1]
 
     def after_step(self, noise: Tensor | None) -> None:
