@@ -31,7 +31,7 @@ def double_targets(method: Any, new: Batch, mem: Sequence[Batch]) -> None:
     method.terms(new, mem)
     if getattr(method, "_cached", None) is not None:
         x, targets = method._cached
-        method._cached = x, [t.double() for t in targets]
+        method._cached = x, tuple([t.double() for t in part] for part in targets)
     if hasattr(method, "_outputs"):
         method._outputs = [tuple(t.detach().double() for t in pair) for pair in method._outputs]
 
