@@ -20,6 +20,7 @@ from dualcba.experiments import Hardware, Run, Spec
 from dualcba.memory import Indices, Memory, Reservoir
 from dualcba.methods.er import ER
 from dualcba.methods.nearest_mean import class_means, class_sums, nearness, scores_by_means
+from dualcba.training.learner_state import ROWS
 
 Make = Callable[..., Any]
 
@@ -190,6 +191,36 @@ def test_a_state_with_a_part_of_the_kept_features_has_none(
     del tensors[f"estimate.{missing}"]
     learner.load_state_dict({**state, "estimate": {**state["estimate"], "tensors": tensors}})
     torch.testing.assert_close(learner.predict_proba(images.test_x), want)
+
+
+@pytest.mark.parametrize("loading", ["ncm", "lda", "debiased", "head"])
+@pytest.mark.parametrize("saving", ["ncm", "debiased"])
+@pytest.mark.parametrize("width", [6, 16])
+def test_another_read_out_does_not_use_what_was_kept(
+    width: int, saving: str, loading: str, make_learner: Make, teach: Make, images: Dataset
+) -> None:
+    """With as many features as outputs both have the same shape."""
+
+    def make(readout: str) -> Learner:
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Flatten(), nn.Linear(192, width), nn.BatchNorm1d(width), nn.ReLU(),
+            nn.Linear(width, 6),
+        )  # fmt: skip
+        learner: Learner = make_learner("er", net, readout=readout, ibn=True)
+        return learner
+
+    learner = teach(make(saving))
+    learner.predict(images.test_x)
+    state = learner.state_dict()
+    estimate = state["estimate"]
+    kept = {k: t for k, t in estimate["tensors"].items() if k not in ROWS}
+    assert len(kept) < len(estimate["tensors"])
+    found, wanted = make(loading), make(loading)
+    found.load_state_dict(state)
+    wanted.load_state_dict({**state, "estimate": {**estimate, "tensors": kept}})
+    want = wanted.predict_proba(images.test_x)
+    torch.testing.assert_close(found.predict_proba(images.test_x), want)
 
 
 def test_a_prediction_that_is_interrupted_leaves_no_old_feature(

@@ -146,6 +146,10 @@ class Keeper:
         self._due_at = time.monotonic() + (seconds or 0.0)
         self._due_after = self.run.taken + (steps or 0)
 
+    def due_now(self) -> None:
+        """Let the interval end with the next step."""
+        self._due_at, self._due_after = 0.0, 0
+
     @property
     def due(self) -> bool:
         """Whether the interval has passed."""

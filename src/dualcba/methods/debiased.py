@@ -41,6 +41,9 @@ class Debiased:
     without a sample in the memory has b_c = 0.
     """
 
+    kept = "log_p"
+    """What `rows` returns, by its name in a state."""
+
     def __init__(self, num_classes: int, like: Tensor) -> None:
         self.bias = like.new_zeros(num_classes)
 

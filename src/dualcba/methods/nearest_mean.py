@@ -68,20 +68,25 @@ def both_read_outs(z: Tensor, near: Tensor) -> Tensor:
 class RowFeatures:
     """What a read-out keeps of each row of a memory, and which rows are out of date.
 
-    `stale` is on the host; its last entry is that of the spare row.
+    `name` says what the values are: read-outs that keep something else cannot use them. `stale` is
+    on the host; its last entry is that of the spare row.
     """
 
-    def __init__(self, size: int, width: int, device: torch.device) -> None:
+    def __init__(self, name: str, size: int, width: int, device: torch.device) -> None:
+        self.name = name
         self.values = torch.zeros(size, width, device=device)
         self.stale = torch.ones(size + 1, dtype=torch.bool)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return both by name."""
-        return {"features": self.values, "stale": self.stale}
+        return {self.name: self.values, "stale": self.stale}
 
 
 class OfFeatures:
     """A rule of a read-out that needs the normalised features of the memory's samples."""
+
+    kept = "features"
+    """What `rows` returns, by its name in a state."""
 
     @staticmethod
     def width(weight: Tensor) -> int:

@@ -47,7 +47,8 @@ def kept_rows(parts: Parts, readout: Readout) -> RowFeatures | None:
     if not isinstance(memory, Reservoir) or type(memory).write is not Memory.write:
         return None
     weight = cast(Tensor, parts.context.network.head.weight)
-    rows = RowFeatures(memory.size, RULES[readout].width(weight), parts.engine.device)
+    rule = RULES[readout]
+    rows = RowFeatures(rule.kept, memory.size, rule.width(weight), parts.engine.device)
     memory.stale = rows.stale
     return rows
 

@@ -18,7 +18,6 @@ from dualcba.normalization.statistics import RunningStatistics
 from dualcba.options import IBNRefresh
 from dualcba.prediction.memory_pass import MemoryPass
 from dualcba.randomness import generator
-from dualcba.training.learner_state import ROWS
 from dualcba.training.parts import Parts
 from dualcba.training.precision import default_modes
 
@@ -121,7 +120,8 @@ class MemoryStatistics:
         with self.engine.scope():
             self.moving.load_state_dict(estimate, step * self.context.batch_size)
         saved = {} if estimate is None else estimate["tensors"]
-        if self.rows is not None and not saved.keys() >= set(ROWS):
+        own = () if self.rows is None else self.rows.tensors()
+        if self.rows is not None and not all(f"estimate.{name}" in saved for name in own):
             self.rows.stale.fill_(True)
         if estimate is not None:
             self._follow()

@@ -24,7 +24,7 @@ from dualcba.randomness import torch_generator
 from dualcba.tasks.class_sets import ClassSets
 from dualcba.tasks.outputs import fitted
 from dualcba.training.learner_arguments import LearnerArguments
-from dualcba.training.learner_state import ROWS, restore_state, save_state
+from dualcba.training.learner_state import LOG_P, ROWS, restore_state, save_state
 from dualcba.training.parts import Parts, make_parts
 
 
@@ -138,17 +138,14 @@ def widened(state: Mapping[str, Any], parts: Parts) -> dict[str, Any]:
         kept = name.startswith("task_data.") and name.endswith(".x")
         example = value.new_zeros(len(value), *shape) if kept else examples.get(name, value)
         tensors[name] = _placed(value, example)
-    return {**state, "tensors": tensors, **_fitting_estimate(state, parts)}
+    return {**state, "tensors": tensors, **_fitting_estimate(state)}
 
 
-def _fitting_estimate(state: Mapping[str, Any], parts: Parts) -> dict[str, Any]:
+def _fitting_estimate(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `estimate`, without rows that a read-out has kept for fewer outputs."""
     estimate = state.get("estimate")
-    if estimate is None:
-        return {}
-    rows = estimate["tensors"].get(ROWS[0])
-    if rows is None or rows.shape[1] != len(state["tensors"]["sets.new"]):
-        return {"estimate": estimate}
+    if estimate is None or LOG_P not in estimate["tensors"]:
+        return {} if estimate is None else {"estimate": estimate}
     kept = {name: t for name, t in estimate["tensors"].items() if name not in ROWS}
     return {"estimate": {**estimate, "tensors": kept}}
 

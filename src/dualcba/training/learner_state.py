@@ -110,8 +110,10 @@ def check_state(
     check_boundaries(given)
 
 
-ROWS = ("estimate.features", "estimate.stale")
-"""The features of the memory's rows that predictions keep, and which of them are out of date."""
+LOG_P = "estimate.log_p"
+ROWS = ("estimate.features", LOG_P, "estimate.stale")
+"""What read-outs keep of the memory's rows, features or log-probabilities by the present outputs,
+and which rows are out of date."""
 
 
 def check_estimate(own: Tensors, estimate: Any) -> None:

@@ -145,7 +145,7 @@ def named(name: str) -> list[Experiment]:
     >>> named("mian")
     Traceback (most recent call last):
     ...
-    ValueError: unknown experiment 'mian', did you mean 'main'? (32 are known, such as main, ...)
+    ValueError: unknown experiment 'mian', did you mean 'main'? (33 are known, such as main, ...)
     """
     if name == "all":
         return [experiments()[one] for one in NAMES]
