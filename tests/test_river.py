@@ -235,3 +235,34 @@ def test_features_that_could_not_be_learnt_are_ignored() -> None:
         model.learn_one({"a": 1.0, "b": 2.0}, frozenset({1}))
     assert model.predict_one({"a": 1.0, "b": 2.0}) in (frozenset({1}), frozenset({2}))
     model.learn_one({"a": 1.0}, frozenset({1}))
+
+
+def test_a_bad_label_keeps_the_samples_that_wait() -> None:
+    model = RiverClassifier(seed=0, batch_size=3)
+    model.learn_one({"a": 1.0}, "x")
+    model.learn_one({"a": 1.0}, "x")
+    waiting = len(model._waiting)
+    for label in (float("nan"), []):
+        with pytest.raises(ValueError, match=r"y is .*, expected a hashable value"):
+            model.learn_one({"a": 1.0}, label)  # type: ignore[arg-type]
+    assert len(model._waiting) == waiting
+    assert model.learner is not None
+    assert model.learner.step == 1
+
+
+def test_a_table_with_a_mistake_is_not_learnt_in_part() -> None:
+    pd = pytest.importorskip("pandas")
+    model, table = RiverClassifier(seed=0), pd.DataFrame({"a": [1.0, 2.0, 3.0]})
+    for y, message in (
+        (pd.Series(["x", "y"]), r"shape of y is \(2,\), expected \(3,\)"),
+        (["x", float("nan"), "y"], r"y\[1\] is nan"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.learn_many(table, y)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="feature 'a' is 'word'"):
+        model.learn_many(pd.DataFrame({"a": [1.0, "word"]}), pd.Series(["x", "y"]))
+    with pytest.raises(ValueError, match="feature 'a'"):
+        model.learn_one({"a": 10**400}, "x")
+    assert model.learner is None
+    model.learn_many(table, ["x", "y", "x"])  # type: ignore[arg-type]
+    assert model.predict_one({"a": 1.0}) in ("x", "y")

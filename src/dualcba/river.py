@@ -20,7 +20,7 @@ from dualcba.learner import Learner
 from dualcba.nets import make_network
 from dualcba.options import with_recipe
 from dualcba.randomness import first_weights
-from dualcba.tasks.labels import python_object
+from dualcba.tasks.labels import check_label, python_object, read_labels
 from dualcba.training.growth import widened
 from dualcba.training.learner_state import split_estimate, with_estimate
 from dualcba.training.unannounced import FIRST_OUTPUTS, learner_options, unannounced_options
@@ -98,14 +98,23 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
 
     def learn_one(self, x: Features, y: Hashable) -> None:
         """Learn a sample, or keep it until there are `batch_size` of them."""
-        self._waiting.append((_numbers(x), python_object(y)))
+        label = python_object(y)
+        check_label(label, "y")
+        self._waiting.append((_numbers(x), label))
         known = [] if self._learner is None else self._learner.classes_
         if len(self._waiting) >= self.batch_size or self._waiting[-1][1] not in known:
             self._learn()
 
     def learn_many(self, X: pd.DataFrame, y: pd.Series) -> None:
-        """Learn the rows of a table, as `learn_one` does one after the other."""
-        for x, label in zip(X.to_dict("records"), y.tolist(), strict=True):
+        """Learn the rows of a table, as `learn_one` does one after the other.
+
+        If a row or a label cannot be learnt, none is.
+        """
+        rows, labels = X.to_dict("records"), read_labels(y, len(X), "y")
+        for k, (x, label) in enumerate(zip(rows, labels, strict=True)):
+            _numbers(x)
+            check_label(label, f"y[{k}]")
+        for x, label in zip(rows, labels, strict=True):
             self.learn_one(x, label)
 
     def _learn(self) -> None:
@@ -232,8 +241,8 @@ def _numbers(x: Features) -> dict[Hashable, float]:
     for name, given in x.items():
         try:
             value = math.nan if given is None else float(given)
-        except (TypeError, ValueError):
-            wanted = "a number; river's OneHotEncoder makes numbers of words"
+        except (TypeError, ValueError, OverflowError):
+            wanted = "a number, or None if it is missing; river's OneHotEncoder encodes words"
             raise ValueError(expected(f"feature {name!r}", given, wanted)) from None
         if math.isinf(value) or abs(value) > LARGEST:
             raise ValueError(expected(f"feature {name!r}", given, "a finite number in float32"))

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 
 from dualcba import Learner
+from dualcba.estimator import DualCBAClassifier
 from dualcba.memory import Balanced
 from dualcba.methods.er import ER
 from dualcba.monitoring import Monitor, read_watch
@@ -268,3 +270,26 @@ def test_captured_steps_are_watched(make_learner: Make, make_batches: Any, diffe
     found = monitor.numbers()
     assert found["samples"] == 80
     assert 0 < found["memory"]["age"]["known"] < 20
+
+
+@pytest.mark.parametrize("about", [{"started": object()}, {"x": float("nan")}, [1], "text"])
+def test_what_json_cannot_hold_is_refused_before_any_step(make_learner: Make, about: Any) -> None:
+    with pytest.raises(ValueError, match=r"about is .*, expected a dict that JSON can hold"):
+        Monitor(make_learner(), about=about)
+
+
+def test_something_else_than_a_learner_is_refused() -> None:
+    message = "learner is 'DualCBAClassifier', expected a Learner: `learner_` of a fitted"
+    with pytest.raises(ValueError, match=message):
+        Monitor(DualCBAClassifier())  # type: ignore[arg-type]
+
+
+def test_a_file_that_cannot_hold_a_label_is_a_warning(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    learner = Learner(net, (4,), dtype=torch.float32, boundaries="inferred", buffer=10)
+    monitor = Monitor(learner, path=tmp_path / "watch.json", seconds=0.0)
+    with pytest.warns(UserWarning, match="cannot be written"):
+        learner.observe(torch.eye(4), [float("inf"), 0.0, 0.0, 1.0])
+    assert learner.step == 1
+    monitor.close()
+    assert learner.memory.births is None

@@ -77,3 +77,17 @@ def test_the_endpoint(numbers: dict[str, Any]) -> None:
             urllib.request.urlopen(f"{root}/other")
         server.shutdown()
         thread.join()
+
+
+def test_labels_that_print_alike_are_series_of_their_own() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    learner = Learner(net, (4,), dtype=torch.float32, boundaries="inferred", buffer=10)
+    monitor = Monitor(learner)
+    for _ in range(2):
+        learner.observe(torch.eye(4), [5, "5", None, "None"])
+    lines = [line for line in monitor.prometheus().splitlines() if not line.startswith("#")]
+    series = [line.rpartition(" ")[0] for line in lines]
+    assert len(set(series)) == len(series)
+    classes = {line for line in series if line.startswith("dualcba_class_memory_samples")}
+    for text in ("5", "5 (int)", "None", "None (NoneType)"):
+        assert any(f'class="{text}"' in line for line in classes)

@@ -258,7 +258,8 @@ def check_finite(samples: Tensor, name: str) -> None:
     finite = samples.isfinite().flatten(1).all(1)
     if not bool(finite.all()):
         i = int((~finite).nonzero()[0])
-        raise ValueError(f"{name} x[{i}] holds a NaN or an infinite value, expected finite numbers")
+        wanted = "finite numbers in float32"
+        raise ValueError(f"{name} x[{i}] holds a NaN or an infinite value, expected {wanted}")
 
 
 def _numeric(x: ArrayLike, name: str) -> Tensor:

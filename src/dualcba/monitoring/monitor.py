@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualcba.errors import at_least
+from dualcba.errors import at_least, expected, reason
 from dualcba.learner import Learner
 from dualcba.monitoring.files import watch_content, write_watch
 from dualcba.monitoring.numbers import age_numbers, class_numbers, loss_numbers, window_numbers
@@ -80,6 +81,8 @@ class Monitor:
         names: Sequence[str] | None = None,
     ) -> None:
         at_least(1, window=window, every=every)
+        _check_learner(learner)
+        _check_about(about)
         self.learner, self.window, self.every = learner, window, every
         self.path, self.seconds = None if path is None else Path(path), seconds
         self.about, self.names = dict(about or {}), names
@@ -234,16 +237,38 @@ class Monitor:
         self._write_at = time.monotonic() + self.seconds
         try:
             write_watch(self.path, watch_content(self.numbers(), self.about, status))
-        except OSError as error:
+        except (OSError, TypeError, ValueError) as error:  # labels may be of any kind
             if not self._warned:
-                warnings.warn(f"{self.path} cannot be written: {error.strerror}", stacklevel=3)
+                warnings.warn(f"{self.path} cannot be written: {reason(error)}", stacklevel=3)
             self._warned = True
 
     def close(self, status: str = "complete") -> None:
         """Write the file for the last time, if there is one, and leave the learner."""
-        if self.path is not None:
-            self.write(status=status)
-        if self.learner.memory.births is self._births:
-            self.learner.attach(None)
-            self.learner.memory.births = None
-            self.learner.parts.engine.reset()
+        try:
+            if self.path is not None:
+                self.write(status=status)
+        finally:
+            if self.learner.memory.births is self._births:
+                self.learner.attach(None)
+                self.learner.memory.births = None
+                self.learner.parts.engine.reset()
+
+
+def _check_learner(learner: object) -> None:
+    """Raise unless it is a learner of one process."""
+    if not isinstance(learner, Learner):
+        wanted = "a Learner: `learner_` of a fitted DualCBAClassifier, `learner` of RiverClassifier"
+        raise ValueError(expected("learner", type(learner).__name__, wanted))
+    if learner.parts.engine.ranks is not None:
+        wanted = "one of a single process: each rank has a part of the memory only"
+        raise ValueError(expected("learner", "a distributed one", wanted))
+
+
+def _check_about(about: object) -> None:
+    """Raise unless it is None or what a JSON object can hold."""
+    try:
+        valid = about is None or isinstance(json.loads(json.dumps(about, allow_nan=False)), dict)
+    except (TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise ValueError(expected("about", about, "a dict that JSON can hold, or None"))

@@ -25,17 +25,34 @@ def _one(name: str, *, percent: bool = False) -> Callable[[Any], Samples]:
 
 def _of_classes(name: str, *, percent: bool = False) -> Callable[[Any], Samples]:
     def find(numbers: Any) -> Samples:
+        text = _class_texts(numbers)
         for one in numbers["classes"]:
             value = one[name]
-            labels = {"class": one["class"], "side": one["side"]}
+            labels = {"class": text(one["class"]), "side": one["side"]}
             yield labels, value / 100 if percent and value is not None else value
 
     return find
 
 
 def _confusion(numbers: Any) -> Samples:
+    text = _class_texts(numbers)
     for given, answer, count in numbers["confusion"]:
-        yield {"class": given, "answer": answer}, count
+        yield {"class": text(given), "answer": text(answer)}, count
+
+
+def _class_texts(numbers: Any) -> Callable[[Any], str]:
+    """Return the function from a class to its text; with its type, if a string has the same text.
+
+    Prometheus refuses two series of one name.
+    """
+    words = {one["class"] for one in numbers["classes"] if isinstance(one["class"], str)}
+
+    def text(label: Any) -> str:
+        plain = str(label)
+        clash = plain in words and not isinstance(label, str)
+        return f"{plain} ({type(label).__name__})" if clash else plain
+
+    return text
 
 
 def _ages(numbers: Any) -> Samples:

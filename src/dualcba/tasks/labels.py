@@ -72,7 +72,7 @@ class Labels:
         skipped = () if none is ... else none
         fresh: dict[Hashable, None] = {}
         for i, label in enumerate(labels):
-            _check_label(label, i)
+            check_label(label, f"label {i}")
             if label not in known and label not in skipped:
                 fresh[label] = None
         return found, list(fresh)
@@ -165,14 +165,15 @@ def python_object(label: Any) -> Any:
     return label.item() if plain else label
 
 
-def _check_label(label: Any, i: int) -> None:
+def check_label(label: Any, name: str) -> None:
+    """Raise unless a value can be a label: hashable, and equal to itself, as NaN is not."""
     try:
         hash(label)
         valid = bool(label == label)
     except Exception:  # an object may raise anything
         valid = False
     if not valid:
-        raise ValueError(expected(f"label {i}", label, "a hashable value that equals itself"))
+        raise ValueError(expected(name, label, "a hashable value that equals itself"))
 
 
 def _encode(label: Any) -> Any:

@@ -122,7 +122,8 @@ class TaskLifecycle:
         """
         if self.detector is None:
             if not self.open:
-                raise ValueError("no task has begun, expected new_task(classes) before observe")
+                wanted = "new_task(classes) before observe, or boundaries='inferred'"
+                raise ValueError(f"no task has begun, expected {wanted}")
             return False
         if labels is None:
             wanted = "y on the host: boundaries are inferred"
