@@ -19,6 +19,7 @@ from dualcba.report.comparison import serve
 from dualcba.report.html import make_page
 from dualcba.report.made_for import MadeFor, made_for
 from dualcba.report.sections import report_sections
+from dualcba.report.tables.model import Table
 
 
 def made(experiment: Experiment) -> list[Result]:
@@ -70,6 +71,24 @@ def test_the_page_says_that_the_papers_values_do_not_apply(main: Experiment) -> 
     assert "the paper’s values do not apply" in page
     assert "ER-Dual-CBA over ER" in page
     assert "21.66" not in page
+
+
+def test_a_table_that_was_run_in_part_has_the_rows_and_columns_that_were_run(
+    main: Experiment,
+) -> None:
+    """It once had a line of dashes for each row that was not asked for."""
+    first = main.entries[0]
+    results = [one(first.spec, 0, 50.0)]
+    _, sections = report_sections(results, small(main, results=results))
+    (section,) = sections[0].parts
+    tables = [item for item in section.items if isinstance(item, Table)]
+    assert {row[0] for table in tables for row in table.rows} == {first.row}
+    columns, rows = section.remarks
+    assert columns.startswith("Not run: ")
+    assert rows.startswith("Rows not run: ")
+    here = [e.row for e in main.entries if e.column == first.column]
+    others = dict.fromkeys(row for row in here if row != first.row)
+    assert rows == f"Rows not run: {'; '.join(others)}."
 
 
 # ---------------------------------------------------------------------- what folders say

@@ -116,6 +116,21 @@ def serve(experiment: Experiment, results: Iterable[Result]) -> list[Served]:
     return [Served(entry, index.serving(entry)) for entry in experiment.entries]
 
 
+def split_run(served: Sequence[Served]) -> tuple[list[Served], list[str]]:
+    """Return the entries in columns and rows that have results, and remarks that name the others.
+
+    A column or row has results if any of its entries has.
+    """
+    columns = {s.entry.column for s in served if s.results}
+    names = {s.entry.row for s in served if s.results}
+    here = [s for s in served if s.entry.column in columns]
+    absent = dict.fromkeys(s.entry.column for s in served if s.entry.column not in columns)
+    lacking = dict.fromkeys(s.entry.row for s in here if s.entry.row not in names)
+    remarks = [f"Not run: {'; '.join(absent)}."] if absent else []
+    remarks += [f"Rows not run: {'; '.join(lacking)}."] if lacking else []
+    return [s for s in here if s.entry.row in names], remarks
+
+
 def measure(results: Sequence[Result], statistics: str, score: str) -> Measure | None:
     """Return mean and interval over the results; None unless each of them has the score."""
     values = [v for r in results if (v := r.value(statistics, score)) is not None]

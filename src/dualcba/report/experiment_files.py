@@ -9,7 +9,7 @@ from pathlib import Path
 from dualcba.experiments.paper.catalogue import Experiment
 from dualcba.experiments.result import Result
 from dualcba.io import atomic_write
-from dualcba.report.comparison import NEWEST, Served, measured, rows, serve
+from dualcba.report.comparison import NEWEST, Served, measured, rows, serve, split_run
 from dualcba.report.figures import registry as figures
 from dualcba.report.figures import style
 from dualcba.report.figures.style import Plot
@@ -32,9 +32,7 @@ def render(experiment: Experiment, results: list[Result], out: Path) -> list[Pat
     not written again are removed.
     """
     served = serve(experiment, results)
-    done = {s.entry.column for s in served if s.results}
-    ran = {s.entry.row for s in served if s.results}
-    if not done:
+    if not any(s.results for s in served):
         raise ValueError(
             f"no result serves the experiment {experiment.name!r}, expected runs of its specs"
         )
@@ -46,13 +44,8 @@ def render(experiment: Experiment, results: list[Result], out: Path) -> list[Pat
         for plot in plots:
             for format in FORMATS:
                 contents[f"{plot.name}.{format}"] = style.render(plot, format)
-    absent = dict.fromkeys(s.entry.column for s in served if s.entry.column not in done)
-    remarks += [f"Not run: {'; '.join(absent)}."] if absent else []
-    served = [s for s in served if s.entry.column in done]
-    lacking = dict.fromkeys(s.entry.row for s in served if s.entry.row not in ran)
-    remarks += [f"Rows not run: {'; '.join(lacking)}."] if lacking else []
-    served = [s for s in served if s.entry.row in ran]
-    contents |= _texts(experiment, served, plots, remarks)
+    there, not_run = split_run(served)
+    contents |= _texts(experiment, there, plots, [*remarks, *not_run])
     stale = _stale(experiment.name, contents, out)
     paths = [_write(out / name, content) for name, content in contents.items()]
     for path in stale:

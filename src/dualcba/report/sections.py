@@ -20,6 +20,7 @@ from dualcba.report.comparison import (
     Served,
     known,
     rows,
+    split_run,
     within_tolerance,
 )
 from dualcba.report.experiment_files import table_files
@@ -228,14 +229,13 @@ def _rank(gain: Gain) -> tuple[bool, bool]:
 
 
 def _experiment(experiment: Experiment, served: list[Served], asked: Sequence[str]) -> Section:
-    done = [s.entry.column for s in served if s.results]
-    served = [s for s in served if s.entry.column in done]
+    served, not_run = split_run(served)
     items: list[Item] = [experiment.note] if experiment.note else []
     section = Section(experiment.title, items)
     if experiment.scores:
         tables, found = with_gains(served, experiment.scores)
         section.items += tables
-        for column in dict.fromkeys(done):
+        for column in dict.fromkeys(s.entry.column for s in served):
             part = [s for s in served if s.entry.column == column]
             section.items += further_tables(part, column, asked)
         section.items += [in_one_line(found)] if found else []
@@ -251,6 +251,7 @@ def _experiment(experiment: Experiment, served: list[Served], asked: Sequence[st
         plots, remarks = figures.draw_all(experiment.figures, served, experiment.name)
         section.items += plots
         section.remarks += remarks
+    section.remarks += not_run
     return section
 
 
