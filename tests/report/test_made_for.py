@@ -168,7 +168,10 @@ def test_a_sweep_has_a_section_of_its_own(tmp_path: Path) -> None:
     add_sweep(tmp_path, sweep, names)
     runs = find_runs(tmp_path)
     _, sections = report_sections(distinct(runs.values()), made_for(runs))
-    assert [s.title for s in sections] == ["Sweep over buffer", "How each number was made"]
+    assert [s.title for s in sections] == [
+        "Sweep over buffer: Digits, online",
+        "How each number was made",
+    ]
     text = write_report(tmp_path).read_text(encoding="utf-8")
     assert "best er: buffer 50 (ACC 90.5±6.4, IBN)" in text
     assert "on the test data: dualcba run --method er --dataset digits --buffer 50" in text
@@ -183,7 +186,7 @@ def test_a_sweep_does_not_stand_for_runs_on_other_data(tmp_path: Path) -> None:
     runs = find_runs(tmp_path)
     _, sections = report_sections(distinct(runs.values()), made_for(runs))
     assert [s.title for s in sections[:2]] == [
-        "Sweep over buffer",
+        "Sweep over buffer: Digits, online",
         f"Digits (digest {'b' * 12}), online, M = 20, 10 % validation split",
     ]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from dualcba.experiments import Result, Spec
 from dualcba.experiments.sweep import read_sweep
 from dualcba.report.sweeps import best_data, best_lines, best_of_each, sweep_table, trials
@@ -46,8 +48,29 @@ def test_the_table_has_a_column_for_each_option_that_varies() -> None:
     assert [c.title for c in table.columns][:3] == ["method", "buffer", "adaptor lr"]
     assert [row[:3] for row in table.rows][:2] == [("er *", "50", "–"), ("er-cba *", "20", "0.1")]
     assert table.rows[3][4] == "61.0±12.7"
-    assert table.title == "Sweep over buffer and adaptor lr"
+    assert table.title == "Sweep over buffer and adaptor lr: Digits, online"
     assert "by ACC under IBN, 10 % validation split" in table.note
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"setting": "blurry-10"}, "Sweep over lr: Digits, blurry-10, M = 100"),
+        ({"buffer": 50}, "Sweep over lr: Digits, online, M = 50"),
+        ({"protocol": "p10"}, "Sweep over lr: Digits, online, M = 100, protocol p10"),
+        ({"dataset": "cifar10"}, "Sweep over lr: CIFAR-10, online, M = 200"),
+    ],
+)
+def test_the_title_says_what_was_swept_on(given: dict[str, Any], says: str) -> None:
+    sweep = read_sweep({"lr": [0.1, 0.2]})
+    found = trials([made("er", 50.0, lr=lr, **given) for lr in (0.1, 0.2)], sweep)
+    assert sweep_table(found, sweep).title == says
+
+
+def test_the_title_leaves_out_what_varies() -> None:
+    sweep = read_sweep({"dataset": ["digits", "cifar10"]})
+    found = trials([made("er", 50.0, dataset=name) for name in ("digits", "cifar10")], sweep)
+    assert sweep_table(found, sweep).title == "Sweep over dataset: online"
 
 
 def test_the_best_is_named_with_its_command_on_the_test_data() -> None:

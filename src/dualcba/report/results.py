@@ -88,18 +88,19 @@ class DataTitles:
     def __init__(self, results: Sequence[Result], among: Iterable[Result] | None = None) -> None:
         every = results if among is None else [*results, *among]
         self._digests = Digests(every)
-        pairs = {(_dataset_title(result), result.dataset) for result in every}
+        pairs = {(dataset_title(result), result.dataset) for result in every}
         titles = [title for title, _ in pairs]
         self._shared = {title for title in titles if titles.count(title) > 1}
 
     def title(self, result: Result) -> str:
         """Return a name of the data that no other data have."""
-        title, digest = _dataset_title(result), self._digests.of(result)
+        title, digest = dataset_title(result), self._digests.of(result)
         name = result.dataset if title in self._shared else title
         return name if digest is None else f"{name} (digest {digest[:12]})"
 
 
-def _dataset_title(result: Result) -> str:
+def dataset_title(result: Result) -> str:
+    """Return the name of a dataset, or of the folder or file that has it."""
     dataset = result.dataset
     return DATASETS.get(dataset, Path(dataset).name or dataset)
 

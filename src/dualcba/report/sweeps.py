@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from dualcba.experiments.sweep import LOWER_IS_BETTER, METHOD_OPTION, Sweep
 from dualcba.report.commands import command
 from dualcba.report.comparison import Measure, Served, measure
 from dualcba.report.names import MISSING, STATISTICS, method_title, score_info, seeds
-from dualcba.report.results import Grouping, validation_note
+from dualcba.report.results import Grouping, dataset_title, protocol_note, validation_note
 from dualcba.report.tables.model import Column, Strong, Table, short_spread, text_columns
 
 SCORES = ("acc", "fm", "acc_auc")
@@ -94,10 +94,25 @@ def best_of_each(found: Sequence[Trial]) -> list[Trial]:
     return list(best.values())
 
 
-def sweep_title(sweep: Sweep) -> str:
-    """Return a heading, such as 'Sweep over buffer and lr'."""
+def sweep_title(sweep: Sweep, found: Sequence[Trial]) -> str:
+    """Return a heading, such as 'Sweep over buffer and lr: Digits, online'."""
     names = [title(name) for name in sweep.varied]
-    return f"Sweep over {' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}"
+    over = " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+    shared = _shared(sweep, [result for trial in found for result in trial.results])
+    return f"Sweep over {over}" + (f": {', '.join(shared)}" if shared else "")
+
+
+def _shared(sweep: Sweep, results: Sequence[Result]) -> list[str]:
+    """Return what all runs of a sweep share, in words: dataset, setting, buffer and protocol."""
+    texts: dict[str, Callable[[Result], str]] = {
+        "dataset": dataset_title,
+        "setting": lambda result: result.spec.setting,
+        "buffer": lambda result: f"M = {result.spec.buffer}",
+        "protocol": lambda result: protocol_note(result).removeprefix(", "),
+        "real_time": lambda result: "real time" if result.fields.get("real_time") else "",
+    }
+    values = [set(map(text, results)) for name, text in texts.items() if name not in sweep.varied]
+    return [value for (value, *others) in values if value and not others]
 
 
 def sweep_table(found: Sequence[Trial], sweep: Sweep) -> Table:
@@ -114,7 +129,7 @@ def sweep_table(found: Sequence[Trial], sweep: Sweep) -> Table:
         name = Strong(f"{trial.method} *") if trial in best else trial.method
         lines.append((name, *values, *numbers))
     return Table(
-        sweep_title(sweep),
+        sweep_title(sweep, found),
         (*text_columns("method"), *options, *heads),
         tuple(lines),
         _note(found, sweep),
