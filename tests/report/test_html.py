@@ -23,6 +23,7 @@ from dualcba.report.comparison import serve
 from dualcba.report.html import make_page
 from dualcba.report.made_for import MadeFor
 from dualcba.report.names import method_title
+from dualcba.report.own_tables import parse_table
 
 VOID = {"meta", "link", "img", "br", "hr"}
 
@@ -270,6 +271,13 @@ def test_an_experiment_writes_its_tables(
     assert "**Digits, M = 100: the newest task**" in text
     lines = csv.DictReader((tmp_path / "out" / "small.csv").open())
     assert {"newest", "newest_last", "newest_recall"} <= {line["score"] for line in lines}
+
+
+def test_a_caption_has_the_title_once(tmp_path: Path, results: list[Result]) -> None:
+    text = "title = 'My table'\n[spec]\neval_every = 10\n[rows.ER]\nmethod = 'er'\n"
+    render(parse_table("mine", text).experiment, results, tmp_path)
+    captions = re.findall(r"caption{(.*)}", (tmp_path / "mine.tex").read_text())
+    assert captions == ["My table", "My table: the newest task"]
 
 
 def test_an_experiment_writes_its_figures(

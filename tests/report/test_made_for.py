@@ -18,7 +18,7 @@ from dualcba.report import write_report
 from dualcba.report.comparison import serve
 from dualcba.report.html import make_page
 from dualcba.report.made_for import MadeFor, made_for
-from dualcba.report.sections import report_sections
+from dualcba.report.sections import Downloads, report_sections
 from dualcba.report.tables.model import Table
 
 
@@ -172,6 +172,11 @@ def test_a_sweep_has_a_section_of_its_own(tmp_path: Path) -> None:
         "Sweep over buffer: Digits, online",
         "How each number was made",
     ]
+    (files,) = (item for item in sections[0].items if isinstance(item, Downloads))
+    assert (
+        r"\caption{Sweep over buffer: Digits, online}"
+        in files.files["sweep-over-buffer-digits-online.tex"]
+    )
     text = write_report(tmp_path).read_text(encoding="utf-8")
     assert "best er: buffer 50 (ACC 90.5±6.4, IBN)" in text
     assert "on the test data: dualcba run --method er --dataset digits --buffer 50" in text

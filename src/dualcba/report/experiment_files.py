@@ -88,12 +88,16 @@ def table_files(
     scores: Sequence[str],
     gains: Sequence[Gain],
 ) -> dict[str, str]:
-    """Return tables as the texts of files: all scores and each seed as CSV, the tables as LaTeX."""
+    """Return tables as the texts of files: all scores and each seed as CSV, the tables as LaTeX.
+
+    Captions begin with the title, unless the tables have it already.
+    """
     full = [*scores, *measured(served, NEWEST)]
+    of = "" if {s.entry.column for s in served} == {title} else title
     texts = {
         f"{name}.csv": comma_separated(score_records(rows(served, full))),
         f"{name}-seeds.csv": comma_separated(seed_records(served, full)),
-        f"{name}.tex": "\n".join(latex(table, title) for table in tables),
+        f"{name}.tex": "\n".join(latex(table, of) for table in tables),
     }
     return texts | ({f"{name}-gains.csv": comma_separated(gain_records(gains))} if gains else {})
 

@@ -137,7 +137,7 @@ def _sweep(sweep: Sweep, found: list[Trial]) -> Section:
     served = [trial.served(sweep) for trial in found]
     stem = slug(table.title)
     plots, _ = figures.FIGURES["anytime"]([t.served(sweep) for t in best], stem, table.title)
-    files = table_files(stem, table.title, [table], served, SHOWN, ())
+    files = table_files(stem, "", [table], served, SHOWN, ())
     lines = [line.strip() for line in best_lines(found, sweep)]
     return Section(table.title, [table, *lines, Downloads(files), *plots])
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from dualcba.experiments import Result
 from dualcba.experiments.paper.catalogue import Experiment, experiments
 from dualcba.report.data import experiment_data
+from dualcba.report.own_tables import parse_table
 from dualcba.report.tables.terminal import show
 
 
@@ -53,6 +54,13 @@ def test_a_line_for_each_method_with_the_paper_beside_it() -> None:
     first = next(line.split() for line in lines if line.startswith("ER-Dual-CBA "))
     assert first[1] == "IBN"
     assert "41.40" in first
+
+
+def test_a_table_without_columns_has_its_title_once() -> None:
+    one = parse_table("mine", "title = 'My table'\n[rows.ER]\nmethod = 'er'\n").experiment
+    out = StringIO()
+    show(one, results(one), Console(file=out, width=120), small=False)
+    assert out.getvalue().splitlines()[0] == "My table"
 
 
 def test_every_dual_cba_has_its_gain_and_two_p() -> None:

@@ -91,7 +91,8 @@ def show(
     served = [s for s in serve(experiment, results) if s.results]
     for column in dict.fromkeys(s.entry.column for s in served):
         part = [s for s in served if s.entry.column == column]
-        console.print(Text(f"{experiment.title}, {column}", style="bold"))
+        title = ", ".join(dict.fromkeys((experiment.title, column)))
+        console.print(Text(title, style="bold"))
         for scores in filter(None, (experiment.scores, measured(part, NEWEST))):
             layouts = score_layouts(known(rows(part, scores)))
             for table in fitting(layouts, console, NAME_WIDTH):
