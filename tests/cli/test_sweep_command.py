@@ -53,8 +53,10 @@ def test_mistakes_are_one_line_and_nothing_is_written(dualcba: Run, tmp_path: Pa
         (("--sweep", "lr"), "--sweep is 'lr', expected name=value,value"),
         (("--sweep", "lr=0.1:0.2"), "lr is a range, expected `samples`"),
         (("--sweep", "adaptor_lr=0.1", "--method", "er"), "adaptor_lr is 0.1, expected no value"),
+        (("--sweep", "lr=0.1,0.2", "--sweep", "score=min_acc", "--eval-every", 0),
+         "score is 'min_acc' and eval_every is 0, expected steps between evaluations"),
         ((file,), "sweep is 3, expected names and values"),
-    ):
+    ):  # fmt: skip
         got = dualcba("run", *given)
         assert (got.code, got.out, got.files) == (2, "", [])
         assert says in got.err

@@ -44,6 +44,35 @@ def test_runs_are_scored_on_a_validation_split_unless_it_is_given() -> None:
     assert [s.validation for s in sweep_specs(sweep, {"validation": 0.0})] == [0.0]
 
 
+@pytest.mark.parametrize(
+    ("score", "given", "says"),
+    [
+        ("min_acc", {"eval_every": 0}, "score is 'min_acc' and eval_every is 0, expected steps "
+         "between evaluations, at least 1, or one of acc, fm, bwt, newest"),
+        ("acc_auc", {"anytime": "bn"}, "score is 'acc_auc' with statistics 'ibn' and anytime is "
+         "'bn', expected 'both' or 'ibn', or statistics 'bn'"),
+        ("fm", {"tasks": 1}, "score is 'fm' and tasks is 1, expected 2 tasks or more, or one of "
+         "acc, acc_auc, acc_auc_last"),
+    ],
+)  # fmt: skip
+def test_a_score_that_a_run_does_not_measure_is_refused(
+    score: str, given: dict[str, Any], says: str
+) -> None:
+    sweep = read_sweep({"buffer": [20, 50], "score": score})
+    assert len(sweep_specs(sweep, {})) == 2
+    with pytest.raises(ValueError, match=f"^{re.escape(says)}$"):
+        sweep_specs(sweep, given)
+
+
+def test_scores_of_task_ends_need_no_evaluations_between_them() -> None:
+    for score in ("acc", "fm", "bwt", "newest"):
+        sweep = read_sweep({"buffer": [20], "score": score})
+        assert len(sweep_specs(sweep, {"eval_every": 0, "anytime": "bn"})) == 1
+    sweep = read_sweep({"eval_every": [0, 5], "score": "acc_auc"})
+    with pytest.raises(ValueError, match="eval_every is 0"):
+        sweep_specs(sweep, {})
+
+
 def test_a_method_without_an_option_is_run_once_and_not_at_each_of_its_values() -> None:
     specs = sweep_specs(read_sweep({"adaptor_lr": [0.1, 0.01]}), {"method": ["er", "er-cba"]})
     assert [(s.method, s.adaptor_lr) for s in specs] == [

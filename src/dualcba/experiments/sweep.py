@@ -25,6 +25,12 @@ VALIDATION = 0.1
 
 SWEPT_SCORES = ("acc", "fm", "acc_auc", "acc_auc_last", "min_acc", "wc_acc", "bwt", "newest")
 LOWER_IS_BETTER = ("fm",)
+CURVE_SCORES = ("acc_auc", "acc_auc_last", "min_acc", "wc_acc")
+"""Measured between task ends."""
+
+LATER_SCORES = ("fm", "min_acc", "wc_acc", "bwt", "newest")
+"""Measured from the second task on."""
+
 METHOD_OPTION = "method_options."
 RESERVED = ("samples", "score", "statistics")
 
@@ -116,7 +122,27 @@ def sweep_specs(sweep: Sweep, options: Mapping[str, Any]) -> list[Spec]:
     methods = sweep.lists.get("method", ())
     points = sweep.points(seed)
     found = [spec for point in points for spec in make_specs(_with(given, point), methods)]
+    for spec in found:
+        _check_measured(sweep, spec)
     return list({json.dumps(spec.to_dict(), sort_keys=True): spec for spec in found}.values())
+
+
+def _check_measured(sweep: Sweep, spec: Spec) -> None:
+    """Raise unless a run measures the score that the runs are compared by."""
+    by = f"score is {sweep.score!r}"
+    if sweep.score in LATER_SCORES and spec.num_tasks < 2:
+        others = ", ".join(name for name in SWEPT_SCORES if name not in LATER_SCORES)
+        raise ValueError(f"{by} and tasks is 1, expected 2 tasks or more, or one of {others}")
+    if sweep.score not in CURVE_SCORES:
+        return
+    others = ", ".join(name for name in SWEPT_SCORES if name not in CURVE_SCORES)
+    if not spec.eval_every:
+        wanted = f"steps between evaluations, at least 1, or one of {others}"
+        raise ValueError(f"{by} and {expected('eval_every', 0, wanted)}")
+    if spec.anytime not in ("both", sweep.statistics):
+        by += f" with statistics {sweep.statistics!r}"
+        wanted = f"'both' or {sweep.statistics!r}, or statistics {spec.anytime!r}"
+        raise ValueError(f"{by} and {expected('anytime', spec.anytime, wanted)}")
 
 
 def _with(given: Mapping[str, Any], point: Point) -> dict[str, Any]:
