@@ -74,6 +74,22 @@ def test_a_failed_run_does_not_stop_the_others(command: str, dualcba: Call, at_s
     assert "Traceback" not in got.err
 
 
+@pytest.mark.parametrize("command", ["run", "resume"])
+def test_a_sweep_with_failed_runs_says_how_many_are_complete(
+    command: str, dualcba: Call, at_step: Call
+) -> None:
+    args = ("--method", "er", "--seeds", 2, "--sweep", "buffer=20,50", "--out", "x", *QUICK)
+    at_step(1, 5, fail)
+    got = dualcba("run", *args)
+    assert got.code == 1
+    if command == "resume":
+        next(got.folder.glob("x/*/result.json")).unlink()
+        got = dualcba("resume", "x", "--device", "cpu")
+    words = " ".join(got.out.split())
+    assert "2 of 4 runs are complete; the best may change" in words
+    assert "buffer 20" in words or "buffer 50" in words
+
+
 def test_a_result_that_cannot_be_written_does_not_stop_the_others(
     dualcba: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:

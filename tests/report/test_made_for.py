@@ -182,6 +182,16 @@ def test_a_sweep_has_a_section_of_its_own(tmp_path: Path) -> None:
     assert "on the test data: dualcba run --method er --dataset digits --buffer 50" in text
 
 
+def test_a_sweep_that_was_interrupted_says_so(tmp_path: Path) -> None:
+    specs = [Spec(method="er", buffer=m, validation=0.1) for m in (20, 50, 100)]
+    add_sweep(tmp_path, read_sweep({"buffer": [20, 50, 100]}), [spec.name for spec in specs])
+    write(tmp_path, [one(spec, 0, 40.0) for spec in specs[:2]])
+    says = "2 of 3 runs are complete; the best may change"
+    assert says in write_report(tmp_path).read_text(encoding="utf-8")
+    write(tmp_path, [one(specs[2], 0, 40.0)])
+    assert "the best may change" not in write_report(tmp_path).read_text(encoding="utf-8")
+
+
 def test_a_sweep_does_not_stand_for_runs_on_other_data(tmp_path: Path) -> None:
     spec = Spec(method="er", buffer=20, validation=0.1)
     swept, plain = (replace(one(spec, 0, 40.0), data=DataOrigin("own", None, d * 64)) for d in "ab")

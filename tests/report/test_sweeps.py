@@ -73,6 +73,13 @@ def test_the_title_leaves_out_what_varies() -> None:
     assert sweep_table(found, sweep).title == "Sweep over dataset: online"
 
 
+def test_the_note_says_how_many_runs_are_complete() -> None:
+    found = trials(RESULTS, SWEEP)
+    says = "6 of 8 runs are complete; the best may change; by ACC"
+    assert sweep_table(found, SWEEP, 8).note.startswith(says)
+    assert sweep_table(found, SWEEP, 6).note == sweep_table(found, SWEEP).note
+
+
 def test_the_best_is_named_with_its_command_on_the_test_data() -> None:
     lines = best_lines(trials(RESULTS, SWEEP), SWEEP)
     assert lines == [

@@ -35,7 +35,7 @@ from dualcba.experiments import (
 )
 from dualcba.experiments.checkpoints import remove_checkpoints
 from dualcba.experiments.fitting_network import fitting_network
-from dualcba.experiments.purpose import Purpose, add_sweep, read_purpose
+from dualcba.experiments.purpose import AskedSweep, Purpose, add_sweep, read_purpose
 from dualcba.experiments.remote import check_place
 from dualcba.experiments.store import run_folder
 from dualcba.experiments.sweep import Sweep, read_sweep, sweep_specs
@@ -198,15 +198,15 @@ def _print(
     sweeps, others = _by_sweep(results, out)
     if output.json:
         listed = [result.to_dict() for result in results]
-        best = [one for sweep, found in sweeps for one in best_data(found, sweep)]
+        best = [one for asked, found in sweeps for one in best_data(found, asked.sweep)]
         typer.echo(json.dumps({"best": best, "results": listed} if sweeps else listed))
     elif not output.quiet:
         console = wide_console()
         for table in summary(others, console, scores) if others else ():
             console.print(table)
-        for sweep, found in sweeps:
-            console.print(rich_table(sweep_table(found, sweep)))
-            for line in best_lines(found, sweep):
+        for asked, found in sweeps:
+            console.print(rich_table(sweep_table(found, asked.sweep, len(asked.runs))))
+            for line in best_lines(found, asked.sweep):
                 typer.echo(line)
         typer.echo(f"{count(len(results), 'result')} in {out}")
 
@@ -226,14 +226,19 @@ def _results_of_the_others(
 
 def _by_sweep(
     results: Sequence[Result], out: Path
-) -> tuple[list[tuple[Sweep, list[Trial]]], list[Result]]:
-    """Return the sweeps of a folder with their trials, and the results of no sweep."""
+) -> tuple[list[tuple[AskedSweep, list[Trial]]], list[Result]]:
+    """Return the sweeps that results are of, with all trials so far, and the results of no sweep.
+
+    A call may have results of a part of a sweep only; its other runs are read from the folder.
+    """
     asked = (read_purpose(out) or Purpose()).sweeps
-    named = {result.spec.name: result for result in results if isinstance(result.spec, Spec)}
-    parts = [(one.sweep, [named[n] for n in one.runs if n in named]) for one in asked]
+    ours = {result.spec.name for result in results if isinstance(result.spec, Spec)}
     swept = {name for one in asked for name in one.runs}
     others = [r for r in results if not (isinstance(r.spec, Spec) and r.spec.name in swept)]
-    return [(sweep, trials(found, sweep)) for sweep, found in parts if found], others
+    named = {path.name: r for path, r in read_results(out).items()} if ours & swept else {}
+    shown = [one for one in asked if ours.intersection(one.runs)]
+    parts = [(one, [named[name] for name in one.runs if name in named]) for one in shown]
+    return [(one, trials(found, one.sweep)) for one, found in parts if found], others
 
 
 def resume_command(given: Mapping[str, Any], out: Path) -> None:

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from dualcba.experiments.paper.catalogue import NAMES, READINGS, Experiment, experiments
 from dualcba.experiments.paper.selection import scaled
-from dualcba.experiments.purpose import AskedTable, Purpose, read_purpose
+from dualcba.experiments.purpose import AskedSweep, AskedTable, Purpose, read_purpose
 from dualcba.experiments.result import Result
 from dualcba.experiments.store import PLAN
-from dualcba.experiments.sweep import Sweep
 from dualcba.report.comparison import Served, serve
 from dualcba.report.own_tables import parse_table
 from dualcba.report.sweeps import Trial, trials
@@ -37,7 +36,7 @@ class MadeFor:
     """Tables beside published values of other papers."""
 
     own: list[Shown] = field(default_factory=list)
-    sweeps: list[tuple[Sweep, list[Trial]]] = field(default_factory=list)
+    sweeps: list[tuple[AskedSweep, list[Trial]]] = field(default_factory=list)
 
     @property
     def shown(self) -> list[Result]:
@@ -53,14 +52,14 @@ def made_for(runs: Mapping[Path, Result]) -> MadeFor:
     for folder, result in runs.items():
         stores.setdefault(folder.parent, {})[folder.name] = result
     tables: dict[AskedTable, list[Result]] = {}
-    sweeps: list[tuple[Sweep, list[Trial]]] = []
+    sweeps: list[tuple[AskedSweep, list[Trial]]] = []
     for store, named in stores.items():
         purpose = _purpose(store)
         for asked in purpose.tables:
             tables.setdefault(asked, []).extend(named.values())
         for one in purpose.sweeps:
             found = [named[name] for name in one.runs if name in named]
-            sweeps += [(one.sweep, trials(found, one.sweep))] if found else []
+            sweeps += [(one, trials(found, one.sweep))] if found else []
     return _by_kind(tables, sweeps)
 
 
@@ -79,7 +78,7 @@ def _purpose(store: Path) -> Purpose:
 
 
 def _by_kind(
-    tables: Mapping[AskedTable, list[Result]], sweeps: list[tuple[Sweep, list[Trial]]]
+    tables: Mapping[AskedTable, list[Result]], sweeps: list[tuple[AskedSweep, list[Trial]]]
 ) -> MadeFor:
     by_name = {name: k for k, name in enumerate(experiments())}
     order = sorted(tables, key=lambda asked: by_name.get(asked.name, 0))

@@ -10,8 +10,8 @@ from typing import Any
 
 from dualcba.experiments.matching import matches
 from dualcba.experiments.paper.catalogue import Experiment
+from dualcba.experiments.purpose import AskedSweep
 from dualcba.experiments.result import Digests, Result
-from dualcba.experiments.sweep import Sweep
 from dualcba.report.agreement import agreement_tables
 from dualcba.report.commands import repeat
 from dualcba.report.comparison import (
@@ -125,15 +125,16 @@ def report_sections(
         sections += [Section(title, [text], parts)] if parts else []
         if found is made.paper and (tables := agreement_tables(found, every)):
             sections[-1].parts.insert(0, Section("Agreement with the paper", [*tables]))
-    sections += [_sweep(sweep, found) for sweep, found in made.sweeps]
+    sections += [_sweep(*swept) for swept in made.sweeps]
     sections += [_by_buffer(title, part) for title, part in by_stream(rest).items()]
     sections += [_collection(group, asked) for group in rest]
     return facts[:FACTS], [*sections, _provenance(groups, results)]
 
 
-def _sweep(sweep: Sweep, found: list[Trial]) -> Section:
+def _sweep(asked: AskedSweep, found: list[Trial]) -> Section:
     """Return the table of a sweep by what varies, its best, and the curves of the best."""
-    table, best = sweep_table(found, sweep), best_of_each(found)
+    sweep, best = asked.sweep, best_of_each(found)
+    table = sweep_table(found, sweep, len(asked.runs))
     served = [trial.served(sweep) for trial in found]
     stem = slug(table.title)
     plots, _ = figures.FIGURES["anytime"]([t.served(sweep) for t in best], stem, table.title)

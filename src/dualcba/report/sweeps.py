@@ -115,8 +115,11 @@ def _shared(sweep: Sweep, results: Sequence[Result]) -> list[str]:
     return [value for (value, *others) in values if value and not others]
 
 
-def sweep_table(found: Sequence[Trial], sweep: Sweep) -> Table:
-    """Return a table of one line per trial, best first; the best of each method is emphasised."""
+def sweep_table(found: Sequence[Trial], sweep: Sweep, asked: int = 0) -> Table:
+    """Return a table of one line per trial, best first; the best of each method is emphasised.
+
+    `asked` is the number of runs of the whole sweep; the note says so if some are not complete.
+    """
     best = best_of_each(found)
     scores = dict.fromkeys((sweep.score, *SCORES))
     heads = [Column(s, score_info(name).arrowed) for name in scores for s in STATISTICS.values()]
@@ -132,8 +135,14 @@ def sweep_table(found: Sequence[Trial], sweep: Sweep) -> Table:
         sweep_title(sweep, found),
         (*text_columns("method"), *options, *heads),
         tuple(lines),
-        _note(found, sweep),
+        _incomplete(found, asked) + _note(found, sweep),
     )
+
+
+def _incomplete(found: Sequence[Trial], asked: int) -> str:
+    complete = sum(len(trial.results) for trial in found)
+    lacking = complete < asked
+    return f"{complete} of {asked} runs are complete; the best may change; " if lacking else ""
 
 
 def _note(found: Sequence[Trial], sweep: Sweep) -> str:
