@@ -128,6 +128,17 @@ def test_a_task_has_no_curve_before_it_begins(served: tuple[Served, ...]) -> Non
     assert len(boundaries(result)) == 4
 
 
+@pytest.mark.parametrize("kind", ["anytime", "stability", "shift"])
+def test_captions_say_where_vertical_lines_are(kind: str, served: tuple[Served, ...]) -> None:
+    """Not at the ends of tasks, whose steps a result does not hold."""
+    ((plot,), _) = draw(kind, served, "name")
+    points = served[0].results[0].anytime
+    first = list(points.task).index(1)
+    assert boundaries(served[0].results[0])[0] == sum(points.step[first - 1 : first + 1]) / 2
+    assert "halfway between the last evaluation of a task and the first of the next" in plot.caption
+    assert "task boundaries" not in plot.caption
+
+
 def test_points_that_differ_between_seeds_are_interpolated() -> None:
     curves = (
         Anytime([0, 2, 4], [0, 0, 0], {"bn": [[0.0], [20.0], [40.0]]}),

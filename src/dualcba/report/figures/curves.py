@@ -33,6 +33,11 @@ Curve = Callable[[Result, str], tuple[Floats, Floats]]
 LABEL = 15
 """The longest name, in letters, that is written at the end of a curve; a key has longer ones."""
 
+LINES = (
+    "Vertical lines are halfway between the last evaluation of a task and the first of the next."
+)
+"""Part of each caption. A result does not hold the steps at which tasks end."""
+
 PANELS = 12
 """The largest number of tasks that are shown; of more, as many are chosen, evenly spaced."""
 
@@ -161,8 +166,7 @@ def _anytime(served: Sequence[Served], name: str, title: str) -> Plot:
     _name(figure, axes[0][-1], served, ends, colours(served))
     names = ", ".join(s.entry.row for s in served)
     caption = (
-        f"Any-time accuracy, {title}: mean over the tasks seen so far, {_seeds(served)}. "
-        "Vertical lines are task boundaries."
+        f"Any-time accuracy, {title}: mean over the tasks seen so far, {_seeds(served)}. {LINES}"
     )
     both = " and ".join(STATISTICS[statistics] for statistics in shown)
     return Plot(name, caption, f"Any-time accuracy over steps of {names}, {both}", figure)
@@ -224,7 +228,7 @@ def _stability(served: Sequence[Served], name: str, title: str, statistics: str)
     caption = (
         f"Stability gap, {title}: accuracy of each task from its start on, evaluated with "
         f"{STATISTICS[statistics]}, {_seeds(served)}. A dip after a vertical line is what an old "
-        "task loses when a new one begins."
+        f"task loses when a new one begins. {LINES}"
     )
     names = ", ".join(s.entry.row for s in served)
     return Plot(name, caption, f"Accuracy of each task over steps of {names}", figure)
@@ -250,7 +254,7 @@ def shift(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], 
         _name(figure, ax, usable, ends, palette)
     caption = (
         f"Feature shift, {title}: accuracy of task 1 when different classes follow, "
-        f"{_seeds(usable)}. The distribution of labels is the same in all of them."
+        f"{_seeds(usable)}. The distribution of labels is the same in all of them. {LINES}"
     )
     names = ", ".join(s.entry.row for s in usable)
     return [Plot(name, caption, f"Accuracy of task 1 over steps: {names}", figure)], []
