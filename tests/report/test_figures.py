@@ -139,6 +139,15 @@ def test_captions_say_where_vertical_lines_are(kind: str, served: tuple[Served, 
     assert "task boundaries" not in plot.caption
 
 
+def test_recorded_steps_around_a_transition_are_at_equal_distances(
+    served: tuple[Served, ...],
+) -> None:
+    ((plot,), _) = draw("transitions", served[:1], "name")
+    assert set(np.diff(plot.figure.axes[0].lines[0].get_xdata())) == {1.0}
+    assert "recorded steps around it, at equal distances" in plot.figure.axes[1].get_xlabel()
+    assert "(recorded steps, at equal distances)" in plot.caption
+
+
 def test_points_that_differ_between_seeds_are_interpolated() -> None:
     curves = (
         Anytime([0, 2, 4], [0, 0, 0], {"bn": [[0.0], [20.0], [40.0]]}),

@@ -233,7 +233,10 @@ def _class_bars(
 
 
 def transitions(served: Sequence[Served], name: str, title: str) -> Drawn:
-    """Draw the posterior mass on old and new classes around task boundaries, one per method."""
+    """Draw the posterior mass on old and new classes around task boundaries, one per method.
+
+    Recorded steps, which are sparser far from a boundary, are at equal distances.
+    """
     usable = recorded(served, "transitions")
     if not usable:
         return [], ["Old and new posterior: left out, no transitions were recorded."]
@@ -262,13 +265,13 @@ def _transitions(s: Served, name: str, title: str) -> Plot:
         grid(ax)
         ax.margins(x=0.01)
     axes[1][0].set_xticks(*zip(*ticks[: len(recordings[0])], strict=True))
-    axes[1][0].set_xlabel("task that begins (dashed), and the steps around it")
+    axes[1][0].set_xlabel("task that begins (dashed); recorded steps around it, at equal distances")
     key(figure, ["on old classes", "on new classes"], [BLUE, ORANGE])
     steps = recordings[0][0]["step"]
     caption = (
         f"{s.entry.row}, {title}: posterior mass on old and on new classes from step "
-        f"{number(steps[0], 0)} to {steps[-1]} around every task boundary, "
-        f"{averaged(len(recordings))}."
+        f"{number(steps[0], 0)} to {steps[-1]} around every task boundary (recorded steps, at "
+        f"equal distances), {averaged(len(recordings))}."
     )
     return Plot(name, caption, f"Old and new posterior at transitions of {s.entry.row}", figure)
 
