@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from html import unescape
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from dualcba.cli.app import main
 from dualcba.experiments import Loader, Spec, pool
+from dualcba.experiments.paper import catalogue
 from dualcba.experiments.remote import Job, run_job
 from dualcba.experiments.store import read_plan, write_plan
 from dualcba.methods import METHODS, files
@@ -28,6 +30,7 @@ def forget() -> None:
     """Be like a new process."""
     files._known.clear()
     METHODS.pop("smooth", None)
+    catalogue._spec.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +132,14 @@ def test_toml_files_of_runs_sweeps_and_tables_can_name_it(smooth: Path, call: Ca
     code, out, err = call("reproduce", "table.toml", "--jobs", 1, "--device", "cpu")
     assert code == 0, err
     assert "Smooth" in out
-    assert call("report", "runs/table")[0] == 0
+    code, out, err = call("report", "runs/table")
+    says = (
+        "the table 'table' is left out, its runs are shown with those of no table: its methods "
+        f"come from {smooth}, which a report does not execute"
+    )
+    assert (code, err) == (0, f"dualcba: {says}\n")
+    page = unescape(Path(out.strip()).read_text(encoding="utf-8"))
+    assert f"T{says[1:]}." in page
 
 
 def test_a_job_on_another_machine_imports_it(smooth: Path) -> None:

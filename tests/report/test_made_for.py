@@ -209,6 +209,15 @@ def test_a_sweep_does_not_stand_for_runs_on_other_data(tmp_path: Path) -> None:
 def test_a_table_that_cannot_be_read_here_leaves_its_runs_among_ones_own(tmp_path: Path) -> None:
     add_tables(own(tmp_path), [AskedTable("t", toml="[rows.a]\nmethod = 'not-installed'\n")])
     runs = find_runs(tmp_path)
-    assert made_for(runs) == MadeFor()
-    _, sections = report_sections(distinct(runs.values()), made_for(runs))
-    assert sections[0].title == "Digits, online, M = 50"
+    found = made_for(runs)
+    (line,) = found.left_out
+    assert found == MadeFor(left_out=[line])
+    shown = "the table 't' is left out, its runs are shown with those of no table: "
+    assert line.startswith(f"{shown}row 'a', column 't': unknown method 'not-installed'")
+    _, sections = report_sections(distinct(runs.values()), found)
+    left_out, rest, _ = sections
+    assert (left_out.title, rest.title) == ("Tables that are left out", "Digits, online, M = 50")
+    assert left_out.items == [f"T{line[1:]}."]
+    told: list[str] = []
+    write_report(tmp_path, tell=told.append)
+    assert told == [line]

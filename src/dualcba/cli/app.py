@@ -156,7 +156,7 @@ def report(
     from dualcba.report import write_report
 
     asked = words("score", ",".join(score)) if score else []
-    path = write_report(*folders, to=out, asked=asked)
+    path = write_report(*folders, to=out, asked=asked, tell=note)
     typer.echo(json.dumps({"report": str(path)}) if as_json else path)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files as resources
 from pathlib import Path
@@ -42,18 +42,25 @@ class Anchors:
         return name
 
 
-def write_report(*outs: Path, to: Path | None = None, asked: Sequence[str] = ()) -> Path:
+def write_report(
+    *outs: Path,
+    to: Path | None = None,
+    asked: Sequence[str] = (),
+    tell: Callable[[str], object] | None = None,
+) -> Path:
     """Write the report on all complete runs below folders and return its path.
 
     It is `to`, else a file in the folder, or in the current one if there are several.
-    `asked` names scores to show beside the usual ones.
+    `asked` names scores to show beside the usual ones. `tell` is called with a line for each table
+    that is left out, which the page has too.
     """
     check_scores(asked)
     if to is not None and to.is_dir():
         raise IsADirectoryError(f"{to} is a folder, expected a file to write, as {to / REPORT}")
     runs = find_runs(*outs)
     title = ", ".join(dict.fromkeys(out.resolve().name for out in outs))
-    page = make_page(distinct(runs.values()), title, made_for(runs), asked)
+    made = made_for(runs)
+    page = make_page(distinct(runs.values()), title, made, asked)
     path = to or (outs[0] / REPORT if len(outs) == 1 else Path(REPORT))
     try:
         with atomic_write(path) as draft:
@@ -61,6 +68,9 @@ def write_report(*outs: Path, to: Path | None = None, asked: Sequence[str] = ())
     except OSError as error:
         wanted = "a file that can be written, as --out"
         raise OSError(f"{path} cannot be written: {error.strerror}, expected {wanted}") from error
+    if tell is not None:
+        for line in made.left_out:
+            tell(line)
     return path
 
 

@@ -16,7 +16,9 @@ from dualcba.experiments.paper.selection import scaled
 from dualcba.experiments.purpose import AskedSweep, AskedTable, Purpose, read_purpose
 from dualcba.experiments.result import Result
 from dualcba.experiments.store import PLAN
+from dualcba.methods.files import NotImportedError, check_imported
 from dualcba.report.comparison import Served, serve
+from dualcba.report.names import split_method
 from dualcba.report.own_tables import parse_table
 from dualcba.report.sweeps import Trial, trials
 
@@ -37,6 +39,8 @@ class MadeFor:
 
     own: list[Shown] = field(default_factory=list)
     sweeps: list[tuple[AskedSweep, list[Trial]]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """A line for each table of one's own that cannot be read here, which says why."""
 
     @property
     def shown(self) -> list[Result]:
@@ -83,35 +87,67 @@ def _by_kind(
     by_name = {name: k for k, name in enumerate(experiments())}
     order = sorted(tables, key=lambda asked: by_name.get(asked.name, 0))
     papers = [asked for asked in order if asked.toml is None and asked.name in by_name]
-    full = _served(tables, (a for a in papers if a.scale == "paper"))
+    full = _served(tables, {a: _experiment(a) for a in papers if a.scale == "paper"})
+    own, left_out = _own(tables, (a for a in order if a.toml is not None))
     return MadeFor(
         paper=[(e, s) for e, s in full if e.beside == "paper"],
-        small=_served(tables, (a for a in papers if a.scale == "small")),
+        small=_served(tables, {a: _experiment(a) for a in papers if a.scale == "small"}),
         published=[(e, s) for e, s in full if e.beside != "paper"],
-        own=_served(tables, (a for a in order if a.toml is not None)),
+        own=_served(tables, own),
         sweeps=sweeps,
+        left_out=left_out,
     )
 
 
-def _served(tables: Mapping[AskedTable, list[Result]], asked: Iterable[AskedTable]) -> list[Shown]:
-    """Return tables with their results, without those that have none.
-
-    A table of one's own may name a method that is not installed here; it is left out, and its runs
-    are shown like those of no table.
-    """
-    found = []
-    for one in asked:
-        try:
-            experiment = _experiment(one)
-        except ValueError:
-            continue
-        served = serve(experiment, tables[one])
-        found += [(experiment, served)] if any(s.results for s in served) else []
-    return found
-
-
 def _experiment(asked: AskedTable) -> Experiment:
-    if asked.toml is not None:
-        return parse_table(asked.name, asked.toml).experiment
     experiment = experiments()[asked.name]
     return scaled(experiment) if asked.scale == "small" else experiment
+
+
+def _served(
+    tables: Mapping[AskedTable, list[Result]], asked: Mapping[AskedTable, Experiment]
+) -> list[Shown]:
+    """Return tables with their results, without those that have none."""
+    found = [(experiment, serve(experiment, tables[one])) for one, experiment in asked.items()]
+    return [(experiment, served) for experiment, served in found if any(s.results for s in served)]
+
+
+def _own(
+    tables: Mapping[AskedTable, list[Result]], asked: Iterable[AskedTable]
+) -> tuple[dict[AskedTable, Experiment], list[str]]:
+    """Return tables of one's own, and a line for each that cannot be read here.
+
+    It may name a method from a file, which a report does not execute, or one that is not installed.
+    Its runs are shown like those of no table.
+    """
+    found: dict[AskedTable, Experiment] = {}
+    left_out = []
+    for one in asked:
+        try:
+            found[one] = parse_table(one.name, one.toml or "").experiment
+        except ValueError as error:
+            why = _files(one, tables[one]) or " ".join(str(error).split())
+            shown = "its runs are shown with those of no table"
+            left_out.append(f"the table {one.name!r} is left out, {shown}: {why}")
+    return found, left_out
+
+
+def _files(asked: AskedTable, results: Iterable[Result]) -> str:
+    """Say which files that were not imported the methods of a table come from, if any do."""
+    paths = dict.fromkeys(
+        path
+        for result in results
+        if split_method(result.method)[0] in (asked.toml or "")
+        for path, sha256 in (result.fields.get("imports") or {}).items()
+        if not _is_imported(path, sha256)
+    )
+    files = ", ".join(paths)
+    return files and f"its methods come from {files}, which a report does not execute"
+
+
+def _is_imported(path: str, sha256: str) -> bool:
+    try:
+        check_imported({path: sha256})
+    except NotImportedError:
+        return False
+    return True

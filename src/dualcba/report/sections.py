@@ -125,10 +125,15 @@ def report_sections(
         sections += [Section(title, [text], parts)] if parts else []
         if found is made.paper and (tables := agreement_tables(found, every)):
             sections[-1].parts.insert(0, Section("Agreement with the paper", [*tables]))
+    sections += [_left_out(made.left_out)] if made.left_out else []
     sections += [_sweep(*swept) for swept in made.sweeps]
     sections += [_by_buffer(title, part) for title, part in by_stream(rest).items()]
     sections += [_collection(group, asked) for group in rest]
     return facts[:FACTS], [*sections, _provenance(groups, results)]
+
+
+def _left_out(lines: Sequence[str]) -> Section:
+    return Section("Tables that are left out", [f"{line[0].upper()}{line[1:]}." for line in lines])
 
 
 def _sweep(asked: AskedSweep, found: list[Trial]) -> Section:
