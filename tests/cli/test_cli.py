@@ -519,7 +519,7 @@ def test_a_corrupt_plan_is_one_line(content: str, word: str, dualcba: Run, tmp_p
 
 
 def test_the_report_of_a_folder(dualcba: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_report(out: Path, *, to: Path | None, asked: Sequence[str]) -> Path:
+    def write_report(out: Path, *, to: Path | None, asked: Sequence[str], tell: object) -> Path:
         return to or out / "-".join(["report.html", *asked])
 
     monkeypatch.setattr("dualcba.report.write_report", write_report)

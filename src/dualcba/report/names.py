@@ -65,6 +65,16 @@ def seeds(*counts: int) -> str:
     return f"{'/'.join(map(str, numbers))} seed{'s' * (numbers != [1])}"
 
 
+def spread_over(*counts: int) -> str:
+    """Say what a mean with its interval is over; a single seed has no interval.
+
+    >>> spread_over(1), spread_over(3, 3)
+    ('1 seed, so no interval', 'mean ± 95 % interval over 3 seeds')
+    """
+    text = seeds(*counts)
+    return f"{text}, so no interval" if set(counts) == {1} else f"mean ± 95 % interval over {text}"
+
+
 def averaged(count: int) -> str:
     """Say how many seeds a curve without a band is the mean of.
 

@@ -11,7 +11,7 @@ from dualcba.experiments.result import Result
 from dualcba.experiments.sweep import LOWER_IS_BETTER, METHOD_OPTION, Sweep
 from dualcba.report.commands import command
 from dualcba.report.comparison import Measure, Served, measure
-from dualcba.report.names import MISSING, STATISTICS, method_title, score_info, seeds
+from dualcba.report.names import MISSING, STATISTICS, method_title, score_info, spread_over
 from dualcba.report.results import Grouping, dataset_title, protocol_note, validation_note
 from dualcba.report.tables.model import Column, Strong, Table, short_spread, text_columns
 
@@ -146,10 +146,10 @@ def _incomplete(found: Sequence[Trial], asked: int) -> str:
 
 
 def _note(found: Sequence[Trial], sweep: Sweep) -> str:
-    over = seeds(*(len(trial.results) for trial in found))
+    over = spread_over(*(len(trial.results) for trial in found))
     where = validation_note(found[0].results[0]).removeprefix(", ") or "test data"
     by = f"{score_info(sweep.score).title} under {STATISTICS[sweep.statistics]}, {where}"
-    return f"by {by}; percent; mean ± 95 % interval over {over}; * best of its method"
+    return f"by {by}; percent; {over}; * best of its method"
 
 
 def best_lines(found: Sequence[Trial], sweep: Sweep) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dualcba.experiments.result import Result
 from dualcba.options import recipe_of
 from dualcba.report.comparison import Served, further, measure, measured
-from dualcba.report.names import STATISTICS, method_title, score_info, seeds
+from dualcba.report.names import STATISTICS, method_title, score_info, spread_over
 from dualcba.report.results import collections, notes, recipe_title
 from dualcba.report.tables.layouts import portions
 from dualcba.report.tables.model import Column, Table, short_spread, text_columns
@@ -39,12 +39,12 @@ def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
     pairs = [(s, name) for name in scores for s in STATISTICS if s == "bn" or not _is_fixed(name)]
     heads = [Column(_head(*pair), score_info(pair[1]).arrowed) for pair in pairs]
     lines = [(_name(s), *(short_spread(measure(s.results, *p)) for p in pairs)) for s in served]
-    over = seeds(*(len(s.results) for s in served))
+    over = spread_over(*(len(s.results) for s in served))
     return Table(
         f"{first.dataset}, {first.setting}, buffer {first.buffer}{note}",
         (*text_columns("method"), *heads),
         tuple(lines),
-        f"percent; mean ± 95 % interval over {over}",
+        f"percent; {over}",
     )
 
 

@@ -17,7 +17,7 @@ from dualcba.experiments.paper.selection import WHOSE
 from dualcba.experiments.result import Result
 from dualcba.report.comparison import NEWEST, Served, known, measured, rows, serve
 from dualcba.report.gains import Gain, in_one_line
-from dualcba.report.names import seeds
+from dualcba.report.names import spread_over
 from dualcba.report.tables.layouts import score_layouts, short_gain_table
 from dualcba.report.tables.model import Table
 from dualcba.report.tables.scores import column_gains
@@ -29,7 +29,6 @@ NAME_WIDTH = 16
 WIDTH = 220
 """Characters per line of an output that is not a terminal."""
 
-CAPTION = "mean ± 95 % interval over {seeds}"
 BESIDE = {
     "paper": "; Δ is ours minus the paper's, with the statistics (BN or IBN) of the row",
     "published": "; Δ is ours minus the published value, with BN",
@@ -107,7 +106,7 @@ def show(
 
 
 def _caption(served: Sequence[Served], found: Sequence[Gain], *, small: bool) -> str:
-    over, name = seeds(*(len(s.results) for s in served)), served[0].entry.beside
+    over, name = spread_over(*(len(s.results) for s in served)), served[0].entry.beside
     beside = BESIDE[name] if any(s.entry.paper for s in served) else ""
     scale = SMALL.format(whose=WHOSE[name]) if small else ""
-    return CAPTION.format(seeds=over) + beside + (f"; {GAIN}" * bool(found)) + scale
+    return over + beside + (f"; {GAIN}" * bool(found)) + scale
