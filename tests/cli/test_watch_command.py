@@ -83,6 +83,16 @@ def test_json_and_prometheus(dualcba: Run, runs: Path) -> None:
     assert 'dualcba_confusion_samples{run="x/first",class="ant",answer="bee"} 3' in text
 
 
+def test_an_interrupt_says_nothing_of_runs(runs: Path) -> None:
+    words = [sys.executable, "-m", "dualcba", "watch", str(runs), "--port", "0"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert "serving" in process.stderr.readline()
+    process.terminate()
+    assert process.stderr.read().splitlines() == ["dualcba: interrupted"]
+    assert process.wait() == 128 + 15
+
+
 @pytest.mark.parametrize(
     "given",
     [("--json", "--prometheus"), ("--once", "--port", 0), ("--json", "--port", 0)],

@@ -44,6 +44,8 @@ app.add_typer(runs_app, name="runs")
 
 INTERRUPTED = 130  # the exit code of shells
 KEPT = "the runs that were complete are kept"
+WITH_RUNS = ("run", "resume", "reproduce")
+"""The commands that make runs."""
 
 Json = Annotated[bool, typer.Option("--json", help="print as JSON")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="print no progress")]
@@ -356,7 +358,7 @@ def main() -> None:
     replace_what_cannot_be_encoded()
     code: object = 0
     received: list[int] = []
-    kept = KEPT
+    kept = KEPT if sys.argv[1:] and sys.argv[1] in WITH_RUNS else ""
     try:
         with _ending_signals(received):
             code = app(standalone_mode=False)
@@ -369,7 +371,7 @@ def main() -> None:
             _fail(error)
     if received or code == INTERRUPTED:
         with suppress(OSError):  # the terminal may be closed
-            note(f"interrupted; {kept}")
+            note("; ".join(filter(None, ["interrupted", kept])))
         sys.exit(128 + received[0] if received else INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
