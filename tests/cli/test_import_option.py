@@ -31,6 +31,7 @@ def forget() -> None:
     files._known.clear()
     METHODS.pop("smooth", None)
     catalogue._spec.cache_clear()
+    catalogue.experiments.cache_clear()  # its entries keep their specs
 
 
 @pytest.fixture(autouse=True)
