@@ -37,6 +37,7 @@ from dualcba.experiments.checkpoints import remove_checkpoints
 from dualcba.experiments.fitting_network import fitting_network
 from dualcba.experiments.purpose import AskedSweep, Purpose, add_sweep, read_purpose
 from dualcba.experiments.remote import check_place
+from dualcba.experiments.spec import method_list
 from dualcba.experiments.store import run_folder
 from dualcba.experiments.sweep import Sweep, read_sweep, sweep_specs
 from dualcba.methods.files import import_methods
@@ -128,9 +129,8 @@ def _network(spec: Spec, data: Dataset, execution: ExecutionOptions) -> dict[str
 
 def _without_colour(wanted: Mapping[str, Any], given: Set[str]) -> dict[str, Any]:
     """Return what a recipe, if there is one, sets for other samples than colour images."""
-    methods = wanted.get("method") or []
-    names = methods.split(",") if isinstance(methods, str) else methods
-    recipes = [name for name in names if name in RECIPES]
+    methods = method_list(wanted["method"]) if wanted.get("method") else []
+    recipes = [name for name in methods if name in RECIPES]
     found = {name: value for name, value in WITHOUT_COLOUR.items() if name not in given}
     if not recipes or not found:
         return {}

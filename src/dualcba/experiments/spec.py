@@ -19,12 +19,7 @@ from dualcba.methods.files import check_imported, imported_for
 from dualcba.options import (
     DATASET_DEFAULTS,
     RunOptions,
-    check_adaptor_parts,
-    check_head_options,
-    check_optimizer,
-    check_readout,
-    check_tracking,
-    check_while_empty,
+    check_together,
     definitions,
     fill,
     follow_recipe,
@@ -101,12 +96,10 @@ class Spec(RunOptions):
         method = parse_method(self.method)[0](**self.method_options)
         _check_real_time(self, method)
         _check_alignment(self, method)
-        check_adaptor_parts(self, self.adaptor)
-        check_optimizer(self)
-        check_head_options(self, self.method, method.own_head)
-        check_tracking(self.tracking, self.forward)
-        check_readout(self.readout, self.adaptor)
-        check_while_empty(self.while_empty, method.stores_in_steps)
+        check_together(
+            self, self.adaptor, method=self.method, own_head=method.own_head,
+            stores_in_steps=method.stores_in_steps,
+        )  # fmt: skip
         object.__setattr__(self, "imports", imported_for(parse_method(self.method)[0]))
 
     def _defaults(self) -> dict[str, Any]:
@@ -316,7 +309,7 @@ def make_specs(options: Mapping[str, Any], among: Iterable[str] = ()) -> list[Sp
     seeds, first = given.pop("seeds", 1), given.pop("seed", 0)
     at_least(1, seeds=seeds)
     at_least(0, seed=first)
-    methods = _method_list(given.pop("method", ["er-dual-cba"]))
+    methods = method_list(given.pop("method", ["er-dual-cba"]))
     every = list(dict.fromkeys([*methods, *among]))
     fitting = {m: _fitting(given, m, every) for m in methods}
     specs = [Spec(**fitting[m], method=m, seed=first + k) for m in methods for k in range(seeds)]
@@ -327,7 +320,7 @@ def make_specs(options: Mapping[str, Any], among: Iterable[str] = ()) -> list[Sp
     return specs
 
 
-def _method_list(given: Any) -> list[str]:
+def method_list(given: Any) -> list[str]:
     """Return the names of methods, each once, from a list or a text with commas."""
     names = given.split(",") if isinstance(given, str) else given
     if not isinstance(names, list) or not names:

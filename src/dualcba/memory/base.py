@@ -59,10 +59,9 @@ class Memory(nn.Module):
             raise ValueError(expected("buffer", size, "at least 1"))
         self.size = size
         self.seen = 0
-        if (gib := (size + 1) * math.prod(input_shape) * dtype.itemsize / 2**30) >= 2**33:
-            wanted = (
-                f"fewer samples: they would take {gib:,.0f} GiB"  # torch cannot count the bytes
-            )
+        gib = (size + 1) * math.prod(input_shape) * dtype.itemsize / 2**30
+        if gib >= 2**33:  # more bytes than torch can count
+            wanted = f"fewer samples: they would take {gib:,.0f} GiB"
             raise ValueError(expected("buffer", size, wanted))
         self.register_buffer("x", torch.zeros((size + 1, *input_shape), dtype=dtype))
         self.register_buffer("y", torch.zeros(size + 1, dtype=torch.long))

@@ -13,13 +13,10 @@ from __future__ import annotations
 
 from dualcba.options.checks import (
     check_adaptor_parts,
-    check_head_options,
     check_learnt_parts,
     check_logit_space,
     check_optimizer,
-    check_readout,
-    check_tracking,
-    check_while_empty,
+    check_together,
 )
 from dualcba.options.choices import (
     ADAPTOR,
@@ -171,13 +168,10 @@ __all__ = [
     "VirtualStepName",
     "WhileEmpty",
     "check_adaptor_parts",
-    "check_head_options",
     "check_learnt_parts",
     "check_logit_space",
     "check_optimizer",
-    "check_readout",
-    "check_tracking",
-    "check_while_empty",
+    "check_together",
     "definitions",
     "fill",
     "follow_recipe",

@@ -22,7 +22,7 @@ def check_logit_space(space: str, **options: bool) -> None:
             raise ValueError(expected(name, value, "False unless space is 'logit'"))
 
 
-def check_tracking(tracking: str, forward: str) -> None:
+def _check_tracking(tracking: str, forward: str) -> None:
     """Raise if batches that are normalised together are to be tracked separately."""
     if tracking != "all" and forward != "split":
         raise ValueError(expected("tracking", tracking, f"'all' if forward is {forward!r}"))
@@ -67,14 +67,14 @@ def _check_unused(options: TrainingOptions, kind: str | None) -> None:
                 raise ValueError(expected(other, given, f"{usual!r} if {name} is {value!r}"))
 
 
-def check_while_empty(while_empty: str, stores_in_steps: bool) -> None:
+def _check_while_empty(while_empty: str, stores_in_steps: bool) -> None:
     """Raise if steps wait for a memory that is only filled when a task ends."""
     if while_empty != "train" and not stores_in_steps:
         wanted = "'train': the method fills its memory when a task ends"
         raise ValueError(expected("while_empty", while_empty, wanted))
 
 
-def check_head_options(options: TrainingOptions, method: str, own_head: bool) -> None:
+def _check_head_options(options: TrainingOptions, method: str, own_head: bool) -> None:
     """Raise unless the options of the head fit it; `own_head` is that of the method."""
     if options.head == "cosine" and own_head:
         raise ValueError(expected("head", options.head, f"'linear': {method} has its own head"))
@@ -83,11 +83,31 @@ def check_head_options(options: TrainingOptions, method: str, own_head: bool) ->
             raise ValueError(expected(name, value, f"no value: the head is {options.head}"))
 
 
-def check_readout(readout: str, kind: str | None) -> None:
+def _check_readout(readout: str, kind: str | None) -> None:
     """Raise if predictions are to be corrected by an adaptor that the method does not have."""
     if readout == "adapted" and kind is None:
         wanted = f"{PLAIN_READOUTS} without an adaptor"
         raise ValueError(expected("readout", readout, wanted))
+
+
+def check_together(
+    options: TrainingOptions,
+    kind: str | None,
+    *,
+    method: str,
+    own_head: bool,
+    stores_in_steps: bool,
+) -> None:
+    """Raise unless the options of a learner or a run fit each other and the method.
+
+    `kind` is that of its adaptor; `own_head` and `stores_in_steps` are the method's.
+    """
+    check_adaptor_parts(options, kind)
+    _check_head_options(options, method, own_head)
+    check_optimizer(options)
+    _check_tracking(options.tracking, options.forward)
+    _check_readout(options.readout, kind)
+    _check_while_empty(options.while_empty, stores_in_steps)
 
 
 def check_adaptor_parts(options: TrainingOptions, kind: str | None) -> None:

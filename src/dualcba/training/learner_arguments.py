@@ -34,12 +34,7 @@ from dualcba.options import (
     PrecisionName,
     RunOptions,
     TrainingOptions,
-    check_adaptor_parts,
-    check_head_options,
-    check_optimizer,
-    check_readout,
-    check_tracking,
-    check_while_empty,
+    check_together,
     definitions,
     fill,
     follow_recipe,
@@ -171,12 +166,10 @@ class LearnerArguments(TrainingOptions):
         base, kind = resolve(given, self.method_options or {}, self.adaptor)
         defaults = {**protocol_defaults(self), **kind_defaults(kind, self)}
         fill(self, {**defaults, **head_defaults(self)}, kind)
-        check_adaptor_parts(self, kind)
-        check_head_options(self, type(base).__name__, base.own_head)
-        check_optimizer(self)
-        check_tracking(self.tracking, self.forward)
-        check_readout(self.readout, kind)
-        check_while_empty(self.while_empty, base.stores_in_steps)
+        check_together(
+            self, kind, method=type(base).__name__, own_head=base.own_head,
+            stores_in_steps=base.stores_in_steps,
+        )  # fmt: skip
         resolved: dict[str, Any] = {"base": base, "kind": kind, "inputs": inputs}
         resolved |= {"input_shape": inputs.shape, "dtype": inputs.dtype}
         resolved["ibn"] = kind in DUAL if self.ibn is None else self.ibn
