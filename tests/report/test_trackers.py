@@ -141,6 +141,9 @@ def read_mlflow(out: Path, run: str) -> Found:
 
 
 def read_wandb(out: Path, run: str) -> Found:
+    import wandb
+
+    wandb.teardown()  # its service writes the end of a file later than the run finishes
     (path,) = (p for p in out.glob("wandb/offline-run-*/*.wandb") if is_named(p, run))
     spec: dict[str, Any] = {}
     scores: dict[str, float] = {}
