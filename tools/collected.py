@@ -65,6 +65,12 @@ def read_variants(path: Path) -> list[Group]:
     return [Group((file,), tuple(results)) for results in found.values()]
 
 
+def read_all(results: Path) -> list[Group]:
+    """Return all rows that `tools.collect` wrote, and those of the recipe on test data."""
+    tested = sorted((results / "variants").glob("*-test.json"))
+    return read(results) + [group for path in tested for group in read_variants(path)]
+
+
 def unfold(file: str, row: dict[str, Any]) -> Group:
     """Return a row as the results that it was made of, as far as it holds them."""
     fields, source = row["spec"], row.get("agnostic_provenance")

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tools.collected import Group, read, read_variants
+from tools.collected import Group, read_all
 from tools.page import rewrite
 
 ROOT = Path(__file__).parent.parent
@@ -28,11 +28,6 @@ def read_pages(docs: Path) -> dict[Path, str]:
     paths = [docs / "results.md", *sorted((docs / "results").glob("*.md"))]
     quoting = [docs / "departures.md", docs / "frontier.md", docs.parent / "README.md"]
     return {path: path.read_text("utf-8") for path in paths + [p for p in quoting if p.exists()]}
-
-
-def read_all(results: Path) -> list[Group]:
-    """Return all rows that `tools.collect` wrote, and those of the recipe on test data."""
-    return read(results) + read_variants(results / "variants" / "frontier-test.json")
 
 
 def rewrite_pages(pages: Mapping[Path, str], groups: Sequence[Group]) -> dict[Path, str]:

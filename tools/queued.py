@@ -15,7 +15,7 @@ Each part has a folder of runs below OUT, for `tools.collect`; runs that leave a
 for others are in OUT/donors. Several processes with the same OUT share the work: each run belongs
 to the process that has its lock, which ends with the process. A run whose dataset is not there yet
 waits, so that data can arrive meanwhile. `--have` leaves out the runs whose scores are in a folder
-of files that `tools.collect` wrote. No run begins that would take longer, at the pace so far, than
+of results. No run begins that would take longer, at the pace so far, than
 what is left of `--seconds`; those in progress then are left, and a later call runs them from their
 start. Each run that is complete prints a line.
 """
@@ -41,7 +41,7 @@ from dualcba.experiments.paper.selection import choose
 from dualcba.experiments.run import Run
 from dualcba.experiments.store import result_path, run_folder, write_result
 from dualcba.io import only_process
-from tools.collected import read
+from tools.collected import read_all
 
 DONORS = "donors"
 KEYS = ("experiment", "dataset", "column", "rows", "adaptors", "seeds", "first_seed", "scale")
@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     args = parser.parse_args()
     try:
-        have = [] if args.have is None else [r for g in read(args.have) for r in g.results]
+        have = [] if args.have is None else [r for g in read_all(args.have) for r in g.results]
         waiting = read_plan(args.plan, have)
     except (OSError, ValueError, KeyError) as error:
         sys.exit(f"error: {args.plan}: {error}")

@@ -11,7 +11,7 @@ from dualcba.data.dataset import Dataset
 from dualcba.experiments import Hardware, Loader, Spec, read_results
 from dualcba.io import only_process
 from tools import publish, queued
-from tools.collected import read
+from tools.collected import read_all
 
 PLAN = """
 [parts.b]
@@ -84,7 +84,7 @@ def test_what_results_hold_is_left_out(plan: list[queued.Planned], tmp_path: Pat
 def test_the_plan_of_what_the_tables_lack_can_be_read() -> None:
     path = Path(queued.__file__).with_name("missing.toml")
     every = queued.read_plan(path)
-    have = [r for g in read(publish.RESULTS) for r in g.results]
+    have = [r for g in read_all(publish.RESULTS) for r in g.results]
     assert 0 <= len(queued.read_plan(path, have)) < len(every)
 
 
