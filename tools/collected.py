@@ -15,7 +15,7 @@ from dualcba.experiments.paper.catalogue import Entry, Experiment, experiments
 from dualcba.experiments.result import Result, make_spec
 from dualcba.experiments.run import AGNOSTIC
 from dualcba.experiments.upgrade import upgrade_row
-from dualcba.options import DUAL
+from dualcba.options import definitions
 from dualcba.report.comparison import Served
 from dualcba.report.names import STATISTICS, split_method
 
@@ -92,10 +92,11 @@ def unfold(file: str, row: dict[str, Any]) -> Group:
 
 def _own(fields: Fields) -> dict[str, Any]:
     """Drop the options of an adaptor that the method does not have: early files hold them too."""
-    if split_method(fields["method"])[1] in DUAL:
-        return dict(fields)
-    usual = Spec(method=fields["method"], dataset=fields["dataset"]).to_dict()
-    return {name: value for name, value in fields.items() if usual.get(name) is not None}
+    kind = split_method(fields["method"])[1]
+    others = {
+        name for name, o in definitions(Spec).items() if o.adaptors and kind not in o.adaptors
+    }
+    return {name: value for name, value in fields.items() if name not in others}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 from dualcba.experiments import Result, Spec
 from dualcba.experiments.result import Anytime
 from tools import collect, page
-from tools.collected import Collected, Group, read, read_variants, unfold
+from tools.collected import Collected, Group, named, read, read_variants, unfold
 from tools.page_parts import differences, paired, spread
 
 COLUMN = "CIFAR-100, M = 2000"
@@ -71,6 +71,17 @@ def test_methods_with_each_adaptor() -> None:
         "",
         "From `results/p.json`, `results/q.json`. 3 seeds, 2 of: ER, Dual-CBA.",
     ]
+
+
+def test_an_option_without_a_default_keeps_its_value() -> None:
+    given = {"method": "pcr", "optimizer": "sgd", "lr": 0.1, "memory_batch": 10, **FRONTIER}
+    (pcr,) = [e.spec for e in named("frontier").entries if (e.row, e.column) == ("PCR", COLUMN)]
+    found = group(
+        "p.json", "pcr", (31.0, 32.0), **{k: v for k, v in given.items() if k != "method"}
+    )
+    assert found.fields["memory_batch"] == 10
+    assert found.fields == {k: v for k, v in pcr.to_dict().items() if k != "seed"}
+    assert "| PCR | – | 31.0 (1 seed)" in between(f'adaptors frontier "{COLUMN}"', [found, ER_P10])
 
 
 def test_what_each_adaptor_adds_on_the_same_seeds() -> None:
