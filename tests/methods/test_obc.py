@@ -17,15 +17,19 @@ from dualcba.methods import parse_method
 from dualcba.methods.obc import OBC
 
 
-def test_loss_against_numpy(make_learner: Any, teach: Any) -> None:
-    learner = make_learner("obc-dual-cba")
+@pytest.mark.parametrize(("loss_mean", "share"), [("batches", (1, 1)), ("samples", (4 / 7, 3 / 7))])
+def test_loss_against_numpy(
+    loss_mean: str, share: tuple[float, float], make_learner: Any, teach: Any
+) -> None:
+    learner = make_learner("obc-dual-cba", loss_mean=loss_mean, memory_batch=6)
     method = learner.method
 
     def look(new: Batch, mem: list[Batch], outer: Batch) -> None:
         weight, bias = (numbers(p) for p in method.surrogate.parameters())
-        r = np.random.default_rng(0).normal(size=(16, 6))
-        want = cross_entropies(numbers(new.h) @ weight.T + bias, numbers(new.y)).mean()
-        want += cross_entropies(numbers(mem[0].z) + r[8:], numbers(mem[0].y)).mean()
+        r = np.random.default_rng(0).normal(size=(14, 6))
+        surrogate = numbers(new.h) @ weight.T + bias
+        want = share[0] * cross_entropies(surrogate, numbers(new.y)).mean()
+        want += share[1] * cross_entropies(numbers(mem[0].z) + r[8:], numbers(mem[0].y)).mean()
         method.surrogate.double()
         loss = method.loss(new, mem, lambda b: b.z + torch.from_numpy(r)[b.rows])
         method.surrogate.float()

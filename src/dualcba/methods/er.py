@@ -26,7 +26,6 @@ class ER(Method):
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return CE(new) + CE(mem), or both weighted by their numbers of samples."""
         batches = (new, *mem)
-        if not self.sample_mean:
-            return [CrossEntropy(batch) for batch in batches]
-        n = sum(len(batch.y) for batch in batches)
-        return [CrossEntropy(batch, len(batch.y) / n) for batch in batches]
+        return [
+            CrossEntropy(b, share) for b, share in zip(batches, self.shares(batches), strict=True)
+        ]

@@ -25,6 +25,8 @@ class OBC(Method):
     the newest task is over-represented in the last layer, which predicts. Logits of new samples are
     those of the surrogate layer, so a bias adaptor corrects the memory samples only.
 
+    With the option `loss_mean` `"samples"`, each mean is weighted by its share of the samples.
+
     Parameters
     ----------
     rate
@@ -52,11 +54,12 @@ class OBC(Method):
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return CE(mem), what depends on the logits of the last layer."""
-        return [CrossEntropy(batch) for batch in mem]
+        _, *shares = self.shares([new, *mem])
+        return [CrossEntropy(batch, share) for batch, share in zip(mem, shares, strict=True)]
 
     def loss(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
         """Return the cross-entropies of both layers."""
-        surrogate = F.cross_entropy(self.surrogate(new.h), new.y)
+        surrogate = self.shares([new, *mem])[0] * F.cross_entropy(self.surrogate(new.h), new.y)
         return surrogate + total(self.terms(new, mem), adapt) if mem else surrogate
 
     def extra_step(self, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:

@@ -98,9 +98,8 @@ class SSIL(DistillationMethod):
         owner, earlier = self._tasks()
         terms: list[Term] = []
         batches = [new, *mem]
-        n = sum(len(b.y) for b in batches)
-        for batch, target in zip(batches, self._targets(batches), strict=True):
-            share = len(batch.y) / n if self.sample_mean else 1.0
+        every = zip(batches, self._targets(batches), self.shares(batches), strict=True)
+        for batch, target, share in every:
             distilled = (owner, earlier, self.temperature, share * self.weight)
             terms += [
                 CrossEntropy(batch, share, classes=self.softmax_classes(batch.y)),

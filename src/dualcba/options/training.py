@@ -80,8 +80,8 @@ class TrainingOptions:
     )
     loss_mean: LossMean = option(
         "batches",
-        "loss of ER: batches (mean of the new batch plus mean of the memory draw), or samples (one "
-        "mean over all of them)",
+        "loss of ER, OBC and SS-IL: batches (mean of the new batch plus mean of the memory draw), "
+        "or samples (one mean over all of them)",
         METHOD,
     )
     augmentation: Augmentation = option(
