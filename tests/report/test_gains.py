@@ -187,9 +187,9 @@ def test_in_one_line_the_means_over_pairs() -> None:
 def test_each_kind_of_adaptor_has_a_sentence_of_its_own() -> None:
     kinds = [served(f"er-{kind}", [25.0, 26.0]) for kind in ("cba", "dual-cba", "balanced-cba")]
     found = gains([served("er", [20.0, 22.0]), *kinds])
-    assert [gain.kind for gain in found] == ["dual-cba", "balanced-cba"]
+    assert [gain.kind for gain in found] == ["cba", "dual-cba", "balanced-cba"]
     line = in_one_line(found)
-    assert line.count("over er (BN)") == 2
+    assert line.count("over er (BN)") == 3
     two = [*found, *found]
     assert "Balanced-CBA (IBN) over its base (BN), mean of 2 pairs" in in_one_line(two)
 

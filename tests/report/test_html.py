@@ -168,6 +168,33 @@ def test_the_facts_are_of_the_collections_with_the_most_runs(results: list[Resul
     assert len(facts) <= sections.FACTS
 
 
+def with_method(result: Result, method: str) -> Result:
+    return replace(result, spec=make_spec(result.fields | {"method": method}))
+
+
+def test_the_gains_among_the_facts_begin_with_those_of_dual_cba(results: list[Result]) -> None:
+    """A report on several collections has room for one gain of each."""
+    cba = [with_method(r, "er-cba") for r in results if r.method == "er"]
+    facts, _ = sections.report_sections([*results, *cba])
+    details = [fact.detail for fact in facts if fact.name.startswith("Gain")]
+    assert [d.partition(" over ")[0] for d in details] == ["ER-Dual-CBA", "ER-CBA"]
+
+
+def test_the_fact_on_the_main_table_is_on_dual_cba_alone(
+    results: list[Result], experiment: Callable[..., Experiment]
+) -> None:
+    cba = [with_method(r, "er-cba") for r in results if r.method == "er"]
+    first, *others = experiment(name="main").entries
+    added = replace(first, row="ER-CBA", given={**first.given, "method": "er-cba"})
+    every = [*results, *cba]
+    facts = []
+    for entries in ((first, *others), (first, added, *others)):
+        main = experiment(name="main", entries=entries)
+        found, _ = sections.report_sections(every, MadeFor(paper=[(main, serve(main, every))]))
+        facts.append([fact for fact in found if fact.name.startswith("Main table")])
+    assert facts[0] == facts[1] != []
+
+
 def test_names_are_escaped(results: list[Result]) -> None:
     evil = '<script>alert("1")</script>'
     named = {"method": evil, "dataset": evil}

@@ -10,7 +10,6 @@ import numpy as np
 from dualcba.evaluation import interval
 from dualcba.experiments.paper.catalogue import Entry
 from dualcba.experiments.result import frozen
-from dualcba.options import BALANCED
 from dualcba.report.comparison import Served
 from dualcba.report.names import KINDS, score_info, split_method
 from dualcba.report.results import SCORING, common_fields
@@ -20,9 +19,6 @@ SAME = common_fields() - {"method", "seed", *SCORING} | {"method_options"}
 
 Not the relative cost in real time, which is larger with an adaptor.
 """
-
-PAIRED = ("dual-cba", BALANCED)
-"""The kinds of adaptors whose gains are shown."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +40,16 @@ class Gain:
     column: str
     score: str
     whole: Gap
-    """Dual-CBA with IBN minus its base with BN, as the paper compares them."""
+    """With the adaptor and IBN minus the base with BN, as the paper compares them."""
 
     ibn: Gap
     """The base with IBN minus the base with BN: what IBN gives alone."""
 
     adaptors: Gap
-    """Dual-CBA minus its base, both with IBN: what the adaptors give."""
+    """With the adaptor minus the base, both with IBN: what the adaptor gives."""
 
     bn: Gap
-    """Dual-CBA minus its base, both with BN."""
+    """With the adaptor minus the base, both with BN."""
 
     kind: str = "dual-cba"
     """That of the adaptor."""
@@ -89,9 +85,9 @@ def known_gains(served: Sequence[Served], score: str = "acc") -> list[Gain]:
 
 
 def _bases(dual: Served, served: Sequence[Served]) -> list[Served]:
-    """Return the entries of the base method that a Dual-CBA can be compared with."""
+    """Return the entries of the base method that one with an adaptor can be compared with."""
     name, kind = split_method(dual.entry.method)
-    if kind not in PAIRED:
+    if not kind:
         return []
     near = [s for s in served if (s.entry.column, s.entry.method) == (dual.entry.column, name)]
     return [s for s in near if alike(s.entry, dual.entry)]

@@ -178,7 +178,8 @@ def _beyond(shown: Sequence[Result], results: Sequence[Result]) -> list[Result]:
 
 def _main_gain(shown: list[tuple[Experiment, list[Served]]]) -> list[Fact]:
     """Return the mean gain of Dual-CBA in the main table, and the part that IBN gives."""
-    mean = means([g for e, served in shown if e.name == "main" for g in known_gains(served)])
+    found = [g for e, served in shown if e.name == "main" for g in known_gains(served)]
+    mean = means([gain for gain in found if gain.kind == "dual-cba"])
     if mean is None:
         return []
     whole, ibn, adaptors = (number(x, sign=True) for x in mean[1:])
@@ -229,9 +230,12 @@ def _facts(group: Collection, most: int) -> list[Fact]:
     return out
 
 
-def _rank(gain: Gain) -> tuple[bool, bool]:
-    """Sort gains with an interval before those of one seed, plain methods before variants."""
-    return gain.adaptors.half is None, "," in gain.dual + gain.base
+def _rank(gain: Gain) -> tuple[bool, bool, bool]:
+    """Sort gains with an interval before those of one seed, plain methods before variants.
+
+    Those of CBA, the earlier adaptor, come last.
+    """
+    return gain.adaptors.half is None, "," in gain.dual + gain.base, gain.kind == "cba"
 
 
 def _experiment(experiment: Experiment, served: list[Served], asked: Sequence[str]) -> Section:

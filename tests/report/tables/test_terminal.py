@@ -63,8 +63,9 @@ def test_a_table_without_columns_has_its_title_once() -> None:
     assert out.getvalue().splitlines()[0] == "My table"
 
 
-def test_every_dual_cba_has_its_gain_and_two_p() -> None:
+def test_every_adaptor_has_its_gain_and_two_p() -> None:
     lines = shown("main", 80)
+    assert len([line for line in lines if line.startswith("DER-CBA over DER++")]) == 6
     found = [line for line in lines if line.startswith("DER-Dual-CBA over DER++")]
     assert len(found) == 6
     whole, p, ibn, own, q = found[0].split()[3:]
@@ -92,7 +93,7 @@ def test_gains_as_data() -> None:
     main = experiments()["main"]
     rows = experiment_data(main, results(main))
     with_gain = [row for row in rows if "gain" in row]
-    assert {row["row"] for row in with_gain} == {
-        "ER-Dual-CBA", "DER-Dual-CBA", "CLSER-Dual-CBA", "RAR-Dual-CBA"
-    }  # fmt: skip
+    bases = ("ER", "DER", "CLSER", "RAR")
+    kinds = ("CBA", "Dual-CBA")
+    assert {row["row"] for row in with_gain} == {f"{b}-{kind}" for b in bases for kind in kinds}
     assert with_gain[0]["gain"]["ibn"]["mean"] == pytest.approx(2.0)

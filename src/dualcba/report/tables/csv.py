@@ -67,7 +67,7 @@ def _numbers(m: Measure | None) -> tuple[float | None, float | None, int]:
 
 
 def gain_records(found: Iterable[Gain]) -> Table:
-    """Return a table of one line per Dual-CBA and base; an empty field is not known."""
+    """Return a table of one line per adaptor and base; an empty field is not known."""
     parts = ("whole", "ibn", "adaptors", "bn")
     heads = [f"{part}_{number}" for part in parts for number in ("mean", "half", "p")]
     lines = []
