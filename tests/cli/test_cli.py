@@ -519,8 +519,10 @@ def test_a_corrupt_plan_is_one_line(content: str, word: str, dualcba: Run, tmp_p
 
 
 def test_the_report_of_a_folder(dualcba: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_report(out: Path, *, to: Path | None, asked: Sequence[str], tell: object) -> Path:
-        return to or out / "-".join(["report.html", *asked])
+    def write_report(
+        out: Path, *, to: Path | None, asked: Sequence[str], compare: Sequence[str], tell: object
+    ) -> Path:
+        return to or out / "-".join(["report.html", *asked, *compare])
 
     monkeypatch.setattr("dualcba.report.write_report", write_report)
     got = dualcba("report", "runs/x")
@@ -528,6 +530,8 @@ def test_the_report_of_a_folder(dualcba: Run, monkeypatch: pytest.MonkeyPatch) -
     assert dualcba("report", "runs/x", "--out", "my.html").out == "my.html\n"
     got = dualcba("report", "runs/x", "--score", "acc,fm", "--score", "bwt")
     assert (got.code, got.out) == (0, "runs/x/report.html-acc-fm-bwt\n")
+    got = dualcba("report", "runs/x", "--compare", "er,er-cba", "--compare", "derpp")
+    assert (got.code, got.out) == (0, "runs/x/report.html-er-er-cba-derpp\n")
 
 
 def test_a_score_that_is_not_known_is_named_before_anything_runs(dualcba: Run) -> None:

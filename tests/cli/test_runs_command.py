@@ -78,6 +78,60 @@ def test_diff(dualcba: Run, out: Path) -> None:
     assert "all scores, accuracies and curves are equal" in same.out
 
 
+@pytest.fixture
+def methods(tmp_path: Path) -> Path:
+    """Three methods with two seeds each."""
+    folder = tmp_path / "cwd" / "runs" / "methods"
+    for method, acc in (("er", 70.0), ("er-cba", 72.0), ("er-dual-cba", 76.0)):
+        for seed in (0, 1):
+            spec, more = Spec(method=method, seed=seed), acc + seed * (method != "er")
+            scores = {s: {"acc": more, "fm": 90 - more} for s in ("bn", "ibn")}
+            write_result(folder, spec, Result(spec, seed, scores).to_dict())
+    return folder
+
+
+def test_compare(dualcba: Run, methods: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    got = dualcba("runs", "compare", methods)
+    assert (got.code, got.err) == (0, "")
+    for words in ("ER-CBA minus ER ", "ER-Dual-CBA minus ER-CBA", "+2.5 ±", "Difference in ACC ↑"):
+        assert words in got.out
+    assert "FM" not in got.out
+    got = dualcba(
+        "runs", "compare", "--method", "er,er-dual-cba", "--score", "acc,fm", "--json"
+    )  # ./runs by default
+    acc, fm = json.loads(got.out)
+    assert (acc["first"], acc["second"], acc["score"]) == ("ER-Dual-CBA", "ER", "acc")
+    assert acc["ibn"] | {"half": None, "p": None} == {
+        "seeds": 2, "mean": 6.5, "half": None, "p": None
+    }  # fmt: skip
+    assert acc["ibn"]["p"] == pytest.approx(0.0489, abs=1e-4)
+    assert fm["ibn"]["mean"] == -6.5
+
+
+def test_compare_without_a_pair_is_one_line(dualcba: Run, methods: Path, out: Path) -> None:
+    got = dualcba("runs", "compare", methods, "--method", "er,er-cb")
+    assert (got.code, got.out) == (2, "")
+    assert got.err.startswith("dualcba: unknown method 'er-cb', did you mean 'er-cba'? (known: er,")
+    got = dualcba("runs", "compare", out)
+    assert (got.code, got.out) == (2, "")
+    assert got.err == (
+        f"dualcba: {out} has no two methods that share dataset, setting, buffer and a seed, "
+        "expected two with values of acc\n"
+    )
+
+
+def test_a_report_of_some_pairs(dualcba: Run, methods: Path) -> None:
+    got = dualcba("report", methods, "--compare", "er,er-cba")
+    assert got.code == 0
+    text = Path(got.out.strip()).read_text()
+    assert "ER-CBA minus ER" in text
+    assert "ER-Dual-CBA minus" not in text
+    got = dualcba("report", methods, "--compare", "er,derpp")
+    assert (got.code, got.err.count("\n")) == (2, 1)
+    assert "unknown method 'derpp'" in got.err
+
+
 def test_rm_asks_and_removes(dualcba: Run, out: Path) -> None:
     got = dualcba("runs", "rm", out / ONE.name)
     assert (got.code, got.err) == (2, "dualcba: 1 run to remove, expected --yes\n")

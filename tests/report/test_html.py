@@ -225,7 +225,8 @@ def test_experiments_with_runs_stand_beside_the_paper(
 def test_the_files_of_a_table_are_in_the_page(page: str, recorded: list[Result]) -> None:
     links = {a["download"]: str(a["href"]) for a in Page(page).all("a") if "download" in a}
     stem = "digits-online-m-100"
-    assert set(links) == {f"{stem}{end}" for end in (".csv", "-seeds.csv", ".tex", "-gains.csv")}
+    ends = (".csv", "-seeds.csv", ".tex", "-gains.csv")
+    assert set(links) == {*(f"{stem}{end}" for end in ends), "pairs.csv", "pairs.tex"}
     texts = {name: b64decode(link.partition("base64,")[2]).decode() for name, link in links.items()}
     lines = list(csv.DictReader(texts[f"{stem}-seeds.csv"].splitlines()))
     for result in recorded:

@@ -54,6 +54,7 @@ DataDir = Annotated[
     typer.Option(help="folder of the datasets; by default $DUALCBA_DATA, else ./data"),
 ]
 
+RunFolders = Annotated[list[Path] | None, typer.Argument(help="folders of runs; by default ./runs")]
 RunFolder = Annotated[Path, typer.Argument(help="the folder of a run")]
 
 
@@ -151,14 +152,20 @@ def report(
     score: Annotated[
         list[str] | None, typer.Option(help="further scores, such as learning_acc; repeatable")
     ] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="methods to compare in pairs, such as er-cba,er-dual-cba; by default all; "
+            "repeatable"
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write an HTML report on one or more folders of results."""
-    from dualcba.options.values import words
     from dualcba.report import write_report
 
-    asked = words("score", ",".join(score)) if score else []
-    path = write_report(*folders, to=out, asked=asked, tell=note)
+    asked, methods = _words("score", score), _words("compare", compare)
+    path = write_report(*folders, to=out, asked=asked, compare=methods, tell=note)
     typer.echo(json.dumps({"report": str(path)}) if as_json else path)
 
 
@@ -303,9 +310,7 @@ def check(
 
 @runs_app.command("ls")
 def runs_ls(
-    folders: Annotated[
-        list[Path] | None, typer.Argument(help="folders of runs; by default ./runs")
-    ] = None,
+    folders: RunFolders = None,
     as_json: Json = False,
 ) -> None:
     """List the runs below folders: complete, planned and damaged ones."""
@@ -330,6 +335,28 @@ def runs_diff(first: RunFolder, second: RunFolder, as_json: Json = False) -> Non
     diff_runs(first, second, as_json=as_json)
 
 
+@runs_app.command("compare")
+def runs_compare(
+    folders: RunFolders = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="methods to compare, such as er-cba,er-dual-cba; by default all; repeatable"
+        ),
+    ] = None,
+    score: Annotated[
+        list[str] | None,
+        typer.Option(help="scores to compare, such as acc,fm; by default acc; repeatable"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare each two methods on common seeds: difference, 95 % interval, p of a paired t test."""
+    from dualcba.cli.runs import compare_methods
+
+    methods, scores = _words("method", method), _words("score", score) or ["acc"]
+    compare_methods(folders or [Path("runs")], methods, scores, as_json=as_json)
+
+
 @runs_app.command("rm")
 def runs_rm(
     runs: Annotated[list[Path], typer.Argument(help="folders of runs")],
@@ -348,6 +375,13 @@ def runs_curves(folder: Annotated[Path, typer.Argument(help="a folder of runs")]
     from dualcba.cli.runs import add_curves
 
     add_curves(folder)
+
+
+def _words(name: str, given: list[str] | None) -> list[str]:
+    """Return the words of a repeatable option, each of which may have several with commas."""
+    from dualcba.options.values import words
+
+    return words(name, ",".join(given)) if given else []
 
 
 # ---------------------------------------------------------------------- errors

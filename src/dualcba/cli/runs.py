@@ -20,9 +20,13 @@ from dualcba.experiments.runs import (
     remove_run,
     stored_runs,
 )
+from dualcba.experiments.store import distinct, find_runs
 from dualcba.report.commands import command
-from dualcba.report.names import count
+from dualcba.report.names import check_scores, count
+from dualcba.report.pairs import chosen, pairs
+from dualcba.report.results import collections
 from dualcba.report.tables.runs import difference_tables, score_table, store_table
+from dualcba.report.tables.scores import pair_table
 from dualcba.report.tables.terminal import rich_table, wide_console
 
 
@@ -69,6 +73,25 @@ def diff_runs(first: Path, second: Path, *, as_json: bool) -> None:
         console.print(rich_table(table))
     if found.equal:
         typer.echo("all scores, accuracies and curves are equal")
+
+
+def compare_methods(
+    folders: Sequence[Path], methods: Sequence[str], scores: Sequence[str], *, as_json: bool
+) -> None:
+    """Print the differences of each two methods, seed by seed, a table per group and score."""
+    check_scores(scores)
+    groups = chosen(collections(distinct(find_runs(*folders).values())), methods)
+    found = [pairs(group.served, score) for group in groups for score in scores]
+    if not any(found):
+        where, wanted = ", ".join(map(str, folders)), f"two with values of {', '.join(scores)}"
+        shared = "dataset, setting, buffer and a seed"
+        raise ValueError(f"{where} has no two methods that share {shared}, expected {wanted}")
+    if as_json:
+        typer.echo(json.dumps([asdict(pair) for part in found for pair in part]))
+        return
+    console = wide_console()
+    for part in filter(None, found):
+        console.print(rich_table(pair_table(part, part[0].column)))
 
 
 def remove_runs(paths: Sequence[Path], *, yes: bool, as_json: bool) -> None:

@@ -46,13 +46,14 @@ def write_report(
     *outs: Path,
     to: Path | None = None,
     asked: Sequence[str] = (),
+    compare: Sequence[str] = (),
     tell: Callable[[str], object] | None = None,
 ) -> Path:
     """Write the report on all complete runs below folders and return its path.
 
     It is `to`, else a file in the folder, or in the current one if there are several.
-    `asked` names scores to show beside the usual ones. `tell` is called with a line for each table
-    that is left out, which the page has too.
+    `asked` names scores to show beside the usual ones, `compare` the methods to compare in pairs.
+    `tell` is called with a line for each table that is left out, which the page has too.
     """
     check_scores(asked)
     if to is not None and to.is_dir():
@@ -60,7 +61,7 @@ def write_report(
     runs = find_runs(*outs)
     title = ", ".join(dict.fromkeys(out.resolve().name for out in outs))
     made = made_for(runs)
-    page = make_page(distinct(runs.values()), title, made, asked)
+    page = make_page(distinct(runs.values()), title, made, asked, compare)
     path = to or (outs[0] / REPORT if len(outs) == 1 else Path(REPORT))
     try:
         with atomic_write(path) as draft:
@@ -75,10 +76,14 @@ def write_report(
 
 
 def make_page(
-    results: list[Result], title: str, made: MadeFor | None = None, asked: Sequence[str] = ()
+    results: list[Result],
+    title: str,
+    made: MadeFor | None = None,
+    asked: Sequence[str] = (),
+    compare: Sequence[str] = (),
 ) -> str:
     """Return the page on results as text; `made` says what they were made for."""
-    facts, sections = report_sections(results, made, asked)
+    facts, sections = report_sections(results, made, asked, compare)
     return page_of(title, _head(title, results), facts, sections)
 
 

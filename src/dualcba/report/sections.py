@@ -29,10 +29,13 @@ from dualcba.report.figures.bars import cost, score_bars, seconds
 from dualcba.report.figures.style import Plot
 from dualcba.report.gains import Gain, in_one_line, known_gains, means
 from dualcba.report.made_for import MadeFor
-from dualcba.report.names import SCORES, STATISTICS, slug
+from dualcba.report.names import SCORES, STATISTICS, count, slug
+from dualcba.report.pairs import Paired, chosen, pairs
 from dualcba.report.results import Collection, collections
 from dualcba.report.sweeps import Trial, best_lines, best_of_each, sweep_table
 from dualcba.report.tables.collections import buffer_table, by_stream, seed_tables
+from dualcba.report.tables.csv import comma_separated, pair_records
+from dualcba.report.tables.latex import latex
 from dualcba.report.tables.model import Column, Table, number, p_value, spread, text_columns
 from dualcba.report.tables.scores import (
     GAIN_NOTE,
@@ -40,6 +43,7 @@ from dualcba.report.tables.scores import (
     further_tables,
     gain_table,
     newest_tables,
+    pair_table,
     with_gains,
 )
 
@@ -69,6 +73,9 @@ PUBLISHED_NOTE = (
     f"exceeds both {TOLERANCE} points and the half-width of our 95 % interval."
 )
 OWN_NOTE = "Tables that dualcba reproduce made from TOML files of yours."
+MOST_PAIRS = 45
+"""The largest number of pairs of methods in a table: those of ten."""
+
 SHOWN = ("acc", "fm", "acc_auc", "min_acc", "wc_acc", "bwt")
 
 
@@ -92,12 +99,15 @@ class Fact:
 
 
 def report_sections(
-    results: list[Result], made: MadeFor | None = None, asked: Sequence[str] = ()
+    results: list[Result],
+    made: MadeFor | None = None,
+    asked: Sequence[str] = (),
+    compare: Sequence[str] = (),
 ) -> tuple[list[Fact], list[Section]]:
     """Return the facts at the top of a report, and its sections.
 
     `made` says what the results were made for; all that it does not name are runs of one's own.
-    `asked` names further scores.
+    `asked` names further scores, `compare` the methods to compare in pairs, by default all.
     """
     made = made or MadeFor()
     groups = collections(results)
@@ -129,6 +139,7 @@ def report_sections(
     sections += [_sweep(*swept) for swept in made.sweeps]
     sections += [_by_buffer(title, part) for title, part in by_stream(rest).items()]
     sections += [_collection(group, asked) for group in rest]
+    sections += _pairs(chosen(groups, compare))
     return facts[:FACTS], [*sections, _provenance(groups, results)]
 
 
@@ -154,6 +165,31 @@ def _by_buffer(title: str, groups: list[Collection]) -> Section:
     served = [s for group in groups for s in group.served]
     files = table_files(slug(title), "", tables, served, SHOWN, ())
     return Section(f"{title}: all buffers", [*tables, Downloads(files)])
+
+
+def _pairs(groups: list[Collection]) -> list[Section]:
+    """Return a section with the differences of each two methods, if there are any."""
+    section, shown = Section("Methods in pairs"), list[Paired]()
+    for group in groups:
+        found = pairs(group.served)
+        if len(found) > MOST_PAIRS:
+            section.remarks.append(_too_many(group, len(found)))
+        elif found:
+            section.items.append(pair_table(found, group.title))
+            shown += found
+    if shown:
+        tables = [item for item in section.items if isinstance(item, Table)]
+        csv, tex = comma_separated(pair_records(shown)), "\n".join(map(latex, tables))
+        section.items.append(Downloads({"pairs.csv": csv, "pairs.tex": tex}))
+    return [section] if shown or section.remarks else []
+
+
+def _too_many(group: Collection, found: int) -> str:
+    methods = count(len(group.served), "method")
+    return (
+        f"{group.title}: {methods} have {found} pairs, more than {MOST_PAIRS}, and are left out; "
+        "dualcba report --compare names some, dualcba runs compare shows all."
+    )
 
 
 def _beyond(shown: Sequence[Result], results: Sequence[Result]) -> list[Result]:

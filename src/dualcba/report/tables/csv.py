@@ -11,6 +11,7 @@ from dualcba.experiments.result import Result
 from dualcba.report.comparison import Measure, Row, Served, relative_time
 from dualcba.report.gains import Gain
 from dualcba.report.names import STATISTICS
+from dualcba.report.pairs import Paired
 from dualcba.report.tables.model import Table, fields, text_columns
 
 
@@ -75,3 +76,15 @@ def gain_records(found: Iterable[Gain]) -> Table:
         numbers = [x for part in parts for x in dataclasses.astuple(getattr(g, part))[1:]]
         lines.append(fields([g.dual, g.base, g.column, g.score, g.adaptors.seeds, *numbers]))
     return Table("", text_columns("dual", "base", "column", "score", "seeds", *heads), tuple(lines))
+
+
+def pair_records(found: Iterable[Paired]) -> Table:
+    """Return a table of one line per two methods; an empty field is not known."""
+    heads = [f"{s}_{number}" for s in STATISTICS for number in ("mean", "half", "p")]
+    lines = []
+    for pair in found:
+        numbers = [x for gap in (pair.bn, pair.ibn) for x in dataclasses.astuple(gap)[1:]]
+        names = [pair.first, pair.second, pair.column, pair.score, pair.seeds]
+        lines.append(fields([*names, *numbers]))
+    columns = text_columns("first", "second", "column", "score", "seeds", *heads)
+    return Table("", columns, tuple(lines))

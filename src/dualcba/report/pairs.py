@@ -1,0 +1,69 @@
+"""Any two methods beside each other: their difference seed by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from dualcba.errors import unknown
+from dualcba.options import recipe_of
+from dualcba.report.comparison import Served
+from dualcba.report.gains import Gap, gap
+from dualcba.report.results import Collection
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One method minus another, over the seeds that both have."""
+
+    first: str
+    second: str
+    column: str
+    score: str
+    bn: Gap
+    """Both with BN."""
+
+    ibn: Gap
+    """Both with IBN."""
+
+    @property
+    def title(self) -> str:
+        """The two methods, as the difference is taken."""
+        return f"{self.first} minus {self.second}"
+
+    @property
+    def seeds(self) -> int:
+        """The number of seeds that both have."""
+        return max(self.bn.seeds, self.ibn.seeds)
+
+
+def pairs(served: Sequence[Served], score: str = "acc") -> list[Paired]:
+    """Return each two methods with a common seed: the later one minus the earlier one."""
+    found = [_paired(first, second, score) for second, first in combinations(served, 2)]
+    return [pair for pair in found if pair.seeds]
+
+
+def _paired(first: Served, second: Served, score: str) -> Paired:
+    bn, ibn = (gap(first, second, (s, s), score) for s in ("bn", "ibn"))
+    return Paired(first.entry.row, second.entry.row, first.entry.column, score, bn, ibn)
+
+
+def chosen(groups: Sequence[Collection], methods: Sequence[str]) -> list[Collection]:
+    """Return collections with some methods alone, named as on the command line; none means all."""
+    known = sorted({name for group in groups for s in group.served for name in _names(s)})
+    for method in methods:
+        if method not in known:
+            raise ValueError(unknown("method", method, known))
+    return [_only(group, methods or known) for group in groups]
+
+
+def _only(group: Collection, methods: Sequence[str]) -> Collection:
+    kept = tuple(s for s in group.served if not _names(s).isdisjoint(methods))
+    return replace(group, served=kept)
+
+
+def _names(served: Served) -> set[str]:
+    """Return the method of a group, and the recipe that it follows, if any."""
+    recipe = recipe_of(served.entry.fields)
+    return {served.entry.method, *(recipe or ())[:1]}
