@@ -56,6 +56,7 @@ def made(method: str, seed: int) -> Result:
         {"train": 1.0, "evaluate": 0.5, "total": 1.5},
         {"parameters": 1000, "gpu_memory": None},
         {"dualcba": "0", "device": "cpu (x86_64)"},
+        task_ends=range(12, 62, 10),
     )  # fmt: skip
 
 

@@ -76,6 +76,7 @@ def test_a_whole_run(images: Dataset, make_learner: Make, make_batches: Any) -> 
     result = evaluator.result()
     assert result["anytime"]["step"] == [2, 4, 6, 8, 10, 12]
     assert result["anytime"]["task"] == [0, 0, 1, 1, 2, 2]
+    assert result["task_ends"] == [4, 8, 12]
     for norm in STATISTICS:
         rows = [t[norm] for t in truth]
         matrix = [rows[2], rows[4], rows[6]]

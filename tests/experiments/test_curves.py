@@ -96,9 +96,9 @@ def test_each_run_has_its_curves(read: Reader, store: Path) -> None:
             )
         }
         assert found["task end"] == {
-            (statistics, None, task): dict(enumerate(accuracies))
+            (statistics, step, task): dict(enumerate(accuracies))
             for statistics, matrix in result["accuracy_matrix"].items()
-            for task, accuracies in enumerate(matrix)
+            for task, (step, accuracies) in enumerate(zip(result["task_ends"], matrix, strict=True))
         }
 
 
@@ -117,6 +117,17 @@ def test_the_version_of_the_columns_and_the_spec_are_in_the_file(store: Path) ->
     content = next(store.glob(f"*/{CURVES}")).read_bytes()
     assert b"dualcba.schema\x18\x011" in content
     assert b'"method": "er"' in content
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_result_of_an_earlier_version_has_no_steps_of_task_ends(
+    read: Reader, store: Path, tmp_path: Path
+) -> None:
+    result = json.loads(next(store.glob("*/result.json")).read_text())
+    del result["task_ends"]
+    write_curves(tmp_path / CURVES, result)
+    steps = {row[8] for row in read(tmp_path / CURVES) if row[6] == "task end"}
+    assert steps == {None}
 
 
 def test_a_run_without_curves_has_its_task_ends(tmp_path: Path) -> None:

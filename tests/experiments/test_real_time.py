@@ -186,6 +186,7 @@ def test_a_run_against_a_learner_by_hand(method: str, cost: float, digits: Datas
     assert result["scores"]["bn"]["acc"] == pytest.approx(np.mean(matrix[-1]))
     assert result["scores"]["bn"]["prequential"] == pytest.approx(100 * np.mean(right))
     assert result["anytime"]["step"] == list(range(4, run.total + 1, 4))
+    assert result["task_ends"] == np.cumsum([len(passes[0]) for passes in run.schedule]).tolist()
     assert result["cost"]["relative_cost"] == cost
 
 

@@ -40,6 +40,7 @@ def test_what_a_run_writes_is_what_is_read(content: dict[str, Any]) -> None:
     assert (result.method, result.dataset, result.seed) == ("er-dual-cba", "digits", 0)
     assert result.value("ibn", "acc") == content["scores"]["ibn"]["acc"]
     assert result.anytime.accuracy["bn"] == content["anytime"]["bn"]
+    assert list(result.task_ends) == content["task_ends"]
     assert result.recordings.keys() == {"predictions"}
     assert result.complete
 
@@ -64,6 +65,8 @@ def test_what_may_be_absent_is_empty() -> None:
     result = Result.from_dict(needed)
     assert result == Result(Spec(method="er"), 0, {"bn": {"acc": 1.0}})
     assert result.anytime == Anytime()
+    assert result.task_ends == ()
+    assert "task_ends" not in result.to_dict()
     assert result.complete
 
 

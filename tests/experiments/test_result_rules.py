@@ -18,6 +18,7 @@ GOOD: dict[str, Any] = {
     "scores": {"bn": {"acc": 50.0, "fm": None}},
     "accuracy_matrix": {"bn": [[90.0, 0.0], [60.0, 80.0]]},
     "anytime": {"step": [5, 10], "task": [0, 1], "bn": [[50.0], [50.0, 60.0]], "ibn": []},
+    "task_ends": [5, 10],
     "recordings": {
         "predictions": {s: [[1] * 10] * 10 for s in ("bn", "ibn")},
         "transitions": [
@@ -65,6 +66,9 @@ def test_a_good_result_is_read() -> None:
         ("anytime.bn", [[50.0]], "has length of anytime.bn of 1, expected 2"),
         ("anytime.bn", [[], [1]], "has anytime.bn[0] of [], expected a list of at least 1"),
         ("anytime", {"bn": []}, "lacks 'step' in anytime, expected the result of a run"),
+        ("task_ends", 5, "has task_ends of 5, expected a list of at least 0"),
+        ("task_ends", [5, -1], "has task_ends[1] of -1, expected a whole number of at least 0"),
+        ("task_ends", [5, 5], "has task_ends of [5, 5], expected steps in increasing order"),
         ("recordings", [], "has recordings of [], expected an object"),
         ("recordings.predictions.bn", [[1]], "tasks is [5, 5], expected sizes"),
         ("recordings.predictions.ibn", [[1]], "has length of recordings.predictions.ibn of 1"),

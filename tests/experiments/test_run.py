@@ -198,6 +198,7 @@ def test_the_stream_is_a_single_pass_in_label_order(done: tuple[Run, dict[str, A
     assert one.total == sum(size // 32 for size in sizes)  # incomplete batches are dropped
     assert one.learner.memory.seen == one.total * 32
     assert done[1]["anytime"]["step"] == list(range(10, one.total + 1, 10))
+    assert done[1]["task_ends"] == [*one.learner.task_starts[1:], one.total]
 
 
 def test_the_same_again(digits: Dataset, done: tuple[Run, dict[str, Any]], differ: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
@@ -128,15 +129,58 @@ def test_a_task_has_no_curve_before_it_begins(served: tuple[Served, ...]) -> Non
     assert len(boundaries(result)) == 4
 
 
-@pytest.mark.parametrize("kind", ["anytime", "stability", "shift"])
-def test_captions_say_where_vertical_lines_are(kind: str, served: tuple[Served, ...]) -> None:
-    """Not at the ends of tasks, whose steps a result does not hold."""
+def vertical(plot: Plot) -> list[float]:
+    """The steps of the vertical lines of the first panel."""
+    lines = [line.get_xdata() for line in plot.figure.axes[0].lines]
+    return [float(x[0]) for x in lines if len(x) == 2 and x[0] == x[1]]
+
+
+def changed(served: Sequence[Served], *ends: Sequence[int]) -> list[Served]:
+    """The same runs with other steps of task ends, in the order of runs."""
+    given = iter(ends)
+    return [
+        replace(s, results=tuple(replace(r, task_ends=next(given)) for r in s.results))
+        for s in served
+    ]
+
+
+CURVES = pytest.mark.parametrize("kind", ["anytime", "stability", "shift"])
+
+
+@CURVES
+def test_vertical_lines_are_at_the_ends_of_tasks(kind: str, served: tuple[Served, ...]) -> None:
+    """Also between two evaluations: digits have tasks of 28 or 29 batches, scored every 10."""
     ((plot,), _) = draw(kind, served, "name")
+    *ends, _ = served[0].results[0].task_ends
+    assert vertical(plot) == ends
+    assert set(ends).isdisjoint(served[0].results[0].anytime.step)
+    assert "Vertical lines are at the ends of tasks." in plot.caption
+
+
+@CURVES
+def test_lines_of_results_of_earlier_versions_are_near_the_ends_of_tasks(
+    kind: str, served: tuple[Served, ...]
+) -> None:
+    ((plot,), _) = draw(kind, changed(served, *[()] * 4), "name")
     points = served[0].results[0].anytime
     first = list(points.task).index(1)
-    assert boundaries(served[0].results[0])[0] == sum(points.step[first - 1 : first + 1]) / 2
+    assert vertical(plot)[0] == sum(points.step[first - 1 : first + 1]) / 2
     assert "halfway between the last evaluation of a task and the first of the next" in plot.caption
-    assert "task boundaries" not in plot.caption
+    assert "ends of tasks" not in plot.caption
+
+
+@CURVES
+def test_lines_are_of_a_run_that_holds_the_ends_of_its_tasks(
+    kind: str, served: tuple[Served, ...]
+) -> None:
+    ends = [20, 40, 60, 80, 100]
+    ((plot,), _) = draw(kind, changed(served, (), (), ends, ()), "name")
+    assert vertical(plot) == ends[:-1]
+    assert "Vertical lines are at the ends of tasks." in plot.caption
+    ((plot,), _) = draw(kind, changed(served, (), ends, [30, *ends[1:]], ends), "name")
+    assert vertical(plot) == ends[:-1]
+    wanted = "at the ends of the tasks of ER with seed 1; those of other runs end at other steps."
+    assert wanted in plot.caption
 
 
 def test_recorded_steps_around_a_transition_are_at_equal_distances(

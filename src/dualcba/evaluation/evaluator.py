@@ -133,7 +133,7 @@ class Evaluator:
             self.counts[statistics] = [row if there else self._none for row, there in both]
 
     def result(self) -> dict[str, Any]:
-        """Return scores, accuracy matrices and any-time curves; waits for the device once."""
+        """Return scores, accuracy matrices, curves and steps of task ends; waits for the device."""
         steps, task, kind = (np.array(part) for part in zip(*self.points, strict=True))
         anytime = np.isin(kind, ["anytime", "both"])
         end = np.isin(kind, ["end", "both"])
@@ -141,6 +141,7 @@ class Evaluator:
             "scores": {},
             "accuracy_matrix": {},
             "anytime": {"step": steps[anytime].tolist(), "task": task[anytime].tolist()},
+            "task_ends": steps[end].tolist(),
         }
         for statistics in STATISTICS:
             table = self._table(statistics)

@@ -8,7 +8,7 @@ so that the files of many runs can be read as one table.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -42,7 +42,8 @@ def write_curves(path: Path, result: Mapping[str, Any]) -> None:
 
 def curve_table(result: Mapping[str, Any], run: str) -> bytes:
     """Return the curves of a result as the content of a Parquet file."""
-    rows = [*_anytime(result.get("anytime") or {}), *_task_ends(result["accuracy_matrix"])]
+    at_ends = _task_ends(result["accuracy_matrix"], result.get("task_ends") or ())
+    rows = [*_anytime(result.get("anytime") or {}), *at_ends]
     moment, statistics, step, task, scored, accuracy = zip(*rows, strict=True) if rows else [()] * 6
     columns = [
         Column("run", "text", [run] * len(rows)),
@@ -68,9 +69,13 @@ def _anytime(curves: Mapping[str, Any]) -> Iterator[Row]:
                 yield "anytime", statistics, step, task, scored, accuracy
 
 
-def _task_ends(matrices: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield the accuracy of each task at the end of each task; its step is not in a result."""
+def _task_ends(matrices: Mapping[str, Any], ends: Sequence[int]) -> Iterator[Row]:
+    """Yield the accuracy of each task at the end of each task.
+
+    Results of earlier versions do not hold the steps of these.
+    """
+    steps = dict(enumerate(ends))
     for statistics, matrix in matrices.items():
         for task, accuracies in enumerate(matrix):
             for scored, accuracy in enumerate(accuracies):
-                yield "task end", statistics, None, task, scored, accuracy
+                yield "task end", statistics, steps.get(task), task, scored, accuracy

@@ -131,6 +131,9 @@ class Result:
     data: DataOrigin | None = None
     """The dataset; None in results of earlier versions, which do not name it."""
 
+    task_ends: Sequence[int] = ()
+    """The step after which each task ended; empty in results of earlier versions."""
+
     status: str = COMPLETE
     schema: int = SCHEMA
 
@@ -198,6 +201,7 @@ class Result:
             spec=make_spec(content["spec"]),
             seed=content["seed"],
             anytime=Anytime(steps, tasks, anytime),
+            task_ends=tuple(content.get("task_ends") or ()),
             agnostic_provenance=content.get("agnostic_provenance"),
             data=read_origin(content),
             **given,
@@ -206,6 +210,7 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """Return what `result.json` holds."""
         points = {"step": list(self.anytime.step), "task": list(self.anytime.task)}
+        ends = {"task_ends": list(self.task_ends)} if self.task_ends else {}
         recordings = {"recordings": dict(self.recordings)} if self.recordings else {}
         data = {"data": asdict(self.data)} if self.data else {}
         return {
@@ -216,6 +221,7 @@ class Result:
             "scores": dict(self.scores),
             "accuracy_matrix": dict(self.accuracy_matrix),
             "anytime": {**points, **self.anytime.accuracy},
+            **ends,
             **recordings,
             "seconds": dict(self.seconds),
             "cost": dict(self.cost),

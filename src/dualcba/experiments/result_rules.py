@@ -142,6 +142,13 @@ def anytime(where: str, value: Any) -> None:
             list_of(list_of(PERCENT, least=1), length=points)(f"{where}.{name}", rows)
 
 
+def task_ends(where: str, value: Any) -> None:
+    """Accept steps, each later than the one before."""
+    list_of(whole())(where, value)
+    if value != sorted(set(value)):
+        raise wrong(where, value, "steps in increasing order")
+
+
 RULES: dict[str, Rule] = {
     "spec": spec,
     "seed": whole(),
@@ -149,6 +156,7 @@ RULES: dict[str, Rule] = {
     "scores": mapping_of(mapping_of(SCORE)),
     "accuracy_matrix": optional(mapping_of(list_of(list_of(PERCENT, least=1)))),
     "anytime": optional(anytime),
+    "task_ends": optional(task_ends),
     "recordings": optional(mapping_of(anything)),
     "seconds": optional(mapping_of(number(0))),
     "cost": optional(mapping_of(optional(number(0)))),

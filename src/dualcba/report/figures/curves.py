@@ -33,10 +33,10 @@ Curve = Callable[[Result, str], tuple[Floats, Floats]]
 LABEL = 15
 """The longest name, in letters, that is written at the end of a curve; a key has longer ones."""
 
-LINES = (
+HALFWAY = (
     "Vertical lines are halfway between the last evaluation of a task and the first of the next."
 )
-"""Part of each caption. A result does not hold the steps at which tasks end."""
+"""Part of the captions of results of earlier versions, which do not hold the ends of tasks."""
 
 PANELS = 12
 """The largest number of tasks that are shown; of more, as many are chosen, evenly spaced."""
@@ -96,9 +96,36 @@ def band(
 
 
 def boundaries(result: Result) -> list[float]:
-    """Return the steps halfway between the last point of a task and the first of the next."""
+    """Return the steps at which all tasks but the last one end.
+
+    Of a result that does not hold them, they are halfway between the last point of a task and the
+    first of the next.
+    """
+    if result.task_ends:
+        return [float(step) for step in result.task_ends[:-1]]
     steps, task = result.anytime.step, result.anytime.task
     return [(steps[k] + steps[k + 1]) / 2 for k in range(len(task) - 1) if task[k + 1] > task[k]]
+
+
+def with_boundaries(served: Sequence[Served]) -> tuple[Served, Result]:
+    """Return the run whose boundaries are drawn: the first one that holds the ends of its tasks."""
+    every = [(s, result) for s in served for result in s.results]
+    return next((pair for pair in every if pair[1].task_ends), every[0])
+
+
+def lines(served: Sequence[Served]) -> str:
+    """Return a sentence on where the vertical lines of a figure are."""
+    shown, result = with_boundaries(served)
+    if not result.task_ends:
+        return HALFWAY
+    ends = {tuple(r.task_ends) for s in served for r in s.results if r.task_ends}
+    if len(ends) == 1:
+        return "Vertical lines are at the ends of tasks."
+    whose = f"{shown.entry.row} with seed {result.seed}"
+    return (
+        f"Vertical lines are at the ends of the tasks of {whose}; those of other runs end at other "
+        "steps."
+    )
 
 
 def draw(
@@ -126,7 +153,7 @@ def draw(
             low, high = np.clip([mean - half, mean + half], 0, 100)
             ax.fill_between(step, low, high, color=colour, alpha=0.14, linewidth=0)
         ends.append((float(mean[-1]), s.entry.row, colour))
-    for x in boundaries(served[0].results[0]):
+    for x in boundaries(with_boundaries(served)[1]):
         ax.axvline(x, color=FAINT, linewidth=0.9, zorder=0)
     grid(ax)
     return ends
@@ -166,7 +193,8 @@ def _anytime(served: Sequence[Served], name: str, title: str) -> Plot:
     _name(figure, axes[0][-1], served, ends, colours(served))
     names = ", ".join(s.entry.row for s in served)
     caption = (
-        f"Any-time accuracy, {title}: mean over the tasks seen so far, {_seeds(served)}. {LINES}"
+        f"Any-time accuracy, {title}: mean over the tasks seen so far, {_seeds(served)}. "
+        f"{lines(served)}"
     )
     both = " and ".join(STATISTICS[statistics] for statistics in shown)
     return Plot(name, caption, f"Any-time accuracy over steps of {names}, {both}", figure)
@@ -228,7 +256,7 @@ def _stability(served: Sequence[Served], name: str, title: str, statistics: str)
     caption = (
         f"Stability gap, {title}: accuracy of each task from its start on, evaluated with "
         f"{STATISTICS[statistics]}, {_seeds(served)}. A dip after a vertical line is what an old "
-        f"task loses when a new one begins. {LINES}"
+        f"task loses when a new one begins. {lines(served)}"
     )
     names = ", ".join(s.entry.row for s in served)
     return Plot(name, caption, f"Accuracy of each task over steps of {names}", figure)
@@ -244,7 +272,7 @@ def shift(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], 
         ax = axes[0][0]
         palette = colours(usable)
         ends = draw(ax, usable, None, of_task(0), palette=palette)
-        for n, x in enumerate(boundaries(usable[0].results[0])):
+        for n, x in enumerate(boundaries(with_boundaries(usable)[1])):
             ax.annotate(
                 f"task {n + 2}", (x, 1), xycoords=("data", "axes fraction"), xytext=(0, 3),
                 textcoords="offset points", va="bottom", ha="center", fontsize=8.5, color=MUTED,
@@ -254,7 +282,8 @@ def shift(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], 
         _name(figure, ax, usable, ends, palette)
     caption = (
         f"Feature shift, {title}: accuracy of task 1 when different classes follow, "
-        f"{_seeds(usable)}. The distribution of labels is the same in all of them. {LINES}"
+        f"{_seeds(usable)}. The distribution of labels is the same in all of them. "
+        f"{lines(usable)}"
     )
     names = ", ".join(s.entry.row for s in usable)
     return [Plot(name, caption, f"Accuracy of task 1 over steps: {names}", figure)], []
