@@ -39,7 +39,7 @@ from dualcba.experiments.paper.catalogue import named
 from dualcba.experiments.paper.coverage import Wanted, merged, ready_spec
 from dualcba.experiments.paper.selection import choose
 from dualcba.experiments.run import Run
-from dualcba.experiments.store import result_path, run_folder, write_result
+from dualcba.experiments.store import LOCK, result_path, run_folder, write_result
 from dualcba.io import only_process
 from tools.collected import read_all
 
@@ -168,7 +168,7 @@ class Queue:
             data = self.load(spec)
             if not self.fits(len(data.train_y) * spec.epochs // spec.batch_size):
                 return False
-            lock.enter_context(only_process(run_folder(folder, spec) / "lock"))
+            lock.enter_context(only_process(run_folder(folder, spec) / LOCK))
         except (FileNotFoundError, BlockingIOError):
             return True
         self.waiting.remove(planned)

@@ -178,3 +178,25 @@ def _take_lock(handle: int, path: Path) -> None:
         raise BlockingIOError(f"{path.parent} is in use by {holder}") from None
     except OSError:  # some network file systems have no locks
         return
+
+
+def is_held(path: Path) -> bool:
+    """Return whether a process holds a lock file, as `only_process` does.
+
+    False on systems and file systems that have no locks.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, only_process(path := Path(folder, "lock")):
+    ...     is_held(path), is_held(Path(folder, "other"))
+    (True, False)
+    """
+    if fcntl is None:
+        return False
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # several may look at once
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no file, or some network file systems have no locks
+        return False
+    return False

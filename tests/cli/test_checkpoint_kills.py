@@ -25,6 +25,7 @@ from dualcba.cli.app import main
 from dualcba.experiments import checkpoints
 from dualcba.experiments.checkpoints import checkpoint_paths
 from dualcba.experiments.run import Run
+from dualcba.experiments.store import LOCK
 from dualcba.methods import method_names
 
 FULL = os.environ.get("DUALCBA_FUZZ") == "full"
@@ -92,7 +93,7 @@ def contents(out: Path) -> dict[str, Any]:
         if path.name == "result.json":
             result = json.loads(path.read_text())
             found[path.name] = {k: v for k, v in result.items() if k != "seconds"}
-        elif not path.name.startswith(("checkpoint-", ".draft-")):
+        elif not path.name.startswith(("checkpoint-", ".draft-", LOCK)):
             found[path.name] = path.read_bytes()
     return found
 

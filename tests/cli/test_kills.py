@@ -18,6 +18,7 @@ import pytest
 
 import dualcba.cli.run  # noqa: F401 - imported once instead of in each copy of this process
 from dualcba.cli.app import main
+from dualcba.experiments.store import LOCK
 
 FULL = os.environ.get("DUALCBA_FUZZ") == "full"
 ARGS = ("--method", "er,er-dual-cba", "--seeds", "2", "--eval-every", "0", "--batch-size", "128")
@@ -69,7 +70,7 @@ def contents(out: Path) -> Contents:
         if path.name == "result.json":
             result = json.loads(path.read_text())
             found[str(path.relative_to(out))] = {k: v for k, v in result.items() if k != "seconds"}
-        elif not path.name.startswith(".draft-"):
+        elif not path.name.startswith((".draft-", LOCK)):
             found[str(path.relative_to(out))] = path.read_bytes()
     return found
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from dualcba.experiments import Result, Spec, read_plan, write_plan, write_result
+from dualcba.experiments.store import LOCK
+from dualcba.io import only_process
 
 Run = Callable[..., Any]
 ONE, TWO = Spec(method="er"), Spec(method="er-cba", buffer=50)
@@ -45,6 +47,16 @@ def test_ls_names_what_is_damaged(dualcba: Run, out: Path) -> None:
     assert got.code == 0
     assert "damaged" in got.out
     assert "holds a list, expected the result of a run" in got.err
+
+
+def test_ls_tells_runs_in_progress_from_those_that_nobody_runs(dualcba: Run, out: Path) -> None:
+    pytest.importorskip("fcntl")
+    for spec in (ONE, TWO):
+        (out / spec.name / "result.json").unlink()
+    with only_process(out / ONE.name / LOCK):
+        listed = json.loads(dualcba("runs", "ls", "--json").out)
+        assert [one["status"] for one in listed] == ["in progress", "not run"]
+        assert dualcba("runs", "ls").out.endswith("2 runs, 0 complete, 1 in progress\n")
 
 
 def test_ls_of_an_empty_folder(dualcba: Run, tmp_path: Path) -> None:

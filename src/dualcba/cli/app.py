@@ -313,7 +313,7 @@ def runs_ls(
     folders: RunFolders = None,
     as_json: Json = False,
 ) -> None:
-    """List the runs below folders: complete, planned and damaged ones."""
+    """List the runs below folders: complete, in progress, not run yet, damaged."""
     from dualcba.cli.runs import list_runs
 
     list_runs(folders or [Path("runs")], as_json=as_json)

@@ -14,6 +14,7 @@ from dualcba.cli.output import note
 from dualcba.experiments.curves import CURVES, write_curves
 from dualcba.experiments.runs import (
     DAMAGED,
+    IN_PROGRESS,
     difference,
     open_run,
     removable,
@@ -42,7 +43,9 @@ def list_runs(folders: Sequence[Path], *, as_json: bool) -> None:
         if run.status == DAMAGED:
             note(str(run.problem))
     complete = sum(run.result is not None and run.result.complete for run in found)
-    typer.echo(f"{count(len(found), 'run')}, {complete} complete")
+    going = sum(run.status == IN_PROGRESS for run in found)
+    also = f", {going} in progress" if going else ""
+    typer.echo(f"{count(len(found), 'run')}, {complete} complete{also}")
 
 
 def show_run(path: Path, *, as_json: bool) -> None:

@@ -22,6 +22,7 @@ from dualcba.engine import resolve_device
 from dualcba.errors import expected
 from dualcba.experiments.checkpoints import Checkpoints
 from dualcba.experiments.curves import curve_files
+from dualcba.experiments.in_progress import InProgress
 from dualcba.experiments.processes import (
     end_processes,
     end_with_parent,
@@ -91,16 +92,19 @@ def run_specs(
     """
     kept, due = Checkpoints(out, checkpoints), Due(every)
     watched = Watched(out, kept.make) if watch else None
+    marked = InProgress(out, kept.make if watched is None else watched.make)
 
     def report(spec: Spec, error: Exception) -> None:
         kept.forget(spec)
         if watched is not None:
             watched.forget(spec)
+        marked.release(spec)
         assert failed is not None
         failed(spec, error)
 
-    told, make = None if failed is None else report, kept.make if watched is None else watched.make
-    with few_threads(specs), closing(kept), closing(watched) if watched else nullcontext():
+    told, make = None if failed is None else report, marked.make
+    others = closing(watched) if watched else nullcontext()
+    with few_threads(specs), closing(marked), closing(kept), others:
         for run, done in run_all(specs, load, hardware, abreast=abreast, failed=told, make=make):
             if done:
                 if watched is not None:
@@ -114,6 +118,7 @@ def run_specs(
                     told(run.spec, error)
                     continue
                 kept.finish(run)
+                marked.release(run.spec)
             else:
                 kept.after_step(run)
             ending = stop.requested

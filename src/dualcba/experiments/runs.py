@@ -12,6 +12,7 @@ from typing import Any
 from dualcba.errors import reason
 from dualcba.experiments.result import NAMED, AnySpec, Result
 from dualcba.experiments.store import (
+    LOCK,
     PLAN,
     RESULT,
     check_runs_folder,
@@ -20,8 +21,9 @@ from dualcba.experiments.store import (
     planned_runs,
     read_result,
 )
+from dualcba.io import is_held
 
-PLANNED, DAMAGED = "not run", "damaged"
+PLANNED, IN_PROGRESS, DAMAGED = "not run", "in progress", "damaged"
 
 Pair = tuple[Any, Any]
 """A value of one run and of another."""
@@ -56,6 +58,8 @@ class StoredRun:
 def stored_runs(folders: Iterable[Path]) -> list[StoredRun]:
     """Return the runs below folders, at any depth: complete ones, damaged ones, planned ones.
 
+    A planned run is in progress if a process, perhaps on another machine, holds its lock.
+
     A result that cannot be read is one of the runs, with what is wrong with it.
     """
     found: dict[Path, StoredRun] = {}
@@ -87,7 +91,8 @@ def _planned(out: Path) -> Iterator[StoredRun]:
         yield StoredRun(out / PLAN, DAMAGED, problem=reason(error))
         return
     for folder, spec in planned:
-        yield StoredRun(folder, PLANNED, spec=spec)
+        status = IN_PROGRESS if is_held(folder / LOCK) else PLANNED
+        yield StoredRun(folder, status, spec=spec)
 
 
 def open_run(path: Path) -> tuple[Path, Result]:

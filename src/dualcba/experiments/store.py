@@ -28,6 +28,8 @@ from dualcba.parsing import parse_json
 
 RESULT = "result.json"
 PLAN = "plan.json"
+LOCK = "lock"
+"""The file in the folder of a run that its process holds while the run is in progress."""
 
 
 def result_path(out: Path, spec: Spec) -> Path:
