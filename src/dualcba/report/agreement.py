@@ -67,13 +67,19 @@ class Tally:
         return f"{self.of_run}, {100 * self.agree / self.run:.0f} %" if self.run else self.of_run
 
     def sentence(self, score: str) -> str:
-        """Return what becomes of all cells of the paper, in words."""
-        percent = 100 * self.agree / max(self.cells, 1)
-        return (
-            f"Of the {self.cells} values of {score_info(score).title} in the paper, {self.agree} "
-            f"agree ({percent:.0f} %), {self.run - self.agree} do not, and "
-            f"{self.cells - self.run} have not been run."
-        )
+        """Return what becomes of all cells of the paper, in words.
+
+        >>> Tally(2, 3, 4).sentence("acc")
+        'Of the 4 values of ACC in the paper, 2 agree (50 %), 1 do not, and 1 have not been run.'
+        >>> Tally(3, 4, 4).sentence("acc")
+        'All 4 values of ACC in the paper have been run: 3 agree (75 %), 1 do not.'
+        """
+        title, others, left = score_info(score).title, self.run - self.agree, self.cells - self.run
+        agree = f"{self.agree} agree ({100 * self.agree / max(self.cells, 1):.0f} %)"
+        values = f"{self.cells} values of {title} in the paper"
+        if not left:
+            return f"All {values} have been run: {agree}, {others} do not."
+        return f"Of the {values}, {agree}, {others} do not, and {left} have not been run."
 
 
 def tally(found: Iterable[Row], score: str) -> Tally:
