@@ -29,6 +29,7 @@ from dualcba.experiments.processes import (
     in_main_thread,
     start_process,
 )
+from dualcba.experiments.run import Run
 from dualcba.experiments.scheduler import Failed, Load, few_threads, run_all
 from dualcba.experiments.spec import Spec
 from dualcba.experiments.stopping import stop
@@ -121,20 +122,25 @@ def run_specs(
                 marked.release(run.spec)
             else:
                 kept.after_step(run)
-            ending = stop.requested
-            if ending:
-                stop.heed()
-                kept.save_all()
-            for note in kept.told():
-                yield RunUpdate(run.spec, run.taken, run.total, note=note)
-            if ending:
-                stop.take_effect()
+            yield from _notes(run, kept)
             if done:
                 yield RunUpdate(run.spec, run.total, run.total, run.evaluator.accuracy(), result)
                 del run  # frees its memory before the next one is made
             elif due(run.taken):
                 accuracy = None if run.taken == 1 else run.evaluator.accuracy()
                 yield RunUpdate(run.spec, run.taken, run.total, accuracy)
+
+
+def _notes(run: Run, kept: Checkpoints) -> Iterator[RunUpdate]:
+    """Yield what the checkpoints tell; if a signal asked to stop, save all runs and stop then."""
+    ending = stop.requested
+    if ending:
+        stop.heed()
+        kept.save_all()
+    for note in kept.told():
+        yield RunUpdate(run.spec, run.taken, run.total, note=note)
+    if ending:
+        stop.take_effect()
 
 
 @dataclass
