@@ -46,6 +46,19 @@ def inner_batches(new: Batch, mem: Sequence[Batch]) -> list[Batch]:
     return [new, *mem, *views]
 
 
+def mean_weights(batches: Sequence[Batch], *, by_samples: bool) -> list[float]:
+    """Return the weight of each batch's mean in a loss: 1, or its share of all samples.
+
+    >>> x = torch.zeros(3, 1)
+    >>> mean_weights([Batch(x, x, x, x), Batch(x[:1], x, x, x)], by_samples=True)
+    [0.75, 0.25]
+    """
+    if not by_samples:
+        return [1.0] * len(batches)
+    n = sum(len(batch.x) for batch in batches)
+    return [len(batch.x) / n for batch in batches]
+
+
 def stack_rows(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate matrices along their rows, detached.
 

@@ -241,13 +241,6 @@ class Method(nn.Module):
         Buffers that are changed here are restored if the step fails.
         """
 
-    def shares(self, batches: Sequence[Batch]) -> list[float]:
-        """Return the weight of each batch's mean: 1, or its share of the samples (`loss_mean`)."""
-        if not self.sample_mean:
-            return [1.0] * len(batches)
-        n = sum(len(batch.y) for batch in batches)
-        return [len(batch.y) / n for batch in batches]
-
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return the terms of the inner loss; `mem` is empty while the memory is empty."""
         raise NotImplementedError

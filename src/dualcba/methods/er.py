@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dualcba.losses import Batch, CrossEntropy, Term
+from dualcba.losses import Batch, CrossEntropy, Term, mean_weights
 from dualcba.methods.base import Method
 
 
@@ -26,6 +26,5 @@ class ER(Method):
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return CE(new) + CE(mem), or both weighted by their numbers of samples."""
         batches = (new, *mem)
-        return [
-            CrossEntropy(b, share) for b, share in zip(batches, self.shares(batches), strict=True)
-        ]
+        weights = mean_weights(batches, by_samples=self.sample_mean)
+        return [CrossEntropy(batch, w) for batch, w in zip(batches, weights, strict=True)]

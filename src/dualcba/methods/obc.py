@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dualcba.engine.torch_private import foreach_mul_
 from dualcba.errors import at_least_0
-from dualcba.losses import Adapt, Batch, CrossEntropy, Term, total
+from dualcba.losses import Adapt, Batch, CrossEntropy, Term, mean_weights, total
 from dualcba.methods.base import Context, Method
 
 
@@ -54,12 +54,13 @@ class OBC(Method):
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return CE(mem), what depends on the logits of the last layer."""
-        _, *shares = self.shares([new, *mem])
-        return [CrossEntropy(batch, share) for batch, share in zip(mem, shares, strict=True)]
+        _, *weights = mean_weights([new, *mem], by_samples=self.sample_mean)
+        return [CrossEntropy(batch, w) for batch, w in zip(mem, weights, strict=True)]
 
     def loss(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
         """Return the cross-entropies of both layers."""
-        surrogate = self.shares([new, *mem])[0] * F.cross_entropy(self.surrogate(new.h), new.y)
+        weight = mean_weights([new, *mem], by_samples=self.sample_mean)[0]
+        surrogate = weight * F.cross_entropy(self.surrogate(new.h), new.y)
         return surrogate + total(self.terms(new, mem), adapt) if mem else surrogate
 
     def extra_step(self, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:

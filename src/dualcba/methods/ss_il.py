@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dualcba.losses import Adapt, Batch, CrossEntropy, Term
+from dualcba.losses import Adapt, Batch, CrossEntropy, Term, mean_weights
 from dualcba.memory import Balanced, Herding, Memory
 from dualcba.methods.base import Context
 from dualcba.methods.clser import frozen_copy
@@ -98,11 +98,11 @@ class SSIL(DistillationMethod):
         owner, earlier = self._tasks()
         terms: list[Term] = []
         batches = [new, *mem]
-        every = zip(batches, self._targets(batches), self.shares(batches), strict=True)
-        for batch, target, share in every:
-            distilled = (owner, earlier, self.temperature, share * self.weight)
+        weights = mean_weights(batches, by_samples=self.sample_mean)
+        for batch, target, w in zip(batches, self._targets(batches), weights, strict=True):
+            distilled = (owner, earlier, self.temperature, w * self.weight)
             terms += [
-                CrossEntropy(batch, share, classes=self.softmax_classes(batch.y)),
+                CrossEntropy(batch, w, classes=self.softmax_classes(batch.y)),
                 Distillation(batch, target, *distilled),
             ]
         return terms
