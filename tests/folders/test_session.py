@@ -16,6 +16,7 @@ from PIL import Image
 from dualcba.folders.model import MODEL, ModelSpec, read_model
 from dualcba.folders.session import Session, check_folder, check_options_of
 from dualcba.folders.summary import write_report
+from dualcba.folders.watching import Look, Watcher
 from dualcba.options import LearnCommand
 
 GIVEN = {"once": True, "settle": 0.0, "wait": 0.0, "every": 0.001, "device": "cpu", "buffer": 20}
@@ -108,6 +109,16 @@ def test_images_wait_for_others_from_when_they_were_read(run: Run) -> None:
             break
     assert sizes == [10, 8, 7]
     assert time.monotonic() - begun >= 0.3
+
+
+def test_once_learns_images_that_settle_in_its_last_look(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for k in range(3):
+        run.put(f"a/{k}.png", k)
+    looks, look = iter([Look([], 3, 0)]), Watcher.look
+    monkeypatch.setattr(Watcher, "look", lambda self, known: next(looks, None) or look(self, known))
+    assert len(run().ledger.answers) == 3
 
 
 def test_an_image_in_the_folder_of_another_class_is_learnt_under_it(run: Run) -> None:

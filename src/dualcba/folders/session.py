@@ -153,7 +153,7 @@ class Session:
         if self.waiting or self.ready:
             return False
         self._find(at_once=True)
-        return not (self.waiting or self._look.unsettled)
+        return not (self.waiting or self.ready or self._look.unsettled)
 
     # ------------------------------------------------------------------ finding and reading
 
