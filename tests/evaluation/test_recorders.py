@@ -173,6 +173,7 @@ def test_a_recorded_run_is_the_same_run(
         assert {name: scores[name] for name in usual} == usual
         assert scores.keys() - usual == {
             "prequential",
+            "task_aware_acc",
             "ncm_acc",
             "nn_acc",
             "lda_acc",

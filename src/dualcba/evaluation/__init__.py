@@ -7,6 +7,7 @@ from dualcba.evaluation.prequential import Prequential
 from dualcba.evaluation.random_features import RandomFeatures
 from dualcba.evaluation.recorders import Clock, Predictions, Recorder, Scoring, Transitions
 from dualcba.evaluation.scores import interval, summarize
+from dualcba.evaluation.task_aware import TaskAware
 from dualcba.prediction import STATISTICS
 
 __all__ = [
@@ -28,5 +29,6 @@ RECORDERS: dict[str, type[Recorder]] = {
     "prequential": Prequential,
     "neighbours": Neighbours,
     "random-features": RandomFeatures,
+    "task-aware": TaskAware,
 }
 """The values of `--record`."""

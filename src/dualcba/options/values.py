@@ -15,7 +15,13 @@ from dualcba.options.definition import check_choice
 from dualcba.parsing import parse_json
 
 RecorderName = Literal[
-    "predictions", "transitions", "alignment", "prequential", "neighbours", "random-features"
+    "predictions",
+    "transitions",
+    "alignment",
+    "prequential",
+    "neighbours",
+    "random-features",
+    "task-aware",
 ]
 TrackerName = Literal["tensorboard", "mlflow", "wandb", "trackio"]
 

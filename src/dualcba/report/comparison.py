@@ -21,8 +21,8 @@ NEWEST = ("newest", "newest_last", "newest_recall", "prequential")
 """Scores of the classes that have just arrived; results of earlier versions have none of them."""
 
 
-CONTROLS = ("ncm_acc", "nn_acc", "lda_acc", "random_acc")
-"""Accuracy of other classifiers on the same stream, where a run has recorded it."""
+CONTROLS = ("task_aware_acc", "ncm_acc", "nn_acc", "lda_acc", "random_acc")
+"""Accuracy with the task known, and of other classifiers on the same stream, where recorded."""
 
 
 @dataclass(frozen=True)

@@ -168,6 +168,11 @@ SCORES = {
         True,
         "accuracy on arriving batches before they are trained on; recorded by --record prequential",
     ),
+    "task_aware_acc": ScoreInfo(
+        "ACC, task known",
+        True,
+        "ACC among the classes of each sample's own task; recorded by --record task-aware",
+    ),
     "ncm_acc": ScoreInfo(
         "ACC, class mean",
         True,

@@ -1,0 +1,45 @@
+"""Accuracy if the task of a test sample is known, which no bias between tasks can lower."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dualcba.data import Task
+from dualcba.evaluation.recorders import BATCH, Recorder
+from dualcba.evaluation.scores import Scores
+from dualcba.prediction import STATISTICS
+
+
+class TaskAware(Recorder):
+    """Accuracy at the end of the stream among the classes of the sample's own task, in percent.
+
+    The literature calls it task-incremental. What it is above ACC is lost to classes of other
+    tasks: by a bias between tasks, or because tasks resemble each other.
+    """
+
+    def prepare(self) -> None:
+        """Nothing is found before the end."""
+        self.found: dict[str, dict[str, Any]] = {}
+
+    def result(self) -> dict[str, dict[str, Any]]:
+        """Return `{"bn": {"acc": …, "tasks": […]}, "ibn": …}`."""
+        for statistics in STATISTICS:
+            with self.learner.evaluating(statistics):
+                tasks = [self._accuracy(task) for task in self.stream]
+            self.found[statistics] = {"acc": sum(tasks) / len(tasks), "tasks": tasks}
+        return self.found
+
+    def _accuracy(self, task: Task) -> float:
+        own = torch.tensor(sorted(task.classes), device=self.learner.device)
+        right = 0
+        for part in torch.split(torch.from_numpy(task.test), BATCH):
+            scores = self.learner.scores(self.engine.receive(self.data.test_x[part]))
+            y = self.engine.receive(self.data.test_y[part])
+            right += int((own[scores[:, own].argmax(1)] == y).sum())
+        return 100 * right / len(task.test)
+
+    def scores(self) -> dict[str, Scores]:
+        """Return the accuracy over all tasks as the score `task_aware_acc`."""
+        return {s: {"task_aware_acc": found["acc"]} for s, found in self.found.items()}
