@@ -21,17 +21,26 @@ TURNS = 24
 
 
 def in_turns(
-    specs: Sequence[Spec], hardware: Hardware, data: Dataset, steps: int, turns: int | None = None
+    specs: Sequence[Spec],
+    hardware: Sequence[Hardware],
+    data: Dataset,
+    steps: int,
+    turns: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Return milliseconds per step of each spec, timed in turns, and the ratio to the first."""
-    ready = [Ready(spec, hardware, data) for spec in specs]
+    """Return milliseconds per step of each spec on each hardware, timed in turns.
+
+    With the ratio to the first.
+    """
+    cases = [(spec, where) for spec in specs for where in hardware]
+    ready = [Ready(*case, data) for case in cases]
     work = {k: partial(one.steps, steps) for k, one in enumerate(ready)}
     watches = time_in_turns(work, turns or TURNS, ready[0].device, units=steps)
     rows = []
-    for spec, own in zip(specs, watches.values(), strict=True):
+    for (spec, where), own in zip(cases, watches.values(), strict=True):
         low, middle, high = np.quantile(own.ratios(watches[0]), (0.25, 0.5, 0.75))
         rows.append({
             "method": spec.method,
+            "precision": where.precision,
             "ms_per_step": round(1e3 * own.median, 4),
             "ratio_to_first": round(float(middle), 4),
             "quartiles": f"{low:.4f} to {high:.4f}",

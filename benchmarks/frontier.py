@@ -55,7 +55,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Return a row of numbers for each spec."""
     found = in_turns(
-        list(specs.values()), hardware, synthetic(train=images, test=100), steps, turns
+        list(specs.values()), [hardware], synthetic(train=images, test=100), steps, turns
     )
     limits = [AT_MOST.get(row, "") for row in specs]
     return [

@@ -6,7 +6,7 @@ usage: python -m benchmarks.step [--methods er,er-dual-cba] [--network resnet18]
 
 Prints one row per method and engine: median milliseconds per step, microseconds per evaluated
 image, seconds until the first step and until all graphs are captured. Ratios are to the first row.
-To compare methods use `--turns`, which times them in turns.
+To compare methods or precisions use `--turns`, which times them in turns.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--engines", default="auto")
     parser.add_argument("--precisions", default="auto")
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--turns", action="store_true", help="methods in turns, for their ratio")
+    parser.add_argument(
+        "--turns", action="store_true", help="methods and precisions in turns, for their ratio"
+    )
     parser.add_argument("--seeds-abreast", type=int, nargs="+", default=[], metavar="K")
     parser.add_argument(
         "--whole", metavar="DATA", help=f"whole runs of {WHOLE} on a dataset, or `made-up` images"
@@ -135,8 +137,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "network": args.network, "batch": 32, "buffer": 2000, "classes": 100, "rows": [],
     }  # fmt: skip
     data = synthetic()
+    precisions = args.precisions.split(",")
     for engine in args.engines.split(","):
-        for precision in args.precisions.split(","):
+        for precision in precisions:
             hardware = Hardware(device=args.device, engine=engine, precision=precision)
             for method in args.methods.split(","):
                 _one(method, hardware, data, args, out)
@@ -144,7 +147,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     hardware = Hardware(device=args.device)
     specs = [_spec(method, args) for method in args.methods.split(",")]
     if args.turns:
-        out["turns"] = in_turns(specs, hardware, data, args.steps)
+        each = [replace(hardware, precision=precision) for precision in precisions]
+        out["turns"] = in_turns(specs, each, data, args.steps)
         print_rows("in turns", out["turns"])
     if args.seeds_abreast:
         out["abreast"] = [

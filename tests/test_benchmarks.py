@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,10 @@ def test_seeds_abreast_and_whole_runs(data: Any) -> None:
 def test_methods_in_turns_have_ratios_to_the_first(data: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(abreast, "TURNS", 2)
     plain = Spec(dataset="cifar100", method="er", network="mlp", buffer=50, tasks=2)
-    rows = abreast.in_turns([plain, SPEC], CPU, data, steps=1)
-    assert [row["method"] for row in rows] == ["er", "er-dual-cba"]
+    each = [replace(CPU, precision="fp32"), replace(CPU, precision="bf16")]
+    rows = abreast.in_turns([plain, SPEC], each, data, steps=1)
+    names = [f"{row['method']} {row['precision']}" for row in rows]
+    assert names == ["er fp32", "er bf16", "er-dual-cba fp32", "er-dual-cba bf16"]
     assert (rows[0]["ratio_to_first"], rows[0]["quartiles"]) == (1.0, "1.0000 to 1.0000")
     assert rows[1]["ratio_to_first"] > 0
 

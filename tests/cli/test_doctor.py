@@ -48,6 +48,13 @@ def test_a_torch_that_cannot_be_imported_is_a_line(
     assert "runs folder" in got.out
 
 
+@pytest.mark.parametrize("has", [True, False])
+def test_a_cpu_that_is_fast_in_bfloat16(has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dualcba.engine.torch_private.has_matrix_units", lambda: has)
+    (cpu,) = (f for f in doctor.hardware() if f.name == "CPU")
+    assert ("--precision bf16" in cpu.found) == has
+
+
 def test_packages_that_are_missing_or_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"torch": "2.5.1", "numpy": "2.1.0"}
     monkeypatch.setattr(doctor, "_version", versions.get)

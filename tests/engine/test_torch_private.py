@@ -237,3 +237,7 @@ def test_the_warning_of_a_copied_optimizer_is_suppressed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         optimizer.step()
+
+
+def test_whether_a_cpu_has_matrix_units() -> None:
+    assert private.has_matrix_units() in (True, False)

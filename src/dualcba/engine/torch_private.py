@@ -132,3 +132,8 @@ def suppress_capturable_warning(optimizer: Optimizer) -> None:
     The constructor sets the same mark, but a copied optimiser loses it and would warn.
     """
     optimizer._warned_capturable_if_run_uncaptured = True
+
+
+def has_matrix_units() -> bool:
+    """Whether this CPU has AMX, units that multiply matrices in bfloat16."""
+    return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
