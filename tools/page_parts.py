@@ -354,8 +354,7 @@ def once(cells: Iterable[tuple[str, Served]], score: str) -> str:
 
 def near(found: Iterable[Row], score: str) -> int:
     """Return how many values of a score are within the tolerance, whatever their interval."""
-    differences = [c.difference for row in found for c in row.cells if c.score == score]
-    return sum(d is not None and abs(d) <= TOLERANCE for d in differences)
+    return sum(c.near for row in found for c in row.cells if c.score == score)
 
 
 def not_run(cells: Iterable[tuple[str, Served]]) -> str:

@@ -81,7 +81,16 @@ class Cell:
         if self.ours is None or self.difference is None or score_info(self.score).fixed:
             return None
         half = self.ours.half if self.ours.seeds >= FEWEST else None
-        return abs(self.difference) <= max(TOLERANCE, half or 0.0)
+        return self.near or abs(self.difference) <= (half or 0.0)
+
+    @property
+    def near(self) -> bool:
+        """Whether the difference is within the tolerance; the last bits of a mean do not count.
+
+        >>> Cell("fm", "bn", Measure((9.089 + 11.1 + 10.711) / 3, None, 3), None, 12.8).near
+        True
+        """
+        return self.difference is not None and abs(self.difference) <= TOLERANCE + 1e-9
 
 
 @dataclass(frozen=True)
