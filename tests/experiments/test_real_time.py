@@ -62,6 +62,8 @@ def shown(lengths: list[int], cost: float) -> str:
         ([1, 2, 2], 4, "b0 a0 |0 a1 |1 a2 |2 a3 s0 |3 b1 b2 a4 e2 |4"),
         # no step ends in time
         ([1, 1], 3, "b0 a0 e0 |0 b1 a1 e1 |1"),
+        # the step on batch 1 ends in the last batch's time: task 1 is announced at the end
+        ([2, 1], 2.5, "b0 a0 |0 a1 |1 a2 s0 b1 e1 |2"),
     ],
 )
 def test_what_happens_by_hand(lengths: list[int], cost: float, want: str) -> None:
@@ -264,6 +266,14 @@ def test_the_relative_cost_is_counted_against_er(digits: Dataset) -> None:
     run, result = finished(spec(method="derpp", eval_every=0), digits)
     assert result["cost"]["relative_cost"] == 1.5
     assert run.learner.step == int(run.total / Fraction("1.5"))
+
+
+@pytest.mark.parametrize("method", ["derpp", "er+mkd"])
+def test_the_relative_cost_of_one_task_is_that_of_several(method: str, digits: Dataset) -> None:
+    """The memory is filled there, too: nothing is drawn from an empty one."""
+    given = {"method": method, "protocol": "p10", "augmentation": "none"}
+    one, five = (count_relative_cost(spec(tasks=n, **given), digits, CPU) for n in (1, 5))
+    assert one == five > 1
 
 
 def test_counting_does_not_change_a_run(digits: Dataset) -> None:

@@ -79,6 +79,9 @@ def events(lengths: Sequence[int], cost: float) -> Iterator[Event]:
             yield event
             done += event.kind == "train"
         final = n + 1 == len(owner)
+        if final and told < task:  # its step on an earlier task has ended, and nothing follows
+            told = task
+            yield Event("begin", task)
         if final or (owner[n + 1] > task == told and before[task + 1] <= done):
             yield Event("end", told)
         yield Event("tick", n)

@@ -65,10 +65,10 @@ def step_flops(spec: Spec, data: Dataset, hardware: Hardware) -> float:
         learner = make_learner(
             spec, data, Hardware(device=device, engine="eager", precision="fp32")
         )
-        if len(stream) > 1:  # else no step is one of a later task
-            learner.new_task(stream[0].classes)
-            _observe(learner, data.train_x, y, schedule[0][0], FILLING)
-        learner.new_task(stream[-1].classes)
+        learner.new_task(stream[0].classes)
+        _observe(learner, data.train_x, y, schedule[0][0], FILLING)
+        if len(stream) > 1:
+            learner.new_task(stream[-1].classes)
         counts = []
         for _ in range(2):
             with FlopCounterMode(display=False) as counter:
