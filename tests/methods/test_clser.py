@@ -256,6 +256,20 @@ def test_copies_take_batch_statistics_and_keep_none() -> None:
     assert all(torch.equal(v, before[k]) for k, v in method.context.network.state_dict().items())
 
 
+def test_a_single_sample_takes_the_networks_running_statistics() -> None:
+    """A copy has none, and one sample has no batch statistics."""
+    method = bound(MLP((D,), C, width=6))
+    _, mem, _ = batches(method)
+    network = method.context.network
+    for average in (method.stable, method.plastic):
+        average.load_state_dict(dict(network.named_parameters()), strict=False)
+    network(3 + 2 * mem[0].x)  # changes its running statistics
+    one = Batch(mem[0].x[:1], mem[0].y[:1], mem[0].z[:1], mem[0].h[:1])
+    target = method.target(one)
+    network.eval()
+    torch.testing.assert_close(target, network(one.x)[0].detach())
+
+
 def test_copies_are_not_trained(make_learner: Callable[..., Learner]) -> None:
     learner = make_learner("clser")
     assert not any(p.requires_grad for p in learner.method.parameters())

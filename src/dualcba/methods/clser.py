@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from copy import deepcopy
 
 import numpy as np
@@ -16,7 +15,7 @@ from dualcba.errors import expected
 from dualcba.losses import Batch, CrossEntropy, MeanSquaredError, Term
 from dualcba.methods.base import Context, Method
 from dualcba.nets import Network
-from dualcba.normalization.statistics import batch_norms, evaluation_mode
+from dualcba.normalization.statistics import batch_norms, borrowed_averages, evaluation_mode
 
 
 class CLSER(Method):
@@ -96,9 +95,18 @@ class CLSER(Method):
         """Return z_ema (n, C); computed once per step, for both the inner and the outer step."""
         if self._cached is None or not self._is_cached(batch):
             with torch.no_grad(), self.context.autocast():
-                z_stable, z_plastic = _logits(self.stable, batch.x), _logits(self.plastic, batch.x)
-            self._cached = batch.x, select_confident(z_stable, z_plastic, batch.y)
+                stable = self._logits(self.stable, batch.x)
+                plastic = self._logits(self.plastic, batch.x)
+            self._cached = batch.x, select_confident(stable, plastic, batch.y)
         return self._cached[1]
+
+    def _logits(self, average: Network, x: Tensor) -> Tensor:
+        """Return logits with batch statistics; one sample uses running ones of the network."""
+        if len(x) > 1:
+            return average(x)[0]  # type: ignore[no-any-return]
+        layers = batch_norms(average), batch_norms(self.context.network)
+        with evaluation_mode(average), borrowed_averages(*layers):
+            return average(x)[0]  # type: ignore[no-any-return]
 
     def _is_cached(self, batch: Batch) -> bool:
         return self._cached is not None and self._cached[0] is batch.x
@@ -141,12 +149,6 @@ def update_average(average: Sequence[Tensor], theta: Sequence[Tensor], rate: Ten
     change = foreach_sub(list(theta), list(average))
     foreach_mul_(change, (1 - rate).to(change[0].dtype))
     foreach_add_(list(average), change)
-
-
-def _logits(average: Network, x: Tensor) -> Tensor:
-    """Return logits with batch statistics; a single sample uses the statistics of the copy."""
-    with evaluation_mode(average) if len(x) == 1 else nullcontext():
-        return average(x)[0]  # type: ignore[no-any-return]
 
 
 def frozen_copy(network: Network) -> Network:

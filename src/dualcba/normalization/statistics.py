@@ -90,6 +90,25 @@ def evaluation_mode(network: nn.Module, training: Sequence[nn.Module] = ()) -> I
             module.training = mode
 
 
+@contextmanager
+def borrowed_averages(
+    layers: Sequence[BatchNormBase], source: Sequence[BatchNormBase]
+) -> Iterator[None]:
+    """Within the context, layers that track no statistics have the running ones of `source`.
+
+    They are those of the same layers of another network. A batch of one sample needs them.
+    """
+    pairs = [(m, s) for m, s in zip(layers, source, strict=True) if not m.track_running_stats]
+    before = [(m.running_mean, m.running_var) for m, _ in pairs]
+    try:
+        for layer, other in pairs:
+            layer.running_mean, layer.running_var = other.running_mean, other.running_var
+        yield
+    finally:
+        for (layer, _), (mean, var) in zip(pairs, before, strict=True):
+            layer.running_mean, layer.running_var = mean, var
+
+
 def running_averages(layers: Sequence[BatchNormBase]) -> list[Tensor]:
     """Return the running mean and variance of each layer."""
     both = [t for m in layers for t in (m.running_mean, m.running_var)]

@@ -21,6 +21,7 @@ from dualcba.nets import Network
 from dualcba.normalization.layers import TaskAware, sample_tasks
 from dualcba.normalization.statistics import (
     batch_norms,
+    borrowed_averages,
     evaluation_mode,
     grouped_statistics,
     without_tracking,
@@ -241,7 +242,9 @@ class ForwardPass:
         other.views = {name: self.views[name] for name in views}
         other.norm_layers, other.task_aware = batch_norms(network), []
         all_ = [*batches, *(b.views[name] for name in views for b in batches)]
-        with self.context.autocast(), self.cast_weights(network):
+        single = any(len(b.x) == 1 for b in all_)
+        layers = (other.norm_layers, self.norm_layers) if single else ((), ())
+        with self.context.autocast(), self.cast_weights(network), borrowed_averages(*layers):
             inputs, labels = [b.x for b in all_], [b.y for b in all_]
             return list(other.through(inputs, labels, usual=len(batches)))
 
