@@ -44,6 +44,11 @@ class Logits(nn.Module):
         """Return the inputs (n, d) of the last layer."""
         return logits_of(self.inputs.call(self.trunk, x, {}))  # type: ignore[no-any-return]
 
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits (n, C) and features (n, d) of normalised inputs."""
+        h = self.features(x)
+        return self.head(h), h
+
     def whole(self) -> nn.Module:
         """Return the network with its last layer in its place, as one module."""
         if not self.head_name:
@@ -63,7 +68,7 @@ class NearestMeans(nn.Module):
     has_mean: Tensor
 
     def __init__(
-        self, logits: Logits, means: Tensor, has_mean: Tensor, *, normalise: bool = True,
+        self, logits: WithFeatures, means: Tensor, has_mean: Tensor, *, normalise: bool = True,
         both: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -75,8 +80,7 @@ class NearestMeans(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return scores (n, C) of normalised inputs."""
-        h = self.logits.features(x)
-        z = self.logits.head(h)
+        z, h = self.logits.outputs(x)
         near = scores_by_means(z, h, self.means, self.has_mean, normalise=self.normalise)
         return both_read_outs(z, near) if self.both else near
 
@@ -90,7 +94,7 @@ class Discriminants(nn.Module):
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, logits: Logits, weight: Tensor, bias: Tensor, *, both: bool) -> None:
+    def __init__(self, logits: WithFeatures, weight: Tensor, bias: Tensor, *, both: bool) -> None:
         super().__init__()
         self.logits = logits
         self.both = both
@@ -99,8 +103,7 @@ class Discriminants(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return scores (n, C) of normalised inputs."""
-        h = self.logits.features(x)
-        z = self.logits.head(h)
+        z, h = self.logits.outputs(x)
         scores = discriminant_scores(z, h, self.weight, self.bias)
         return both_read_outs(z, scores) if self.both else scores
 
@@ -142,6 +145,16 @@ class MeanScores(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the mean scores (n, C) of normalised inputs."""
         return torch.stack([member(x) for member in self.members]).mean(0)
+
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean logits (n, C), and the features (n, d) of the first module."""
+        first, *others = self.members
+        z, h = first.outputs(x)  # type: ignore[operator]
+        return torch.stack([z, *(member(x) for member in others)]).mean(0), h
+
+
+WithFeatures = Logits | MeanScores
+"""A module with `outputs`; the first member of `MeanScores` is `Logits` then."""
 
 
 def scorer_of(method: Method) -> nn.Module:

@@ -27,7 +27,7 @@ from dualcba.data.transforms import Transform
 from dualcba.losses import Batch, Term
 from dualcba.memory import Indices, Memory, Pool
 from dualcba.methods.base import Context, Method
-from dualcba.methods.scorers import Logits, scorer_of
+from dualcba.methods.scorers import Logits, MeanScores, WithFeatures, scorer_of
 from dualcba.nets import Network
 
 PREFIX = "base_"
@@ -43,6 +43,9 @@ KEPT = (
 
 class Wrapper(Method):
     """A method around another one; what it does not define is that of the wrapped method."""
+
+    wrapped: type[Method]
+    """The class of the wrapped method, of classes that `around` makes."""
 
     def __init__(self, method: Method) -> None:
         super().__init__()
@@ -146,7 +149,7 @@ class Wrapper(Method):
         return self.method.outputs(x)
 
 
-def outputs_scorer(method: Method) -> Logits:
+def outputs_scorer(method: Method) -> WithFeatures:
     """Return a module with the logits and features of `method.outputs`.
 
     A method with outputs of its own says by `scorer` whose they are.
@@ -156,11 +159,25 @@ def outputs_scorer(method: Method) -> Logits:
     if type(method).outputs is Method.outputs:
         return Logits(method.context.network)
     scorer = scorer_of(method)
-    if not isinstance(scorer, Logits):
+    first = scorer.members[0] if isinstance(scorer, MeanScores) else scorer
+    if not isinstance(scorer, WithFeatures) or not isinstance(first, Logits):
         name, given = type(method).__name__, type(scorer).__name__
         wanted = "Logits, for snapshots and exports with class means"
         raise ValueError(f"the scorer of the method {name} is {given}, expected {wanted}")
     return scorer
+
+
+def has_own_scores(method: Method | type[Method]) -> bool:
+    """Return whether a method, or what it wraps, scores otherwise than by the network's logits.
+
+    >>> from dualcba.methods.registry import parse_method
+    >>> [has_own_scores(parse_method(name)[0]) for name in ("er", "er+mkd", "er+ccl-dc", "bic")]
+    [False, False, True, True]
+    """
+    kind = method if isinstance(method, type) else type(method)
+    if not issubclass(kind, Wrapper) or kind.scores is not Wrapper.scores:
+        return getattr(kind, "scores", None) is not Method.scores
+    return has_own_scores(method.method if isinstance(method, Wrapper) else kind.wrapped)
 
 
 def around(base: type[Method], wrapper: type[Wrapper]) -> type[Method]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dualcba.errors import expected, unknown
 from dualcba.methods import Method, parse_method
+from dualcba.methods.wrapper import has_own_scores
 from dualcba.options import definitions
 from dualcba.training.learner_arguments import LearnerArguments
 
@@ -41,11 +42,11 @@ def unannounced_options(method: str | Method) -> dict[str, Any]:
     it from others. The read-out is that of the last layer and the class means, which know a class
     earlier, unless the method has scores of its own.
 
-    >>> unannounced_options("er-balanced-cba")["readout"], unannounced_options("icarl")["readout"]
-    ('both', 'head')
+    >>> [unannounced_options(m)["readout"] for m in ("er-balanced-cba", "er+mkd", "icarl")]
+    ['both', 'both', 'head']
     """
-    kind = parse_method(method)[0] if isinstance(method, str) else type(method)
-    readout = "both" if getattr(kind, "scores", None) is Method.scores else "head"
+    kind = parse_method(method)[0] if isinstance(method, str) else method
+    readout = "head" if has_own_scores(kind) else "both"
     return {"boundaries": "inferred", "forward": "concat", "ibn": True, "readout": readout}
 
 
