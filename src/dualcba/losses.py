@@ -59,6 +59,25 @@ def mean_weights(batches: Sequence[Batch], *, by_samples: bool) -> list[float]:
     return [len(batch.x) / n for batch in batches]
 
 
+def weights_of_one_mean(batches: Sequence[Batch]) -> list[Tensor | None]:
+    """Return weights of samples with which the batches' means, by `mean_weights`, are one mean.
+
+    Samples of weight 0, which fill up a draw, do not count in it. Without any, all are None.
+
+    >>> x = torch.zeros(3, 1)
+    >>> batches = [Batch(x, x, x, x), Batch(x, x, x, x, each=torch.tensor([3.0, 0.0, 0.0]))]
+    >>> [w.tolist() for w in weights_of_one_mean(batches)]
+    [[1.5, 1.5, 1.5], [1.5, 0.0, 0.0]]
+    """
+    if all(batch.each is None for batch in batches):
+        return [None] * len(batches)
+    every = [b.y.new_ones(len(b.x)) if b.each is None else b.each for b in batches]
+    counts = [(each > 0).float() for each in every]
+    whole = torch.cat(counts)
+    scale = len(whole) / whole.sum().clamp(min=1)
+    return [count * scale for count in counts]
+
+
 def stack_rows(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate matrices along their rows, detached.
 

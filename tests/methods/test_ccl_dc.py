@@ -107,6 +107,41 @@ def test_predictions_are_the_mean_of_both_networks(
     assert not torch.allclose(logits[0], logits[1], atol=1e-2)
 
 
+@pytest.mark.parametrize("readout", ["ncm", "both", "lda", "both-lda", "debiased"])
+def test_read_outs_have_the_mean_logits_and_the_first_networks_features(
+    readout: str, make_learner: Any, teach: Any, images: Dataset
+) -> None:
+    learner = teach(make_learner("er+ccl-dc", readout=readout))
+    answers = learner.predict_proba(images.test_x)
+    torch.testing.assert_close(learner.snapshot().predict_proba(images.test_x), answers)
+    x = learner.parts.context.transform(images.test_x)
+    with torch.no_grad(), learner.evaluating("bn"):
+        (z, h), (other, _) = learner.network(x), learner.method.peer(x)
+        outputs = learner.method.outputs(x)
+    torch.testing.assert_close(outputs, ((z + other) / 2, h))
+
+
+@pytest.mark.parametrize(("base", "view"), [("gsa", "mirrored"), ("pcr", "raw")])
+def test_the_second_network_sees_the_views_of_the_wrapped_method(
+    base: str, view: str, make_learner: Any, teach: Any
+) -> None:
+    learner = make_learner(f"{base}+ccl-dc-dual-cba")
+    method = learner.method
+
+    def look(new: Batch, mem: list[Batch], outer: Batch) -> None:
+        batches = [new, *mem]
+        assert list(new.views) == [view, *VIEWS]
+        method.peer.train()
+        for own, other in zip(batches, method._of_peer(batches), strict=True):
+            assert list(other.views) == list(own.views)
+            z = numbers(method.peer(own.views[view].x)[0])
+            np.testing.assert_allclose(numbers(other.views[view].z), z, rtol=1e-4, atol=1e-5)
+
+    seen = inside(learner, look)
+    teach(learner)
+    assert seen
+
+
 def test_both_networks_learn_and_start_differently(make_learner: Any, teach: Any) -> None:
     learner = make_learner("er+ccl-dc")
     first, second = learner.network, learner.method.peer

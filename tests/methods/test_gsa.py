@@ -110,6 +110,22 @@ def test_batches_are_drawn_by_tasks() -> None:
     np.testing.assert_allclose([found[k] / 200 for k in new], 5 / 6, atol=0.12)
 
 
+def test_copies_of_one_sample_do_not_fill_up_a_draw() -> None:
+    """They would have no batch statistics: the variance of each feature would be 0."""
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, C))
+    method = GSA(own=6, balanced=10, mirror=False)
+    learner = Learner(network, (1, 2, 2), C, method=method, buffer=12, device="cpu")
+    learner.class_sets.new_task([0, 1, 2])
+    learner.class_sets.new_task([3, 4, 5])
+    learner.memory.y[:11] = torch.tensor([0, 1, 1, 1, 4, 2, 0, 0, 2, 1, 2])
+    pool = Pool(learner.memory, torch.tensor([11]), torch.tensor([5, 3, 5]), C)
+    u = [torch.from_numpy(np.random.default_rng(0).random(n)) for n in (6, 10)]
+    (own, each), _ = method.choose(pool, u)
+    assert own[each > 0].tolist() == [4]
+    assert len(set(own[each == 0].tolist())) > 1
+    assert own.max() < 11
+
+
 def test_no_sample_is_chosen_where_there_is_none() -> None:
     rows, valid = spread(torch.zeros(5, dtype=torch.bool), torch.rand(3), 3)
     assert not valid.any()

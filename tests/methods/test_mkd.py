@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -165,6 +166,57 @@ def test_a_draw_of_its_own_against_numpy(
     seen = inside(learner, look)
     teach(learner)
     assert len(seen) == 3
+
+
+def test_samples_that_fill_up_a_draw_count_in_no_mean(make_learner: Any, teach: Any) -> None:
+    options = {"alpha": 0.1, "temperature": 3.0, "own_draw": True, "base_mirror": False}
+    given = {"method_options": options, "buffer": 60, "memory_batch": 40}
+    learner = make_learner("gsa+mkd-dual-cba", **given)
+    method = mkd(learner)
+    filling = []
+
+    def look(new: Batch, mem: list[Batch], outer: Batch) -> None:
+        *others, own = mem
+        assert own.each is not None
+        rows = np.concatenate([np.arange(8), 8 + np.flatnonzero(own.each)])
+        filling.append(48 - len(rows))
+        batches = [new, own]
+        views = batches, [b.views["raw"] for b in batches]
+        z, raw = (np.concatenate([numbers(v.z) for v in part])[rows] for part in views)
+        y = np.concatenate([numbers(b.y) for b in batches])[rows]
+        method.teacher.train()
+        target = np.concatenate([numbers(method.teacher(b.x)[0]) for b in batches])[rows]
+        D = divergences(target, z, 3.0).mean() + divergences(target, raw, 3.0).mean()
+        want = method.method.loss(new, others, identity).item()
+        want += cross_entropies(z, y).mean() + 10.0 / 2 * D
+        assert method.loss(new, mem, identity).item() == pytest.approx(want, rel=1e-5)
+
+    inside(learner, look)
+    teach(learner, 2, 3)
+    assert filling[0] > 0 == filling[-1]
+
+
+def test_the_target_of_a_single_sample_has_the_networks_statistics(
+    make_learner: Any, teach: Any, images: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The teacher has none of its own, and one sample has no batch statistics."""
+    learner = teach(make_learner("er+mkd"))
+    wanted, found = [], []
+    targets = MKD.targets
+
+    def spy(self: MKD, batches: Any) -> Any:
+        teacher = deepcopy(self.teacher).eval()
+        both = teacher.modules(), learner.network.modules()
+        for layer, own in zip(*both, strict=True):
+            if hasattr(own, "running_mean"):
+                layer.running_mean, layer.running_var = own.running_mean, own.running_var
+        wanted.append(teacher(batches[0].x)[0])
+        found.append(targets(self, batches)[0][0])
+        return targets(self, batches)
+
+    monkeypatch.setattr(MKD, "targets", spy)
+    learner.observe(images.train_x[:1], images.train_y[:1])
+    torch.testing.assert_close(found[0], wanted[0])
 
 
 @pytest.mark.parametrize(("base", "count"), [("er", 1), ("derpp", 2), ("gsa", 2)])

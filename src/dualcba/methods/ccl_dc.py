@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from dualcba.data.randaugment import RandAugment, check_images
 from dualcba.data.transforms import Transform
 from dualcba.errors import above_zero, at_least_0, expected
-from dualcba.losses import Adapt, Batch, Divergence, Term, scaled, total
+from dualcba.losses import (
+    Adapt,
+    Batch,
+    Divergence,
+    Term,
+    mean_weights,
+    scaled,
+    total,
+    weights_of_one_mean,
+)
 from dualcba.memory import Memory
 from dualcba.methods.base import Context, Method
 from dualcba.methods.er_ace import ERACE
@@ -40,7 +49,8 @@ class CCLDC(Wrapper):
     RandAugment of the view before. D(a → b) = T²·KL(softmax(a/T) ‖ softmax(b/T)), one mean over all
     new and memory samples, from the peer's constant logits of one view to the own logits of
     another, at raw logits. Both networks are trained by this loss; predictions use the mean of
-    their logits. With a single peer the network teaches itself.
+    their logits, and read-outs by features those of the first network. With a single peer the
+    network teaches itself.
 
     The second network starts from weights of its own, which follow from those of the first; frozen
     layers are those of the first. With a bias adaptor, its logits are corrected by the same r as
@@ -110,7 +120,7 @@ class CCLDC(Wrapper):
         """Pass all views through the second network."""
         super().observe(new, mem)
         if self.peers == 2:
-            self._outputs = self.context.passes(self.peer, [new, *mem], CHAIN)
+            self._outputs = self.context.passes(self.peer, [new, *mem], tuple(new.views))
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return the terms of the first network."""
@@ -132,11 +142,13 @@ class CCLDC(Wrapper):
             new, *mem = (replace(b.views[name], columns=b.columns) for b in own)
             terms += self.method.terms(new, mem)
         terms = [scaled(term, 0.5) for term in terms]
-        share = self.weight / sum(len(b.y) for b in own)
+        shares = mean_weights(own, by_samples=True)
+        each = weights_of_one_mean(own)
         for source, target in LESSONS:
-            for batch, teacher in zip(own, teachers, strict=True):
-                view, lesson = batch.views[target], teacher.views[source].z.detach()
-                terms.append(Divergence(view, lesson, self.temperature, share * len(view.y)))
+            for batch, teacher, share, e in zip(own, teachers, shares, each, strict=True):
+                view = replace(batch.views[target], each=e)
+                lesson = teacher.views[source].z.detach()
+                terms.append(Divergence(view, lesson, self.temperature, self.weight * share))
         return terms
 
     def _of_peer(self, batches: Sequence[Batch]) -> list[Batch]:
@@ -146,7 +158,7 @@ class CCLDC(Wrapper):
             (z, h), *rest = self._outputs[k::n]
             views = {
                 name: replace(batch.views[name], z=other_z, h=other_h)
-                for name, (other_z, other_h) in zip(CHAIN, rest, strict=True)
+                for name, (other_z, other_h) in zip(batch.views, rest, strict=True)
             }
             made.append(replace(batch, z=z, h=h, views=views))
         return made
@@ -179,6 +191,12 @@ class CCLDC(Wrapper):
         own = super().scores(x)
         others = [network(x)[0] for network in self.networks()]
         return torch.stack([own, *others]).mean(0) if others else own
+
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean of the logits of all networks, and the features of the first one."""
+        own, h = super().outputs(x)
+        others = [network(x)[0] for network in self.networks()]
+        return (torch.stack([own, *others]).mean(0) if others else own), h
 
     def scorer(self) -> nn.Module:
         """Return a module of the mean logits of all networks."""

@@ -102,6 +102,9 @@ class GSA(Method):
         stored = pool.labels[:size]
         new = sets.new[stored.clamp(min=0)] & (stored >= 0)
         own, in_own = spread(new, u[0], len(u[0]))
+        # copies of one sample have no batch statistics: others of the memory fill up its places
+        others = (u[0] * (stored >= 0).sum()).long()
+        own = torch.where(in_own | (new.sum() > 1), own, others)
         batch = torch.arange(size, len(pool.labels), device=own.device)
         all_own = torch.cat([batch, own])
         in_all = torch.cat([torch.ones_like(batch, dtype=torch.bool), in_own])

@@ -15,7 +15,15 @@ from dualcba.data.augmentation import crop_and_flip, cutmix, plain
 from dualcba.data.transforms import Transform
 from dualcba.engine.torch_private import foreach_copy_, foreach_lerp_
 from dualcba.errors import above_zero, at_least_0, expected
-from dualcba.losses import Batch, CrossEntropy, Divergence, Term, scaled
+from dualcba.losses import (
+    Batch,
+    CrossEntropy,
+    Divergence,
+    Term,
+    mean_weights,
+    scaled,
+    weights_of_one_mean,
+)
 from dualcba.memory import Pool
 from dualcba.methods.base import Context, Method
 from dualcba.methods.clser import frozen_copy, update_average
@@ -161,14 +169,17 @@ class MKD(Wrapper):
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return the terms of the wrapped method, and the distillation of both views."""
         batches = [new, *(mem[-1:] if self.own_draw else mem)]
-        n = sum(len(b.y) for b in batches)
-        each = self.weight / 2 / n
         terms = self._supervised(batches)
         if self.own_draw:
             terms = [*self.method.terms(new, mem[:-1]), *terms]
-        for batch, *targets in zip(batches, *self.targets(batches), strict=True):
+        shares, each = mean_weights(batches, by_samples=True), weights_of_one_mean(batches)
+        for batch, share, e, *targets in zip(
+            batches, shares, each, *self.targets(batches), strict=True
+        ):
+            weight = self.weight / 2 * share
             for view, target in zip((batch, batch.views[self.second]), targets, strict=True):
-                terms.append(Divergence(view, target, self.temperature, each * len(view.y)))
+                lesson = Divergence(replace(view, each=e), target, self.temperature, weight)
+                terms.append(lesson)
         return terms
 
     def _supervised(self, batches: Sequence[Batch]) -> list[Term]:
@@ -220,8 +231,8 @@ class MKD(Wrapper):
 def _cross_entropy(new: Batch, mem: Sequence[Batch]) -> list[Term]:
     """Return CE as one mean over the samples of all batches."""
     batches = (new, *mem)
-    n = sum(len(b.y) for b in batches)
-    return [CrossEntropy(b, len(b.y) / n) for b in batches]
+    shares, each = mean_weights(batches, by_samples=True), weights_of_one_mean(batches)
+    return [CrossEntropy(b, w, each=e) for b, w, e in zip(batches, shares, each, strict=True)]
 
 
 def _check_rate(alpha: object) -> None:
