@@ -50,8 +50,9 @@ def events(lengths: Sequence[int], cost: float) -> Iterator[Event]:
     """Return what happens in a stream, in order.
 
     A task is announced when its first batch arrives, or if a step on an earlier task is in progress
-    then, before the next batch or step after it. A task ends for the learner with its last batch,
-    or if a step on it is in progress then, when the next task is announced.
+    then, before the next batch or step after it, or at the end of the stream. A task ends for the
+    learner with its last batch, or if a step on it is in progress then, when the next task is
+    announced.
 
     Parameters
     ----------
@@ -70,18 +71,16 @@ def events(lengths: Sequence[int], cost: float) -> Iterator[Event]:
     before = np.searchsorted(steps, np.cumsum([0, *lengths[:-1]]))  # steps on earlier tasks
     told, done = -1, 0  # the last announced task, and the number of steps that have ended
     for n, task in enumerate(owner):
-        ended = math.floor((n + 1) / k)
-        for event in (Event("arrive", n), *(Event("train", batch) for batch in steps[done:ended])):
+        ended, final = math.floor((n + 1) / k), n + 1 == len(owner)
+        happens = [Event("arrive", n), *(Event("train", batch) for batch in steps[done:ended])]
+        for event in [*happens, *[None] * final]:  # at the end all tasks are announced
             for new in range(told + 1, task + 1):
                 if before[new] <= done:
                     told = new
                     yield Event("begin", new)
-            yield event
-            done += event.kind == "train"
-        final = n + 1 == len(owner)
-        if final and told < task:  # its step on an earlier task has ended, and nothing follows
-            told = task
-            yield Event("begin", task)
+            if event is not None:
+                yield event
+                done += event.kind == "train"
         if final or (owner[n + 1] > task == told and before[task + 1] <= done):
             yield Event("end", told)
         yield Event("tick", n)

@@ -170,7 +170,7 @@ def outputs_scorer(method: Method) -> WithFeatures:
 def has_own_scores(method: Method | type[Method]) -> bool:
     """Return whether a method, or what it wraps, scores otherwise than by the network's logits.
 
-    >>> from dualcba.methods.registry import parse_method
+    >>> from dualcba.methods import parse_method
     >>> [has_own_scores(parse_method(name)[0]) for name in ("er", "er+mkd", "er+ccl-dc", "bic")]
     [False, False, True, True]
     """
