@@ -108,8 +108,8 @@ def linked(path: Path) -> set[Path]:
     return {(path.parent / link.partition("#")[0]).resolve() for link in links(path)}
 
 
-def test_the_readme_links_every_page_and_the_index_all_of_them() -> None:
-    assert linked(ROOT / "README.md") >= set(DOCS.glob("*.md"))
+def test_the_readme_links_the_index_and_the_index_every_page() -> None:
+    assert DOCS / "README.md" in linked(ROOT / "README.md")
     assert linked(DOCS / "README.md") >= set(PAGES) - {DOCS / "README.md"}
 
 
