@@ -60,7 +60,8 @@ def test_every_shell_line_is_known() -> None:
 def test_sections_are_in_the_order_of_a_first_reading() -> None:
     sections = re.findall(r"^## (.*)$", README, re.MULTILINE)
     assert sections == [
-        "Install", "Example", "Which method?", "Command line", "Results", "Documentation", "Citation",
+        "Install", "Example", "Which method?", "Command line", "Results", "Documentation",
+        "Citation",
     ]  # fmt: skip
     assert README.index("![") < README.index("## Install")
     assert len(README.splitlines()) < 150
