@@ -1,1 +1,1 @@
-"""Commands that maintain the repository: collect results, write pages, train shipped files."""
+"""Commands that maintain the repository: collect results, write pages, train included files."""

@@ -1,4 +1,4 @@
-"""Train the class-agnostic part that is shipped with the package, and write it with its origin.
+"""Train the class-agnostic part that is included in the package, and write it with its origin.
 
 usage: python -m tools.pretrain --commit HASH [--kind dual-cba] [--dataset cifar100] [--out FILE]
 

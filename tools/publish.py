@@ -1,5 +1,5 @@
-"""Write the tables of `docs/results.md`, `docs/frontier.md` and the pages in `docs/results/`, and
-the numbers of `docs/departures.md` and `README.md`, from `results/`.
+"""Write the tables of `docs/results.md` and the pages in `docs/results/`, and the numbers of
+`docs/departures.md` and `README.md`, from `results/`.
 
 usage: python -m tools.publish [--check]
 
@@ -26,7 +26,7 @@ BREAK = "\0"
 def read_pages(docs: Path) -> dict[Path, str]:
     """Return the text of the summary, of the pages behind it, and of those that quote numbers."""
     paths = [docs / "results.md", *sorted((docs / "results").glob("*.md"))]
-    quoting = [docs / "departures.md", docs / "frontier.md", docs.parent / "README.md"]
+    quoting = [docs / "departures.md", docs.parent / "README.md"]
     return {path: path.read_text("utf-8") for path in paths + [p for p in quoting if p.exists()]}
 
 

@@ -1,1 +1,1 @@
-"""Bias adaptors: networks, hypergradient, outer step, and the shipped class-agnostic part."""
+"""Bias adaptors: networks, hypergradient, outer step, and the included class-agnostic part."""

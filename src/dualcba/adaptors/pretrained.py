@@ -66,7 +66,7 @@ def save_agnostic(adaptor: Adaptor, path: str | Path, provenance: Mapping[str, A
 def load_agnostic(path: str | Path, kind: str = "dual-cba") -> Loaded:
     """Read a frozen ν from a file of `save_agnostic`, for a kind of adaptor.
 
-    `"pretrained"` is the shipped file of that kind.
+    `"pretrained"` is the file of that kind in the package.
     """
     file = SHIPPED[kind] if str(path) == "pretrained" else user_path(path)
     if str(path) == "pretrained" and not file.is_file():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 STRENGTH = 0.5
-"""The share of log o that is taken off. Chosen on validation data (docs/frontier.md), where
+"""The share of log o that is taken off. Chosen on validation data (docs/results/frontier.md), where
 0.3 to 1 are better than nothing."""
 
 
