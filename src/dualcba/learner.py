@@ -345,7 +345,9 @@ class Learner:
             if begins:
                 parts.tasks.begin_detected(step)
             if parts.method.rereads_task and not again:
-                parts.tasks.keep(x, y, storable if parts.method.merge else None)
+                with parts.engine.scope():
+                    kept = parts.guard.inputs(x)  # exemplars are selected from it
+                parts.tasks.keep(kept, y, storable if parts.method.merge else None)
             update_adaptor = parts.outer_loop.due(step - parts.tasks.starts[-1])
             parts.training_step.take(x, y, storable, step, update_adaptor=update_adaptor)
 
@@ -569,12 +571,15 @@ class Learner:
         with self._lock:
             self._predictor.check_outside("deepcopy")
             self._parts.engine.finish()
-            for module in self._parts.modules().values():
-                for p in module.parameters():
-                    if id(p) not in memo:  # as other tensors, so that views of it stay views
-                        values = copy.deepcopy(p.detach(), memo)
-                        memo[id(p)] = torch.nn.Parameter(values, p.requires_grad)
-            made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+            engine = copy.deepcopy(self._parts.engine, memo)
+            with engine.scope():  # the copy's own stream, on which its first step follows
+                for module in self._parts.modules().values():
+                    for p in module.parameters():
+                        if id(p) not in memo:  # as other tensors, so that views of it stay views
+                            values = copy.deepcopy(p.detach(), memo)
+                            memo[id(p)] = torch.nn.Parameter(values, p.requires_grad)
+                made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+            engine.finish()  # this learner may go on, or be gone
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:

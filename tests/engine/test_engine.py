@@ -379,6 +379,23 @@ def test_a_copy_of_a_captured_learner_goes_on_alike(make_learner: Make, make_bat
     assert got == pytest.approx(learn(learner, [tasks[2]]), rel=1e-2)
 
 
+@pytest.mark.gpu
+@pytest.mark.usefixtures("exact")
+def test_a_copy_is_complete_before_its_first_step(
+    make_learner: Make, make_batches: Any, differ: Any
+) -> None:
+    """Whatever the caller's stream is busy with, and although the first learner is gone."""
+    tasks, ends = stream(make_batches, steps=8), []
+    for busy in (False, True):
+        learner = settled(make_learner, make_batches)
+        if busy:
+            torch.cuda._sleep(400_000_000)
+        learner = copy.deepcopy(learner)
+        learn(learner, [tasks[2]])
+        ends.append(learner.state_dict())
+    assert differ(*ends) == []
+
+
 # The captured engine works on a stream of its own, and the host runs ahead of it. These tests hold
 # that stream up, so that whatever does not wait for it, or is not kept for it, shows every time.
 

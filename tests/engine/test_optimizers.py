@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -48,6 +50,28 @@ def test_they_equal_torchs(name: str) -> None:
         ends.append([p.detach(), *(v for v in state.values() if isinstance(v, Tensor))])
     assert len(ends[0]) == len(ends[1])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_a_copy_skips_the_updates_that_its_own_verdict_refuses(name: str) -> None:
+    p, found = torch.ones(3, requires_grad=True), torch.zeros(())
+    optimizer = getattr(optimizers, name)([p], lr=0.1, fused=True)
+    optimizer.found_inf = found
+    copied, q, own = copy.deepcopy((optimizer, p, found))
+    own.fill_(1.0)
+    for one, parameter, moved in ((copied, q, False), (optimizer, p, True)):
+        parameter.grad = torch.ones(3)
+        one.step()
+        assert bool((parameter < 1).all()) == moved
+
+
+@pytest.mark.gpu
+def test_a_copied_optimizer_does_not_warn_outside_a_graph() -> None:
+    p = torch.zeros(1, device="cuda", requires_grad=True)
+    optimizer = copy.deepcopy(optimizers.Adam([p], lr=0.1, fused=True, capturable=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
 
 
 CHOICES: dict[str, tuple[dict[str, Any], type[torch.optim.Optimizer], dict[str, Any]]] = {

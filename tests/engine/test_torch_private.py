@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 from typing import Any
 
 import pytest
@@ -221,22 +220,8 @@ def test_an_unmarked_step_is_wrapped() -> None:
 
 def test_a_copied_optimizer_loses_the_mark_that_suppresses_the_warning() -> None:
     optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)], lr=0.1)
-    mark = "_warned_capturable_if_run_uncaptured"
-    assert getattr(optimizer, mark) is True
-    copied = copy.deepcopy(optimizer)
-    assert not hasattr(copied, mark)
-    private.suppress_capturable_warning(copied)
-    assert getattr(copied, mark) is True
-
-
-@pytest.mark.gpu
-def test_the_warning_of_a_copied_optimizer_is_suppressed() -> None:
-    p = torch.zeros(1, device="cuda", requires_grad=True)
-    optimizer = copy.deepcopy(torch.optim.Adam([p], lr=0.1, capturable=True))
-    private.suppress_capturable_warning(optimizer)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimizer.step()
+    assert getattr(optimizer, private.NO_CAPTURABLE_WARNING) is True
+    assert not hasattr(copy.deepcopy(optimizer), private.NO_CAPTURABLE_WARNING)
 
 
 def test_whether_a_cpu_has_matrix_units() -> None:

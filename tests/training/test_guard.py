@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -204,6 +205,42 @@ def test_without_waiting_good_steps_are_the_same(method: str, differ: Differ) ->
     assert differ(teach(waiting).state_dict(), teach(deferred).state_dict()) == []
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("on_outlier", ["skip", "clip"])
+@pytest.mark.parametrize("method", ["icarl", "lucir", "bic"])
+def test_no_exemplar_is_an_outlier(method: str, on_outlier: str, on_device: bool) -> None:
+    """The samples of a task are kept until its end, when the memory is filled with some of them."""
+    learner = make(method, on_outlier=on_outlier)
+    if on_device:
+        learner.parts.training_step.stay_on_device()
+    learner.new_task([0, 1])
+    for k in range(20):
+        x, y = batch((0, 1), k)
+        if k == 10:
+            x[3, 2] = 1e20
+        learner.observe(x, y)
+    learner.new_task([2, 3])
+    assert learner.memory.x.abs().max() < 100
+    for k in range(20):
+        learner.observe(*batch((2, 3), k))
+    assert learner.outliers == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_waiting_a_copy_refuses_too(method: str) -> None:
+    learner = teach(make(method))
+    learner.parts.training_step.stay_on_device()
+    other = copy.deepcopy(learner)
+    before = other.state_dict()["tensors"]
+    other.observe(*with_outlier(1e20))
+    after = other.state_dict()["tensors"]
+    kept = ("network.", "adaptor", "method.", "sets.", "optimizer")
+    assert [k for k in before if k.startswith(kept) and not torch.equal(before[k], after[k])] == []
+    with pytest.raises(FloatingPointError, match="at step 81 in task 2"):
+        other.check_finite()
+    learner.check_finite()
+
+
 def test_an_infinite_first_outer_step_leaves_fresh_moments() -> None:
     """The adaptor's optimiser has no state before its first step; afterwards it is zero."""
     learner = make("er-dual-cba")
@@ -223,8 +260,10 @@ def test_an_infinite_first_outer_step_leaves_fresh_moments() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("engine", ["eager", "captured"])
 @pytest.mark.parametrize("method", METHODS)
-def test_an_outlier_on_a_gpu(method: str, engine: str) -> None:
+@pytest.mark.parametrize("copied", [False, True])
+def test_an_outlier_on_a_gpu(copied: bool, method: str, engine: str) -> None:
     learner = teach(make(method, device="cuda", engine=engine))
+    learner = copy.deepcopy(learner) if copied else learner
     before = learner.state_dict()["tensors"]
     learner.observe(*with_outlier(1e20))
     after = learner.state_dict()["tensors"]

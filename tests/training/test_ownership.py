@@ -7,14 +7,16 @@ import gc
 import pickle
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dualcba import Learner
+from dualcba.engine import Eager
 
 Make = Callable[..., Learner]
 Differ = Callable[[dict[str, Any], dict[str, Any]], list[str]]
@@ -143,6 +145,33 @@ def test_a_copy_goes_on_alike_and_shares_nothing(
             assert differ(before, learner.state_dict()) == []
     assert differ(learner.state_dict(), other.state_dict()) == []
     assert all(map(torch.equal, answers[:5], answers[5:]))
+
+
+def test_a_copy_is_made_within_the_scope_of_its_own_engine(
+    make_learner: Make, teach: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU that is the stream of its steps; on another one the copies would race with them."""
+    learner = teach(make_learner("er-dual-cba", optimizer="adam"))
+    entered: list[Eager] = []
+    tensors: list[Eager | None] = []
+    copy_tensor = Tensor.__deepcopy__
+
+    @contextmanager
+    def scope(engine: Eager) -> Iterator[None]:
+        entered.append(engine)
+        yield
+        entered.pop()
+
+    def copied(tensor: Tensor, memo: Any) -> Tensor:
+        tensors.append(entered[-1] if entered else None)
+        return copy_tensor(tensor, memo)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(Eager, "scope", scope)
+    monkeypatch.setattr(Tensor, "__deepcopy__", copied)
+    other = copy.deepcopy(learner)
+    assert len(tensors) > 20
+    assert all(engine is other.parts.engine for engine in tensors)
+    assert other.parts.engine is not learner.parts.engine
 
 
 @pytest.mark.parametrize("copied", COPIES)

@@ -35,11 +35,19 @@ from dualcba.options import TrainingOptions
 ADAM_FIELDS = ("step", "exp_avg", "exp_avg_sq")
 """What Adam keeps of each parameter."""
 
+KEPT = ("found_inf", torch_private.NO_CAPTURABLE_WARNING)
+"""What torch leaves out of a copy: the verdict that skips an update, and a mark."""
+
 
 class _Unwrapped(Optimizer):
     """The methods that all optimisers share, without wrappers."""
 
     add_param_group = torch_private.add_param_group
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy consists of."""
+        own = vars(self)
+        return {**super().__getstate__(), **{name: own[name] for name in KEPT if name in own}}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Set all gradients to None, whatever `set_to_none` is."""

@@ -126,12 +126,9 @@ def mark_hooked(step: Any) -> Any:
     return step
 
 
-def suppress_capturable_warning(optimizer: Optimizer) -> None:
-    """Suppress the warning that a capturable optimiser steps outside a CUDA graph.
-
-    The constructor sets the same mark, but a copied optimiser loses it and would warn.
-    """
-    optimizer._warned_capturable_if_run_uncaptured = True
+NO_CAPTURABLE_WARNING = "_warned_capturable_if_run_uncaptured"
+"""The mark of an optimiser that suppresses a warning: that it is capturable, but steps outside a
+CUDA graph. The constructor sets it, but a copied optimiser loses it and would warn."""
 
 
 def has_matrix_units() -> bool:

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from dualcba.engine.packet import Array, pack, unpack
-from dualcba.engine.torch_private import suppress_capturable_warning
 from dualcba.errors import expected
 from dualcba.evaluation.recorders import Recorder
 from dualcba.losses import Adapt, Batch, identity, total
@@ -122,8 +121,6 @@ class Alignment(Recorder):
         loop.adaptor, loop.optimizer = copy.deepcopy((loop.adaptor, loop.optimizer))
         loop.observe(new, mem, self._filled())
         if loop.phi:
-            assert loop.optimizer is not None
-            suppress_capturable_warning(loop.optimizer)  # the copy would warn again
             loop.step(new, mem, outer_batch if loop.uses_outer_batch else None)
         return loop.adapt(new, mem)
 

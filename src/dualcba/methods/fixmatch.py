@@ -97,7 +97,7 @@ class FixMatch(Wrapper):
         """Return (n,) 1 for samples whose label is used, else 0."""
         labelled = (new.y >= 0).to(new.z.dtype)
         if self.every and self.labelled:
-            labelled[self.labelled :] = 0
+            labelled[self.labelled :].zero_()
         return labelled
 
     def _labelled(self, new: Batch, labelled: Tensor) -> Batch:
