@@ -91,7 +91,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
 
     @property
     def learner(self) -> Learner | None:
-        """The `Learner`; None before the first sample. Another one takes over with more inputs."""
+        """The `Learner`; None before the first sample, and replaced when inputs are added."""
         return self._learner
 
     # ------------------------------------------------------------------ learning
