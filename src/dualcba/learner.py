@@ -135,6 +135,13 @@ class Learner:
     (['owl', 'cat', 'dog', 'ant'], 8)
     >>> learner.predict(torch.eye(4)).tolist()
     ['owl', 'cat', 'dog', 'ant']
+
+    A `Method` object with a bias adaptor; its predictions use IBN statistics unless `ibn=False`:
+
+    >>> from dualcba.methods.er import ER
+    >>> learner = Learner(nn.Linear(4, 2), (4,), 2, method=ER(), adaptor="dual-cba")
+    >>> learner.adaptor is None, learner.statistics
+    (False, 'ibn')
     """
 
     @keywords_of(LearnerArguments)
@@ -683,7 +690,7 @@ class Learner:
 
     @property
     def adaptor(self) -> Adaptor | None:
-        """The bias adaptor, if any."""
+        """The bias adaptor; None if the method has none."""
         return self._parts.outer_loop.adaptor
 
     @property
