@@ -6,7 +6,7 @@ and `Method` is the base class of rehearsal methods. Further modules:
 
     dualcba.estimator    a scikit-learn classifier
     dualcba.river        a river classifier
-    dualcba.plugin       the bias adaptor, a rehearsal memory and IBN for a training loop of your own
+    dualcba.plugin       the bias adaptor, a rehearsal memory and IBN for a loop of your own
     dualcba.data         datasets, streams and augmentation
     dualcba.nets         networks by name
     dualcba.serving      export to files that need no learner

@@ -6,13 +6,7 @@ from tools import options
 def test_every_option_names_its_type() -> None:
     text = options.PAGE.read_text("utf-8")
     assert "see the description" not in text
-    for words in (
-        "a path",
-        "a list of names",
-        "a list of paths",
-        "a whole number",
-        "a `Transform`",
-    ):
+    for words in ("a path", "a list of names", "a list of paths", "a number", "a `Transform`"):
         assert f"| {words} |" in text
 
 

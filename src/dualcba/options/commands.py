@@ -140,7 +140,7 @@ class RunCommand(RunOptions, ExecutionOptions, OutputOptions):
     """Everything that `dualcba run` takes, on the command line and in a TOML file."""
 
     imports: list[str] = option(
-        list, "Python file that registers methods of your own; it is executed", METHOD,
+        list, "file of Python that registers methods of your own; it is executed", METHOD,
         takes="a list of paths", flag="import", repeatable=True, accept=words,
     )  # fmt: skip
     seeds: int = option(1, "number of seeds, counted from --seed", MAIN, low=1)
