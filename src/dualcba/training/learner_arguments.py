@@ -304,9 +304,8 @@ def _entry(option: Option) -> list[str]:
     first = re.match(r"\w*", text)[0]  # type: ignore[index]  # it matches any text
     if first not in (*option.choices, option.default):  # else a value, as one writes it
         text = text[0].upper() + text[1:]
-    margins = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
-    wrapped = textwrap.wrap(f"{text}.", 96, break_on_hyphens=False, **margins)
-    return [f"    {head}", *wrapped]
+    lines = textwrap.wrap(f"{text}.", 88, break_on_hyphens=False)
+    return [f"    {head}", *(f"        {line}" for line in lines)]
 
 
 def _type(option: Option) -> str:
