@@ -105,7 +105,8 @@ class TrainingOptions:
     )
     while_empty: WhileEmpty = option(
         "train",
-        "batches that arrive while the memory is empty: train on them, or only store them",
+        "what to do with batches that arrive while the memory is empty: train (on them), or store "
+        "(them, without a step)",
         METHOD,
     )
     head: Head = option(
@@ -234,7 +235,8 @@ class TrainingOptions:
     )
     specific: SpecificPart = option(
         "single",
-        "class-specific part of Dual-CBA: one network, individual ones for old and new, or none",
+        "class-specific part of Dual-CBA: single (one network), individual (one network for old "
+        "and one for new classes), or none",
         ADAPTOR,
         adaptors=DUAL,
     )
@@ -242,9 +244,12 @@ class TrainingOptions:
         True, "whether Dual-CBA has a class-agnostic part", ADAPTOR, adaptors=DUAL
     )
     divide: bool = option(
-        False, "divide the class-agnostic correction by the number of classes of its side", ADAPTOR,
+        False,
+        "whether the class-agnostic corrections of old and of new classes are divided by the number "
+        "of these classes",
+        ADAPTOR,
         adaptors=DUAL,
-    )  # fmt: skip
+    )
     counts: bool = option(
         False,
         "whether the class-agnostic part is also given the number of old and new classes, and of "
@@ -254,7 +259,8 @@ class TrainingOptions:
     )
     agnostic_from: str | None = option(
         None,
-        "load the class-agnostic part, frozen: pretrained, or a file that another run wrote",
+        "class-agnostic part to load, which is not trained further: pretrained (the one in the "
+        "package), or a file that another run wrote",
         ADAPTOR,
         takes="`pretrained` or a path",
         adaptors=DUAL,
@@ -266,8 +272,8 @@ class TrainingOptions:
     )  # fmt: skip
     on_outlier: OnOutlier = option(
         "raise",
-        "a batch with an outlier or a result that is not finite: raise an error and undo the step, "
-        "skip the batch, or clip the outlier",
+        "what to do with a batch that has an outlier or a result that is not finite: raise (an "
+        "error; the step is undone), skip (the batch), or clip (the outlier)",
         NETWORK,
     )
     ibn_augment: bool = option(True, "augment the memory when IBN estimates statistics", EVALUATION)
@@ -396,7 +402,12 @@ class RunOptions(TrainingOptions):
         takes=", ".join(f"`{name}`" for name in (*get_args(NetworkName), "timm:NAME", "hf:NAME")),
         accept=network_name(get_args(NetworkName)),
     )
-    norm: Norm = option("bn", "normalisation layers in training", NETWORK)
+    norm: Norm = option(
+        "bn",
+        "normalisation layers in training: bn (batch normalisation), cn (CN: group, then batch "
+        "normalisation), or adab2n (AdaB²N)",
+        NETWORK,
+    )
     eval_every: int = option(
         5, "steps between evaluations; 0 evaluates at task ends only", EVALUATION, low=0
     )
