@@ -245,8 +245,8 @@ class TrainingOptions:
     )
     divide: bool = option(
         False,
-        "whether the class-agnostic corrections of old and of new classes are divided by the number "
-        "of these classes",
+        "whether the class-agnostic corrections of old and of new classes are divided by the "
+        "number of these classes",
         ADAPTOR,
         adaptors=DUAL,
     )
