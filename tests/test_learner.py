@@ -118,6 +118,8 @@ BAD_BATCHES: list[tuple[str, Any, Any, list[str]]] = [
     ("negative", X, [0, -1, 1, 0], ["y[1]", "-1", "0 to 5"]),
     ("float", X, [0.0, 1.0, 0.0, 1.0], ["y", "float", "whole numbers"]),
     ("bool", X, [True, False, True, False], ["y", "bool", "whole numbers"]),
+    ("text", X, ["a", "b", "a", "b"], ["y", "leave out num_classes to use labels of any type"]),
+    ("text array", X, np.array(["a", "b"] * 2), ["whole numbers; leave out num_classes"]),
     ("shorter", X, [0, 1, 0], ["y", "(3,)", "(4,)"]),
     ("longer", X, [0, 1, 0, 1, 0], ["y", "(5,)", "(4,)"]),
     ("two-dimensional", X, [[0], [1], [0], [1]], ["y", "(4, 1)", "(4,)"]),
@@ -372,6 +374,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "mask": (
         lambda: build().new_task(torch.tensor([False, True, True])),
         r"new task is \[False, True, True\], expected at least one label from 0",
+    ),
+    "names": (
+        lambda: build().new_task(["cat"]),
+        r"new task is \['cat'\], expected at least one label .*; leave out num_classes to use",
     ),
     "std": (lambda: Transform([0.0], [0.0]), r"std is \[0\.0\], expected numbers above 0"),
     "pad": (lambda: Transform([0.0], [1.0], pad=-1), "pad is -1, expected a whole number of at"),

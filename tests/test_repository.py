@@ -167,6 +167,12 @@ def test_public_names_are_documented(name: str) -> None:
     assert getattr(dualcba, name).__doc__
 
 
+def test_one_sentence_says_how_to_install_an_extra() -> None:
+    sources = (ROOT / "src" / "dualcba").rglob("*.py")
+    named = [path.name for path in sources if "pip install" in path.read_text("utf-8")]
+    assert named == ["errors.py"]
+
+
 def test_the_package_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "dualcba", "list", "settings"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dualcba.cli.parameters import in_order
 from dualcba.data import Transform
 from dualcba.options import (
     DATASET_DEFAULTS,
@@ -26,7 +27,7 @@ from dualcba.options import (
     TrainingOptions,
     definitions,
 )
-from dualcba.training.learner_arguments import LearnerArguments
+from dualcba.training.learner_arguments import LearnerArguments, in_groups
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 
@@ -58,12 +59,17 @@ IBN.
 """
 
 
+NAMES = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path",
+    list[str]: "a list of names",
+}  # fmt: skip
+
+
 def choices(option: Option) -> str:
     """Return the accepted values in words."""
-    if option.choices:
-        return ", ".join(f"`{word}`" for word in option.choices)
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    text = names.get(option.kind, "see the description")
+    if option.takes or option.choices:
+        return option.takes or ", ".join(f"`{word}`" for word in option.choices)
+    text = NAMES[option.kind]
     return f"{text} of at least {option.low}" if option.low is not None else text
 
 
@@ -143,18 +149,16 @@ def page() -> str:
     lines = [HEAD, "## `dualcba run`\n"]
     run = definitions(RunCommand)
     for group in GROUPS:
-        lines += [
-            f"### {group}\n",
-            *table({k: o for k, o in run.items() if o.group == group}, mark=True),
-            "",
-        ]
+        listed = [run[name] for name in in_order(RunCommand) if run[name].group == group]
+        lines += [f"### {group}\n", *table({o.name: o for o in listed}, mark=True), ""]
     datasets = {**quoted(DATASET_DEFAULTS), "any other": {}}
     kinds = {**quoted(KIND_DEFAULTS), "any other": {}}
     lines += ["## Protocols\n", *presets("protocol", quoted(PROTOCOLS), run), ""]
     lines += ["## Recipes\n", RECIPE, *presets("recipe", recipes(), run), ""]
     lines += ["## Defaults of datasets\n", *presets("dataset", datasets, run, "*†‡"), NETWORK]
     lines += ["## Defaults of kinds of adaptors\n", *presets("kind", kinds, run), ""]
-    own = {k: o for k, o in definitions(LearnerArguments).items() if k not in run}
+    own = {o.name: o for o in in_groups(definitions(LearnerArguments).values())}
+    own = {name: o for name, o in own.items() if name not in run}
     lines += ["## Further arguments of `Learner`\n", *table(own, mark=False, flags=False), ""]
     for title, cls in (
         ("dualcba reproduce", ReproduceCommand),

@@ -1,4 +1,19 @@
-"""Online continual learning with Dual Continual Bias Adaptors."""
+"""Online continual learning with Dual Continual Bias Adaptors.
+
+`Learner` trains a network on a stream in which new classes arrive, and predicts at any time.
+`load_dataset` and `from_arrays` make a `Dataset`, `Transform` normalises and augments its samples,
+and `Method` is the base class of rehearsal methods. Further modules:
+
+    dualcba.estimator    a scikit-learn classifier
+    dualcba.river        a river classifier
+    dualcba.plugin       the bias adaptor, a rehearsal memory and IBN for a loop of your own
+    dualcba.data         datasets, streams and augmentation
+    dualcba.nets         networks by name
+    dualcba.serving      export to files that need no learner
+    dualcba.monitoring   numbers of a learner while it trains
+
+`help(dualcba.Learner)` describes all its options, `dualcba --help` the command line.
+"""
 
 from __future__ import annotations
 

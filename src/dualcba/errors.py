@@ -74,6 +74,18 @@ def reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:LONGEST] or type(error).__name__
 
 
+def install(extra: str) -> str:
+    """Return the command that installs an extra, for messages.
+
+    It works from a clone and from a wheel too: pip finds the package that is installed, and
+    installs what the extra adds.
+
+    >>> install("onnx")
+    "`pip install 'dualcba[onnx]'`"
+    """
+    return f"`pip install 'dualcba[{extra}]'`"
+
+
 def at_least(low: int, **fields: int) -> None:
     """Raise unless each field is a whole number of at least `low`.
 

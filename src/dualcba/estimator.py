@@ -70,8 +70,8 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         As for `Learner`; without `lr` that of the optimiser, 0.03 by default. A `Method` object is
         copied.
     learner_options
-        Other keyword arguments of `Learner`, except `seed`, `dtype` and `boundaries`, which the
-        classifier sets itself.
+        Other keyword arguments of `Learner`, such as {"optimizer": "adam"}, except `seed`, `dtype`
+        and `boundaries`, which the classifier sets itself.
     epochs
         Number of passes of `fit` over its data. `partial_fit` makes one pass in the given order.
     random_state

@@ -59,24 +59,30 @@ from dualcba.training.sharing import (
 )
 from dualcba.training.undo import undone_as_a_whole, undone_in_a_task
 
+ANY_LABELS = "; leave out num_classes to use labels of any type"
+"""The end of errors about labels that are no numbers, in a learner with `num_classes`."""
+
 
 @documented(LearnerArguments)
 class Learner:
     """Trains a network on the batches of a stream, in one pass, and predicts at any time.
 
+    Call `new_task` with the classes of a task, `observe` with each batch, and `predict` after any
+    step. Most learners need `method`, `buffer` and `lr`; the other options have defaults.
+
     Parameters
     ----------
-    network
+    network : nn.Module
         Any module that maps (n, *input_shape) to (n, num_classes) with a last linear layer. The
         learner moves it to the device, puts it into training mode and trains it. If `num_classes`
         is not given, its last layer may have any number of outputs, and gets more when classes
         arrive: twice as many each time.
-    input_shape
+    input_shape : tuple of int
         The shape of one sample; a dict or tuple of shapes if there are several inputs.
-    num_classes
-        The number of classes, including those that arrive later: labels are 0, 1, and so on. By
-        default classes are not announced: labels are of any hashable type, and each label that was
-        not there before is a new class (`classes_`), up to `max_classes`.
+    num_classes : int, optional
+        The number of classes, including those that arrive later: labels are 0, 1, and so on. Leave
+        it out to use labels of any hashable type, such as text: each label that was not there
+        before is then a new class (`classes_`), up to `max_classes`.
     {options}
 
     Notes
@@ -100,8 +106,8 @@ class Learner:
     command line and `DualCBAClassifier` do so for the network `mlp`.
 
     Threads may share a learner: a lock lets one call in at a time, so `predict` waits for a step in
-    progress; a `snapshot` waits for nothing. A network belongs to one learner; a second one on the
-    same weights gives a warning.
+    progress; predictions of a `snapshot` do not wait. A network belongs to one learner; a second
+    one on the same weights gives a warning.
 
     >>> from torch import nn
     >>> _ = torch.manual_seed(0)
@@ -116,7 +122,7 @@ class Learner:
     >>> learner.predict(torch.eye(4)).tolist()
     [0, 1, 2, 3]
 
-    Classes that nobody announced:
+    Without `num_classes` labels are of any type, and need not be announced:
 
     >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
     >>> learner = Learner(net, (4,), dtype=torch.float32, buffer=20, batch_size=8, lr=0.3,
@@ -129,6 +135,13 @@ class Learner:
     (['owl', 'cat', 'dog', 'ant'], 8)
     >>> learner.predict(torch.eye(4)).tolist()
     ['owl', 'cat', 'dog', 'ant']
+
+    A `Method` object with a bias adaptor; its predictions use IBN statistics unless `ibn=False`:
+
+    >>> from dualcba.methods.er import ER
+    >>> learner = Learner(nn.Linear(4, 2), (4,), 2, method=ER(), adaptor="dual-cba")
+    >>> learner.adaptor is None, learner.statistics
+    (False, 'ibn')
     """
 
     @keywords_of(LearnerArguments)
@@ -182,7 +195,7 @@ class Learner:
                 check = partial(self._parts.tasks.check_labels, classes)
                 classes = self._ranks.same("new_task", check)
             if self._maker is None:
-                self._begin(self._parts.tasks.check_classes(classes))
+                self._begin(self._parts.tasks.check_classes(classes, hint=ANY_LABELS))
                 return
             labels = self._parts.tasks.check_labels(classes)
             if not labels:
@@ -259,7 +272,7 @@ class Learner:
         unlabelled = self.method.unlabelled
         if self._maker is None:
             low = -1 if unlabelled else 0
-            return check_labels(y, n, self.num_classes, "observed", low), []
+            return check_labels(y, n, self.num_classes, "observed", low, hint=ANY_LABELS), []
         names = read_labels(y, n, "observed y")
         none = (-1, None) if unlabelled else ()
         found, fresh = self._labels.classes(names, none)
@@ -352,17 +365,45 @@ class Learner:
             parts.training_step.take(x, y, storable, step, update_adaptor=update_adaptor)
 
     def attach(self, listener: Listener | None) -> None:
-        """Call a listener, such as a monitor, at each step while it exists; None ends that."""
+        """Call a listener before and after each step, in place of the one before; None stops it.
+
+        Use it to log or plot each step without changes to the training loop. A
+        `dualcba.monitoring.Monitor` is a listener and attaches itself. The learner does not keep
+        the listener alive: it is called as long as something else refers to it. A step that is
+        refused or fails has no `after_step`.
+
+        >>> class Counter:
+        ...     steps = 0
+        ...     def before_step(self, x, y, *, again):
+        ...         pass  # x and y are the batch, on the device
+        ...     def after_step(self):
+        ...         self.steps += 1
+        >>> learner = Learner(torch.nn.Linear(4, 2), (4,), 2, dtype=torch.float32)
+        >>> counter = Counter()
+        >>> learner.attach(counter)
+        >>> learner.new_task([0, 1])
+        >>> for _ in range(3):
+        ...     learner.observe(torch.eye(4), [0, 1, 0, 1])
+        >>> counter.steps
+        3
+        """
         with self._lock:
             self._listener = ListenerRef(listener)
 
     # ------------------------------------------------------------------ growing
 
     def add_classes(self, labels: Sequence[Any] | Tensor | NDArray[Any]) -> None:
-        """Give labels their classes before their samples arrive, in this order.
+        """Add new classes with these labels, in this order, before their samples arrive.
 
-        Labels that are in `classes_` already are left out. They are not predicted before they have
-        been observed or are those of a task.
+        Only for a learner without `num_classes`. It is seldom needed, since `new_task` and
+        `observe` add new labels too; it sets the order of `classes_`, and so that of the columns of
+        `predict_proba`. Labels that are in `classes_` already are left out. A class is not
+        predicted before it has been observed or is one of a task.
+
+        >>> learner = Learner(torch.nn.Linear(4, 2), (4,), dtype=torch.float32)
+        >>> learner.add_classes(["cat", "dog"])
+        >>> learner.classes_
+        ['cat', 'dog']
         """
         if self._maker is None:
             raise ValueError(f"num_classes is {self.num_classes}, expected it not given")
@@ -429,10 +470,13 @@ class Learner:
             raise
 
     def check_finite(self) -> None:
-        """Raise a `FloatingPointError` if a recent step was refused and nobody was told.
+        """Raise a `FloatingPointError` if a recent step was refused and no call has reported it.
 
-        On a CPU `observe` raises at once. On a GPU it does not wait for the device; this does, and
-        is called every few hundred steps. With `on_outlier` `"skip"` or `"clip"` nothing is raised.
+        A step is refused, and its batch left out, if the batch has an outlier or its result is not
+        finite (see `on_outlier`). On a CPU `observe` raises at once, so this call does nothing. On
+        a GPU `observe` does not wait for the device, and makes this check every few hundred steps;
+        call it at the end of a stream, or before you rely on a score. It waits for the device. With
+        `on_outlier` `"skip"` or `"clip"` it never raises; `outliers` counts such batches.
         """
         if self._parts.guard.on_outlier == "raise":
             with self._lock:
@@ -496,9 +540,18 @@ class Learner:
 
     @contextmanager
     def evaluating(self, statistics: str = "bn") -> Iterator[None]:
-        """Evaluation mode under `"bn"` or `"ibn"` statistics; everything is restored afterwards.
+        """Put the network into evaluation mode for calls of `scores`, and restore it afterwards.
 
-        Other threads wait until the context ends. Inside, nothing can be learnt, saved or loaded.
+        `predict` does so by itself. Use the context to score many batches that are on the device
+        already, or to compare statistics: `"bn"` are the running statistics of training, `"ibn"`
+        those re-estimated from the memory, once for all calls inside. Other threads wait until the
+        context ends. Inside, nothing can be learnt, saved or loaded.
+
+        >>> learner = Learner(torch.nn.Linear(4, 2), (4,), 2, dtype=torch.float32, device="cpu")
+        >>> with learner.evaluating("bn"):
+        ...     scores = learner.scores(torch.eye(4))
+        >>> scores.shape
+        torch.Size([4, 2])
         """
         with self._lock, self._predictor.evaluating(statistics, self._step):
             yield
@@ -642,7 +695,7 @@ class Learner:
 
     @property
     def adaptor(self) -> Adaptor | None:
-        """The bias adaptor, if any."""
+        """The bias adaptor; None if the method has none."""
         return self._parts.outer_loop.adaptor
 
     @property
@@ -682,7 +735,7 @@ class Learner:
 
     @property
     def batch_size(self) -> int:
-        """The usual number of samples per step."""
+        """The option `batch_size`; `observe` accepts batches of other sizes too."""
         return self._parts.context.batch_size
 
     @property

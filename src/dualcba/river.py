@@ -54,7 +54,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         Samples per step. A step also has as many samples of the memory, at least 10, or those of a
         protocol or recipe.
     learner_options
-        Other keyword arguments of `Learner`.
+        Other keyword arguments of `Learner`, such as {"optimizer": "adam"}.
     seed
         The seed; None draws one.
 
@@ -91,7 +91,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
 
     @property
     def learner(self) -> Learner | None:
-        """The `Learner`; None before the first sample. Another one takes over with more inputs."""
+        """The `Learner`; None before the first sample, and replaced when inputs are added."""
         return self._learner
 
     # ------------------------------------------------------------------ learning

@@ -157,6 +157,7 @@ def test_the_reference_and_the_virtual_step_are_torchs_step(name: str, steps: in
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.filterwarnings("ignore:observed y is")
 def test_a_learner_takes_its_virtual_step(
     name: str, make_learner: Make, make_batches: Any, monkeypatch: Any
 ) -> None:
@@ -193,6 +194,7 @@ def test_the_virtual_step_of_sgd_has_a_rate_of_its_own(make_learner: Make) -> No
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.filterwarnings("ignore:observed y is")
 def test_the_adaptor_learns_with_every_optimizer(
     name: str, make_learner: Make, make_batches: Any
 ) -> None:

@@ -52,6 +52,45 @@ def test_help_shows_every_option_with_its_default_in_its_group(command: str, dua
     ]
 
 
+def test_the_help_of_run_begins_with_what_it_does_and_the_main_options(dualcba: Run) -> None:
+    text = dualcba("run", "--help").out
+    does, _, options = text.partition("Main:")
+    assert "Train methods on a stream" in does
+    assert "dualcba run --dataset digits --method er,er-dual-cba --seeds 3 --out runs/first" in does
+    main = options.partition("\nData:")[0]
+    wanted = {"method", "dataset", "setting", "tasks", "network", "buffer", "batch-size", "lr",
+              "seed", "seeds", "device", "out"}  # fmt: skip
+    assert set(re.findall(r"^  --([a-z-]+)", main, re.MULTILINE)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("learn", ["one folder of images per class", "dualcba learn photos", "report.html"]),
+        ("ask", ["Prints a line per image", "probability in percent"]),
+        ("bench", ["Prints a table", "No accuracy is measured"]),
+        ("run", ["number of runs that one GPU trains at the same time"]),
+    ],
+)
+def test_the_help_says_what_comes_out(command: str, words: list[str], dualcba: Run) -> None:
+    text = " ".join(dualcba(command, "--help").out.split())
+    assert all(word in text for word in words)
+
+
+def test_the_list_of_commands_shows_each_description_in_full(dualcba: Run) -> None:
+    lines = dualcba("--help").out.partition("Commands:")[2]
+    assert "..." not in lines
+
+
+def test_a_line_below_the_table_explains_its_scores(dualcba: Run) -> None:
+    got = dualcba("run", "--method", "er", "--out", "x", *QUICK)
+    table, legend = got.out.split("ACC: ")
+    assert "ACC" in table
+    for word in ("FM: forgetting", "AUC: ", "BN: ", "IBN: "):
+        assert word in legend
+    assert "ACC: " not in dualcba("run", "--method", "er", "--out", "y", "--json", *QUICK).out
+
+
 def _seconds(*args: str) -> float:
     start = time.perf_counter()
     subprocess.run([sys.executable, *args], check=True, capture_output=True)

@@ -222,6 +222,7 @@ def test_a_falling_loss_does_not_imply_the_bound() -> None:
     assert G_buf @ G_trn >= -lr * eta / 2 * G_trn @ G_trn  # what does follow
 
 
+@pytest.mark.filterwarnings("ignore:observed y is")
 def test_the_loss_is_that_of_a_step_with_what_the_method_observes(
     images: Dataset, make_learner: Make, make_batches: Any
 ) -> None:

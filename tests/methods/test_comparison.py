@@ -99,6 +99,7 @@ def test_keeps_the_contract(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPARISON)
+@pytest.mark.filterwarnings("ignore:observed y is")
 def test_classes_may_come_unannounced(name: str, make_learner: Make, images: Dataset) -> None:
     """In a blurry stream, samples may have classes of earlier or later tasks."""
     learner = make_learner(name, network("mlp"))

@@ -125,6 +125,7 @@ def test_a_step_is_static_and_never_waits_for_the_device(
 
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("method", DUAL)
+@pytest.mark.filterwarnings("ignore:observed y is")
 def test_a_refused_step_changes_nothing(
     method: str, on_device: bool, make_learner: Make, teach: Teach, differ: Differ, images: Dataset
 ) -> None:

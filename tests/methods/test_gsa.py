@@ -132,6 +132,7 @@ def test_no_sample_is_chosen_where_there_is_none() -> None:
     assert set(rows.tolist()) == {0}
 
 
+@pytest.mark.filterwarnings("ignore:observed y is")
 def test_a_new_sample_of_an_old_class_is_not_in_the_first_term(
     make_learner: Any, images: Any
 ) -> None:

@@ -288,6 +288,7 @@ def test_views_of_new_and_memory_samples(make_learner: Any, teach: Any, images: 
     assert seen
 
 
+@pytest.mark.filterwarnings("ignore:observed y is")
 def test_the_teacher_is_a_moving_average(make_learner: Any, teach: Any, images: Dataset) -> None:
     learner = teach(make_learner("er+mkd", method_options={"alpha": 0.2}))
     before = [numbers(p) for p in mkd(learner).teacher.parameters()]

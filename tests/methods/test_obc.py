@@ -40,6 +40,7 @@ def test_loss_against_numpy(
     assert len(seen) == 6
 
 
+@pytest.mark.filterwarnings("ignore:observed y is")
 def test_the_last_layer_takes_a_step_of_its_own(
     make_learner: Any, teach: Any, images: Dataset
 ) -> None:
@@ -84,6 +85,7 @@ def test_new_samples_do_not_train_the_last_layer(make_learner: Any, images: Data
 
 
 @pytest.mark.parametrize("rate", [1e30, 1e38])
+@pytest.mark.filterwarnings("ignore:observed y is")
 def test_a_step_of_the_last_layer_that_is_too_large_is_refused(
     make_learner: Any, teach: Any, images: Dataset, differ: Any, rate: float
 ) -> None:

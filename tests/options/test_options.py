@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from dualcba import options
+from dualcba import Learner, options
 from dualcba.data import DATASETS
 from dualcba.evaluation import RECORDERS
 from dualcba.experiments import Spec
@@ -18,6 +19,7 @@ from dualcba.normalization.layers import NORMALIZATIONS
 from dualcba.options import (
     BALANCED,
     GROUPS,
+    MAIN,
     Hardware,
     Option,
     RunCommand,
@@ -40,6 +42,38 @@ def test_an_option_says_what_it_is(name: str) -> None:
     default = option.default() if callable(option.default) else option.default
     if default is not None and name not in ("tasks", "method"):
         assert option.check(default) == default
+
+
+@pytest.mark.parametrize("name", definitions(LearnerArguments))
+def test_the_help_of_learner_shows_an_option_as_one_writes_it(name: str) -> None:
+    option = definitions(LearnerArguments)[name]
+    (entry,) = re.findall(rf"^    {name} : (.*)\n((?:        .*\n)+)", Learner.__doc__ or "", re.M)
+    head, text = entry[0], " ".join(entry[1].split())
+    assert text == text[0] + (option.in_python or option.help)[1:] + "."
+    for choice in option.choices:
+        assert repr(choice) in head
+        assert not re.match(rf"{choice.capitalize()}\W", text)
+    if option.default is None or callable(option.default):
+        assert head.endswith(", optional")
+    else:
+        assert head.endswith(f", default {option.default!r}")
+    assert all(len(line) <= 100 for line in (Learner.__doc__ or "").splitlines())
+
+
+def test_the_parameters_of_learner_are_in_the_order_of_need() -> None:
+    names = list(inspect.signature(Learner).parameters)
+    assert names[:5] == ["network", "input_shape", "num_classes", "method", "adaptor"]
+    main = [name for name, o in definitions(LearnerArguments).items() if o.group == MAIN]
+    assert set(names[3 : 3 + len(main)]) == set(main)
+    assert re.findall(r"^    (\w+) : ", Learner.__doc__ or "", re.M) == names
+
+
+def test_the_signature_of_learner_has_no_internal_names() -> None:
+    text = str(inspect.signature(Learner))
+    assert not re.search(r"<|lambda|object at|class '", text)
+    assert "method_options=None" in text
+    assert "method_options={'alpha': 0.5}" in (Learner.__doc__ or "")
+    assert Learner.__init__.__name__ == "__init__"
 
 
 def test_a_command_takes_what_a_spec_takes() -> None:

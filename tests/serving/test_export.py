@@ -268,7 +268,7 @@ def test_files_that_are_no_exports_are_refused(
 @pytest.mark.skipif(find_spec("onnxscript") is not None, reason="the extra onnx is installed")
 def test_onnx_names_its_extra(make_learner: Make, teach: Teach, tmp_path: Path) -> None:
     with pytest.raises(
-        ImportError, match=r"is not installed, expected `pip install dualcba\[onnx\]"
+        ImportError, match=r"is not installed, expected `pip install 'dualcba\[onnx\]'`"
     ):
         teach(make_learner("er"), tasks=1).export(tmp_path / "model.onnx")
 

@@ -89,6 +89,7 @@ def test_they_are_augmented_a_second_time(
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.filterwarnings("ignore:observed y is")
 def test_a_small_outer_batch(batch_size: int, make_learner: Make, make_batches: Any) -> None:
     learner = make_learner("er-balanced-cba", batch_size=batch_size, outer_every=1)
     for classes, batches in zip(([0, 1], [2, 3]), make_batches(2, size=1), strict=False):
@@ -100,6 +101,7 @@ def test_a_small_outer_batch(batch_size: int, make_learner: Make, make_batches: 
 
 @pytest.mark.parametrize("base", [ER, DERpp])
 @pytest.mark.parametrize("labelled", [0, 2])
+@pytest.mark.filterwarnings("ignore:observed y is")
 def test_samples_without_a_label_are_not_drawn(
     base: Any, labelled: int, make_learner: Make, make_batches: Any, monkeypatch: Any
 ) -> None:

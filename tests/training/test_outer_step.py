@@ -110,6 +110,7 @@ def test_the_first_task_of_dual_cba_is_plain_er(make_learner: Make, teach: Teach
         assert all(torch.equal(b.z, z) for b, z in zip(batches, adapted, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:observed y is")
 def test_a_class_is_corrected_from_the_step_after_it_first_appears(
     make_learner: Make, teach: Teach, make_batches: Any
 ) -> None:

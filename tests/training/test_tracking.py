@@ -39,6 +39,7 @@ def second_step(learner: Learner, images: Any) -> list[tuple[Tensor, bool]]:
     return seen
 
 
+@pytest.mark.filterwarnings("ignore:observed y is")
 def test_memory_draws_alone_are_tracked(make_learner: Make, teach: Any, images: Any) -> None:
     learner = make_learner("er-cba", tracking="memory")
     learner.new_task([0, 1])
@@ -64,6 +65,7 @@ def test_tracking_changes_running_statistics_alone(make_learner: Make, teach: An
         ), name
 
 
+@pytest.mark.filterwarnings("ignore:observed y is")
 def test_unlabelled_batches_and_views_are_not_tracked(make_learner: Make, images: Any) -> None:
     learner = make_learner(FixMatch(METHODS["er"](), labelled=4), tracking="labelled")
     seen = second_step(learner, images)
@@ -73,6 +75,7 @@ def test_unlabelled_batches_and_views_are_not_tracked(make_learner: Make, images
     ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:observed y is")
 def test_by_source_labelled_unlabelled_and_strong_views_pass_together(
     make_learner: Make, images: Any
 ) -> None:

@@ -94,9 +94,15 @@ def run(
         Path | None, typer.Argument(help="a TOML file with any of the options below")
     ] = None,
 ) -> None:
-    """Learn a stream with one or more methods.
+    """Train methods on a stream of data and print their scores.
 
-    Prints one table over methods and seeds. Without options: the embedded demonstration.
+    \b
+    Example, each method with three seeds:
+      dualcba run --dataset digits --method er,er-dual-cba --seeds 3 --out runs/first
+
+    Each run makes one pass over the stream, task after task, and writes its scores to a folder
+    below --out, which `dualcba resume`, `report` and `runs` read. Without options it runs a
+    demonstration: ER, alone and with three bias adaptors, on handwritten digits, 5 seeds.
     """
     from dualcba.cli.run import run_command
 
@@ -111,7 +117,8 @@ def resume(
 ) -> None:
     """Finish an interrupted `dualcba run`.
 
-    Runs those of its runs that have no result.
+    Runs what has no result yet, and prints the table of all runs. Example: dualcba resume
+    runs/first
     """
     from dualcba.cli.run import resume_command
 
@@ -132,7 +139,8 @@ def reproduce(
 ) -> None:
     """Run a table or figure of the paper, or a table of your own.
 
-    Runs what is missing of it and shows it beside the paper's values.
+    Runs what is missing of it and shows it beside the paper's values. Example, in minutes on a CPU:
+    dualcba reproduce main --scale small
     """
     from dualcba.cli.reproduce import reproduce_command
 
@@ -173,11 +181,20 @@ def report(
 @takes(LearnCommand)
 def learn(
     given: dict[str, Any],
-    folder: Annotated[Path, typer.Argument(help="contains a folder of images per class")],
+    folder: Annotated[Path, typer.Argument(help="folder that has one folder of images per class")],
 ) -> None:
-    """Learn from a folder of images while it grows.
+    """Train an image classifier on a folder of images that grows.
 
-    New folders are new classes. Ctrl-C stops; the same command goes on.
+    \b
+    Example, for photos/cat/1.jpg, photos/dog/1.jpg and so on:
+      dualcba learn photos --model runs/photos
+      dualcba ask new.jpg --model runs/photos
+
+    The folder has one folder of images per class. Images may be added while the command runs, and a
+    folder that is added is a new class. The command trains on each image once, saves the model
+    regularly and shows its accuracy on images before it trains on them. Ctrl-C stops it and the
+    same command continues. When it stops, it prints a table with the accuracy of each class and
+    writes report.html to the model's folder.
     """
     from dualcba.cli.learn import learn_command
 
@@ -186,18 +203,22 @@ def learn(
 
 @app.command()
 def ask(
-    images: Annotated[list[Path], typer.Argument(help="one or more images")],
+    images: Annotated[list[Path], typer.Argument(help="one or more image files")],
     model: Annotated[
-        Path, typer.Option(help="the --model of `dualcba learn`, which may be running")
+        Path, typer.Option(help="folder of the model: the --model of `dualcba learn`")
     ] = Path("runs/model"),
-    top: Annotated[int, typer.Option(help="classes to name per image", min=1)] = 3,
+    top: Annotated[int, typer.Option(help="number of classes printed per image", min=1)] = 3,
     imports: Annotated[
         list[str] | None,
-        typer.Option("--import", help="Python file that registers the model's method"),
+        typer.Option("--import", help="Python file that registers the model's own method"),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what images show, with the last model that `dualcba learn` has saved."""
+    """Classify images with a model of `dualcba learn`.
+
+    Prints a line per image: its most likely classes, each with its probability in percent. Reads
+    the model as it was last saved; `dualcba learn` may still be running.
+    """
     from dualcba.cli.learn import ask_command
 
     ask_command(images, model, top, imports or [], as_json=as_json)
@@ -206,9 +227,12 @@ def ask(
 @app.command(cls=GroupedCommand)
 @takes(BenchCommand)
 def bench(given: dict[str, Any]) -> None:
-    """Time dualcba beside other training loops.
+    """Measure the time of a training step, beside other loops.
 
-    A bare PyTorch loop and the usual research loop, on synthetic images.
+    Trains methods in dualcba and in two loops in plain PyTorch, in turns, on the same synthetic
+    images. Prints a table with a row per method and loop: the time of a step as a ratio to
+    dualcba's, samples per second, the time to evaluate an image, peak memory and the time of the
+    first step. No accuracy is measured.
     """
     from dualcba.bench import bench as measure
 
@@ -224,9 +248,9 @@ def bench(given: dict[str, Any]) -> None:
 
 @app.command()
 def doctor(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Show what this machine has: Python, torch, GPUs, Triton, data, disk, extras.
+    """Check this machine: Python, torch, GPUs, data, disk, extras.
 
-    Exits with 1 if something that runs need is missing.
+    Prints a line for each. Exits with 1 if something that runs need is missing.
     """
     from dualcba.cli.doctor import doctor_command
 
@@ -248,9 +272,10 @@ def watch(
         typer.Option(help="serve the text for Prometheus at this port", min=0, max=65535),
     ] = None,
 ) -> None:
-    """Follow runs and learners in progress: accuracy, classes, memory, correction.
+    """Show the progress of runs and learners.
 
-    Shows what `dualcba run --watch` and monitors with a file write, until all have ended.
+    Shows accuracy, classes, memory and correction, as `dualcba run --watch` and monitors with a
+    file write them, until all have ended.
     """
     from dualcba.cli.watch import watch_command
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import typer
 
 from dualcba import __version__
+from dualcba.errors import install
 
 GIB = 2**30
 LITTLE = 1.0
@@ -191,8 +192,8 @@ def extra_findings(found: Extras) -> Iterator[Finding]:
     if complete:
         yield Finding("extras", ", ".join(map(_with_versions, complete.items())))
     if lacking:
-        how = f"pip install 'dualcba[{lacking[0]}]'"
-        yield Finding("more extras", f"{', '.join(lacking)}: such as {how}")
+        how = f"the first one is installed by {install(lacking[0])}"
+        yield Finding("more extras", f"{', '.join(lacking)}; {how}")
 
 
 def _with_versions(extra: tuple[str, dict[str, str | None]]) -> str:

@@ -60,7 +60,7 @@ def takes(options: type) -> Callable[[Command], Command]:
             arguments = {p.name: values.pop(p.name) for p in own}
             command({k: _value(known[k], v) for k, v in values.items() if _given(v)}, **arguments)
 
-        parameters = [*own, *(_parameter(known[name]) for name in _order(options))]
+        parameters = [*own, *(_parameter(known[name]) for name in in_order(options))]
         generated.__name__, generated.__doc__ = command.__name__, command.__doc__
         generated.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         generated.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -69,7 +69,7 @@ def takes(options: type) -> Callable[[Command], Command]:
     return generate
 
 
-def _order(options: type) -> list[str]:
+def in_order(options: type) -> list[str]:
     """Return the names of all options, those of more general classes and of the command last."""
     first, *bases = [cls for cls in options.__mro__ if cls is not object]
     names = [name for cls in (*bases, first) for name in cls.__annotations__]

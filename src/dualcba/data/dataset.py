@@ -126,7 +126,13 @@ def _blocks(values: Tensor) -> Iterator[memoryview]:
 
 
 def check_labels(
-    y: ArrayLike | Tensor, length: int, num_classes: int | None, name: str, lowest: int = 0
+    y: ArrayLike | Tensor,
+    length: int,
+    num_classes: int | None,
+    name: str,
+    lowest: int = 0,
+    *,
+    hint: str = "",
 ) -> Tensor:
     """Return labels as an int64 tensor, or raise a `ValueError` that names the first bad one.
 
@@ -142,12 +148,14 @@ def check_labels(
         How error messages refer to the labels, such as `"train"`.
     lowest
         The lowest label that is accepted.
+    hint
+        How errors about labels that are not whole numbers end.
     """
-    labels = _label_tensor(y, f"{name} y")
+    labels = _label_tensor(y, f"{name} y", hint)
     if labels.dim() != 1 or len(labels) != length:
         raise ValueError(expected(f"shape of {name} y", tuple(labels.shape), f"({length},)"))
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise ValueError(expected(f"dtype of {name} y", str(labels.dtype), "whole numbers"))
+        raise ValueError(expected(f"dtype of {name} y", str(labels.dtype), f"whole numbers{hint}"))
     limit = num_classes if num_classes is not None else torch.iinfo(torch.long).max
     bad = (labels < lowest) | (labels >= limit)
     if bool(bad.any()):
@@ -161,7 +169,7 @@ def check_labels(
     return labels
 
 
-def _label_tensor(y: ArrayLike | Tensor, name: str) -> Tensor:
+def _label_tensor(y: ArrayLike | Tensor, name: str, hint: str = "") -> Tensor:
     """Return labels as a tensor, of int64 if they are whole numbers."""
     if isinstance(y, Tensor):
         y = plain_tensor(y, name)
@@ -172,7 +180,8 @@ def _label_tensor(y: ArrayLike | Tensor, name: str) -> Tensor:
         whole = not (labels.is_floating_point() or labels.is_complex())
         return labels.long() if whole and labels.dtype != torch.bool else labels
     except Exception:  # an object may raise anything, and nested lists a RecursionError
-        raise ValueError(f"{name} cannot be read as labels, expected whole numbers") from None
+        wanted = f"whole numbers{hint}"
+        raise ValueError(f"{name} cannot be read as labels, expected {wanted}") from None
 
 
 def plain_tensor(x: Tensor, name: str) -> Tensor:

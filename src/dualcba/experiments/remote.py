@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dualcba.engine.threads import threads
+from dualcba.errors import install
 from dualcba.experiments.matching import matches
 from dualcba.experiments.pool import RunUpdate, missing_runs, run_specs, sendable
 from dualcba.experiments.result import Result
@@ -43,8 +44,8 @@ def check_place(options: ExecutionOptions) -> None:
     """Raise a ValueError that says how to install what `on` needs, or which option it lacks."""
     for module in EXTRAS[options.on]:
         if find_spec(module) is None:
-            wanted = f"`pip install 'dualcba[{options.on}]'`"
-            raise ValueError(f"on is {options.on!r} and {module} is missing, expected {wanted}")
+            given = f"on is {options.on!r} and {module} is missing"
+            raise ValueError(f"{given}, expected {install(options.on)}")
     known = definitions(ExecutionOptions)
     for name, places in PLACES.items():
         given = getattr(options, name)

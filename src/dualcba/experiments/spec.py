@@ -61,7 +61,7 @@ OFFLINE_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Spec(RunOptions):
-    """One run. Fields that are not given take the dataset's default, or that of `dualcba.options`.
+    """The options of one run; one that is not given has the default of the dataset or of `options`.
 
     The method can be the name of a recipe, which stands for a method with options.
 

@@ -31,12 +31,13 @@ _serial = itertools.count()
 
 
 class Monitor:
-    """Watches a learner for as long as the monitor exists, or until `close`.
+    """Measures accuracy, memory and correction of a learner while it trains.
 
-    Before a batch is learnt, it is predicted, so the accuracy is prequential. Nothing that is
-    learnt or kept for predictions changes. On a GPU the answers stay on the device until the
-    numbers are asked for. If the learner predicts under IBN statistics, each prediction estimates
-    them from the whole memory; `every` looks at fewer batches.
+    It does so for as long as the monitor exists, or until `close`. Each batch is predicted before
+    it is trained on, so the accuracy is prequential. Training and predictions stay the same. On a
+    GPU the answers stay on the device until the numbers are asked for. If the learner predicts
+    under IBN statistics, each prediction estimates them from the whole memory; `every` measures
+    fewer batches.
 
     Parameters
     ----------

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 class MLP(nn.Module):
     """`depth` hidden layers of `width` units with batch normalisation, then a linear layer.
 
-    >>> MLP((1, 8, 8), 10)(__import__("torch").zeros(2, 1, 8, 8)).shape
+    >>> import torch
+    >>> MLP((1, 8, 8), 10)(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
 

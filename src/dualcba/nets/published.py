@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from dualcba.errors import expected, unknown
+from dualcba.errors import expected, install, unknown
 from dualcba.nets.network import find_head
 
 PRETRAINED = "pretrained"
@@ -47,9 +47,8 @@ def _import(package: str, extra: str, name: str) -> Any:
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
-        wanted = f"`pip install 'dualcba[{extra}]'`"
         given = f"network is {name!r} and {error.name or package} is missing"
-        raise ValueError(f"{given}, expected {wanted}") from None
+        raise ValueError(f"{given}, expected {install(extra)}") from None
     except Exception as error:  # what it imports does not fit every build of torch
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"network is {name!r} and {package} does not import: {reason}") from error

@@ -49,8 +49,11 @@ DUAL: tuple[AdaptorKind, ...] = CBA[1:]
 
 BALANCED: AdaptorKind = CBA[-1]
 
+MAIN = "Main"
+"""The options that most runs and learners need."""
+
 DATA, METHOD, ADAPTOR = "Data", "Method", "Adaptor"
 NETWORK, EVALUATION = "Network and optimiser", "Evaluation"
 SWEEP, OUTPUT, HARDWARE = "Sweep", "Output", "Hardware"
-GROUPS = (DATA, METHOD, ADAPTOR, NETWORK, EVALUATION, SWEEP, OUTPUT, HARDWARE)
+GROUPS = (MAIN, DATA, METHOD, ADAPTOR, NETWORK, EVALUATION, SWEEP, OUTPUT, HARDWARE)
 """The sections of `--help`, in order."""

@@ -11,6 +11,7 @@ from dualcba.options.choices import (
     DATA,
     EVALUATION,
     HARDWARE,
+    MAIN,
     METHOD,
     NETWORK,
     OUTPUT,
@@ -47,12 +48,19 @@ class Hardware:
     def __post_init__(self) -> None:
         fill(self, {}, None)
 
-    device: str = option("auto", "auto, cpu, cuda or cuda:N", HARDWARE)
+    device: str = option(
+        "auto", "where to compute: cpu, cuda or cuda:N; auto takes a GPU if torch sees one", MAIN
+    )
     engine: EngineName = option(
-        "auto", "eager, or captured as CUDA graphs; auto captures on a GPU", HARDWARE
+        "auto",
+        "how steps are launched: eager (operation by operation), or captured (as CUDA graphs, on a "
+        "GPU only); auto captures on a GPU",
+        HARDWARE,
     )
     precision: PrecisionName = option(
-        "auto", "of the forward pass; auto is bf16 on a GPU that has it", HARDWARE
+        "auto",
+        "number format of the forward pass; auto is bf16 on a GPU that supports it, else fp32",
+        HARDWARE,
     )
 
 
@@ -60,10 +68,20 @@ class Hardware:
 class ExecutionOptions(Hardware):
     """How many runs are computed at a time and where, from which data, who logs them."""
 
-    jobs: int | None = option(None, "processes on a CPU; by default one per core", HARDWARE, low=1)
-    abreast: int = option(1, "runs side by side on a GPU", HARDWARE, low=1)
+    jobs: int | None = option(
+        None, "number of processes on a CPU; by default one per core", HARDWARE, low=1
+    )
+    abreast: int = option(
+        1,
+        "number of runs that one GPU trains at the same time, which uses it better if steps are "
+        "small; results do not change; no effect on a CPU",
+        HARDWARE,
+        low=1,
+    )
     on: PlaceName = option(
-        "local", "this machine, or Ray or Slurm; the latter need their extras", HARDWARE
+        "local",
+        "where runs are computed: local (this machine), ray or slurm; the latter need their extras",
+        HARDWARE,
     )
     cpus_per_task: int = option(1, "cores of a task of Ray or Slurm, as threads", HARDWARE, low=1)
     gpus_per_task: float = option(
@@ -74,12 +92,14 @@ class ExecutionOptions(Hardware):
     )
     slurm: dict[str, Any] = option(
         dict, "parameter of submitit: partition=gpu, time=240; cluster=local runs here", HARDWARE,
-        repeatable=True, parse=partial(name_and_value, flag="--slurm"), accept=mapping,
+        takes="names with values", repeatable=True,
+        parse=partial(name_and_value, flag="--slurm"), accept=mapping,
     )  # fmt: skip
     checkpoint_every: str = option(
         "1m",
         "interval of checkpoints inside a run: minutes, or 30s, 5m, 1h, 200steps, off",
         OUTPUT,
+        takes="a number or text",
         accept=interval,
     )
     data_dir: Path | None = option(
@@ -90,7 +110,7 @@ class ExecutionOptions(Hardware):
     )
     track: list[str] = option(
         list, f"also log to: {', '.join(get_args(TrackerName))}; each needs its extra", OUTPUT,
-        repeatable=True, accept=trackers,
+        takes="a list of these names", repeatable=True, accept=trackers,
     )  # fmt: skip
 
     @property
@@ -121,14 +141,14 @@ class RunCommand(RunOptions, ExecutionOptions, OutputOptions):
 
     imports: list[str] = option(
         list, "file of Python that registers methods of your own; it is executed", METHOD,
-        flag="import", repeatable=True, accept=words,
+        takes="a list of paths", flag="import", repeatable=True, accept=words,
     )  # fmt: skip
-    seeds: int = option(1, "number of seeds, counted from --seed", DATA, low=1)
+    seeds: int = option(1, "number of seeds, counted from --seed", MAIN, low=1)
     sweep: dict[str, Any] = option(
         dict,
         "values of an option to try: NAME=VALUE,VALUE; a range NAME=LOW:HIGH or NAME=LOW:HIGH:log "
         "with samples=N; score=NAME; scored on --validation 0.1 unless it is given",
-        SWEEP, repeatable=True, parse=name_and_values, accept=mapping,
+        SWEEP, takes="names with values", repeatable=True, parse=name_and_values, accept=mapping,
     )  # fmt: skip
     score: list[str] = option(
         list, "further scores in the table, such as learning_acc, see docs/scores.md", OUTPUT,
@@ -138,7 +158,7 @@ class RunCommand(RunOptions, ExecutionOptions, OutputOptions):
         None,
         "folder for the results; by default a new one below ./runs, runs/NAME with NAME.toml, and "
         "runs/demo without any option",
-        OUTPUT, accept=path,
+        MAIN, accept=path,
     )  # fmt: skip
 
 
@@ -159,27 +179,33 @@ class LearnCommand(OutputOptions):
         DATA, low=1,
     )  # fmt: skip
     colour: Colour = option(
-        "auto", "grey or rgb images in the model; auto: grey if the first ones are", DATA
+        "auto",
+        "colours of the model's images: grey or rgb; auto takes those of the first images",
+        DATA,
     )
     flip: bool = option(False, "whether to learn mirror images too", DATA)
-    every: float = option(1.0, "seconds between two looks at the folder", DATA)
+    every: float = option(1.0, "seconds between two searches of the folder for new images", DATA)
     settle: float = option(
         1.0, "seconds that a file must be unchanged before it is read", DATA, accept=not_negative
     )
     wait: float = option(
-        5.0, "seconds that images wait for others to fill a batch", DATA, accept=not_negative
+        5.0, "seconds after which a batch that is not full is trained on", DATA, accept=not_negative
     )
-    once: bool = option(False, "learn what is there, and end", OUTPUT)
-    model: Path = option(lambda: Path("runs/model"), "folder of the model", OUTPUT, accept=path)
+    once: bool = option(False, "train on the images that are in the folder now, then stop", OUTPUT)
+    model: Path = option(
+        lambda: Path("runs/model"), "folder in which the model is saved", MAIN, accept=path
+    )
     save_every: float = option(
-        10.0, "seconds between two saves while there is something to learn", OUTPUT,
+        10.0, "seconds between two saves of the model while images arrive", OUTPUT,
         accept=not_negative,
     )  # fmt: skip
-    method: str = option("er-balanced-cba", "rehearsal method, see `dualcba list methods`", METHOD)
+    method: str = option(
+        "er-balanced-cba", "rehearsal method, see `dualcba list methods`", MAIN, takes="a name"
+    )
     method_options: dict[str, Any] = same_as(TrainingOptions, "method_options")
     imports: list[str] = same_as(RunCommand, "imports")
-    buffer: int = option(500, "number of images in the memory", METHOD, low=1)
-    batch_size: int = option(10, "images per step", NETWORK, low=1)
+    buffer: int = option(500, "number of images in the memory", MAIN, low=1)
+    batch_size: int = option(10, "new images per step", NETWORK, low=1)
     memory_batch: int | None = option(
         None, "images from the memory per step; by default 32, or those of the recipe", NETWORK,
         low=1,
@@ -188,7 +214,7 @@ class LearnCommand(OutputOptions):
         None, "learning rate of the network; by default 0.03, or that of the recipe", NETWORK
     )
     network: NetworkName | None = option(
-        None, "network to train; by default mlp on a CPU, resnet18-slim on a GPU", NETWORK
+        None, "network to train; by default mlp on a CPU, resnet18-slim on a GPU", MAIN
     )
     seed: int = same_as(TrainingOptions, "seed")
     device: str = same_as(Hardware, "device")
@@ -198,8 +224,13 @@ class LearnCommand(OutputOptions):
 class ReproduceCommand(ExecutionOptions, OutputOptions):
     """Everything that `dualcba reproduce` takes."""
 
-    seeds: int = option(3, "number of seeds, counted from 0", DATA, low=1)
-    dataset: str | None = option(None, "cifar10, cifar100 or tiny-imagenet", DATA)
+    seeds: int = option(3, "number of seeds, counted from 0", MAIN, low=1)
+    dataset: str | None = option(
+        None,
+        "only columns of this dataset: cifar10, cifar100 or tiny-imagenet",
+        MAIN,
+        takes="a name",
+    )
     column: str | None = option(
         None, "only columns whose title contains this text, such as 'M = 2000'", DATA
     )
@@ -207,12 +238,14 @@ class ReproduceCommand(ExecutionOptions, OutputOptions):
         list,
         "only the row of this title, with its adaptors, or else rows whose title contains this "
         "text; several are separated by ;",
-        DATA, parse=titles, accept=words,
+        DATA, takes="a list of titles", parse=titles, accept=words,
     )  # fmt: skip
-    scale: Scale = option("paper", "paper, or small: digits, for a CPU", DATA)
+    scale: Scale = option(
+        "paper", "size of the runs: paper, or small (handwritten digits, for a CPU)", MAIN
+    )
     imports: list[str] = same_as(RunCommand, "imports")
     out: Path | None = option(
-        None, "folder for the results; by default runs/reproduce or runs/reproduce-small", OUTPUT,
+        None, "folder for the results; by default runs/reproduce or runs/reproduce-small", MAIN,
         accept=path,
     )  # fmt: skip
     dry_run: bool = option(False, "only print which runs are needed", OUTPUT)
@@ -223,16 +256,25 @@ class BenchCommand(OutputOptions):
     """Everything that `dualcba bench` takes."""
 
     method: list[str] = option(
-        lambda: ["er", "er-dual-cba"], "methods to time", METHOD, repeatable=True
+        lambda: ["er", "er-dual-cba"], "methods to time", MAIN, repeatable=True
     )
     against: list[str] = option(
-        lambda: ["bare", "usual"], "loops to compare with: bare, usual", METHOD, repeatable=True
+        lambda: ["bare", "usual"],
+        "training loops to compare with: bare (as short as PyTorch allows), usual (as research "
+        "code is usually written)",
+        MAIN,
+        takes="a list of these names",
+        repeatable=True,
     )
-    network: NetworkName = option("mlp", "network to train", NETWORK)
-    steps: int = option(20, "steps per round", EVALUATION, low=1)
-    rounds: int = option(9, "rounds in which all contenders take turns", EVALUATION, low=1)
+    network: NetworkName = option("mlp", "network to train", MAIN)
+    steps: int = option(20, "steps that are timed in each round", EVALUATION, low=1)
+    rounds: int = option(
+        9, "number of rounds; in each, every loop is timed once", EVALUATION, low=1
+    )
     memory: bool = option(
-        True, "also measure peak memory and the first step, in a process each", EVALUATION
+        True,
+        "also measure peak memory and the first step, each loop in a process of its own",
+        EVALUATION,
     )
-    out: Path | None = option(None, "also write the numbers to this file", OUTPUT, accept=path)
+    out: Path | None = option(None, "also write the numbers to this JSON file", MAIN, accept=path)
     device: str = same_as(Hardware, "device")

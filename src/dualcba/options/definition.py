@@ -21,6 +21,12 @@ class Option:
     default: Any
     help: str
     group: str
+    in_python: str = ""
+    """The help where the option is an argument in Python, if it reads differently there."""
+
+    takes: str = ""
+    """The values that are accepted, in words, where the type says too little."""
+
     low: int | None = None
     """The smallest whole number that is accepted."""
 

@@ -11,6 +11,7 @@ from dualcba.options.choices import (
     DATA,
     DUAL,
     EVALUATION,
+    MAIN,
     METHOD,
     NETWORK,
     AnytimeScores,
@@ -68,14 +69,19 @@ class TrainingOptions:
         "together, Adam, pixels in [0, 1]); other options override it",
         METHOD,
     )
-    buffer: int = option(200, "number of samples in the memory", METHOD, low=1)
+    buffer: int = option(200, "number of samples in the memory", MAIN, low=1)
     boundaries: BoundaryMode = option(
-        "given", "given: tasks are announced; inferred: they are detected from the labels", METHOD
+        "given",
+        "how tasks are found: given (they are announced), or inferred (detected from the labels)",
+        METHOD,
+        in_python="how tasks are found: given (you call `new_task` when one begins), or inferred "
+        "(detected from the labels; you never call `new_task`)",
     )
     forward: ForwardMode = option(
         "split",
-        "split: the new batch, each memory draw and each view of them are normalised separately; "
-        "concat: new and memory samples together; sources: each batch with its views",
+        "batches that are normalised together: split (the new batch, each memory draw and each "
+        "view of them separately), concat (new and memory samples together), or sources (each "
+        "batch with its views)",
         METHOD,
     )
     loss_mean: LossMean = option(
@@ -99,7 +105,8 @@ class TrainingOptions:
     )
     while_empty: WhileEmpty = option(
         "train",
-        "batches that arrive while the memory is empty: train on them, or only store them",
+        "what to do with batches that arrive while the memory is empty: train (on them), or store "
+        "(them, without a step)",
         METHOD,
     )
     head: Head = option(
@@ -108,19 +115,31 @@ class TrainingOptions:
         "class weights)",
         NETWORK,
     )
-    head_scale: float | None = option(None, "scale of the cosine head (10)", NETWORK)
+    head_scale: float | None = option(None, "scale of the cosine head; 10 by default", NETWORK)
     learn_scale: bool | None = option(
-        None, "whether the scale of the cosine head is learnt, from head_scale on (no)", NETWORK
+        None,
+        "whether the scale of the cosine head is learnt, starting at head_scale; by default not",
+        NETWORK,
     )
-    seed: int = option(0, "seed of all random numbers", DATA, low=0)
-    batch_size: int = option(32, "samples per step", NETWORK, low=1)
-    memory_batch: int | None = option(
-        None, "samples per memory draw, also in the outer step; by default batch_size", NETWORK,
+    seed: int = option(0, "seed of all random numbers", MAIN, low=0)
+    batch_size: int = option(
+        32,
+        "new samples per step; a step also has memory_batch samples of the memory",
+        MAIN,
         low=1,
-    )  # fmt: skip
+        in_python="number of new samples per step that you intend to pass. `observe` makes one "
+        "step with the batch that it is given, of any size; batch_size sets the default of "
+        "memory_batch and the batch size of some passes over the memory",
+    )
+    memory_batch: int | None = option(
+        None,
+        "samples per memory draw, also in the outer step; by default batch_size",
+        NETWORK,
+        low=1,
+    )
     optimizer: OptimizerName = option("sgd", "optimiser of the network", NETWORK)
     lr: float = option(
-        0.03, "learning rate of the network; 0.0005 by default with adam and adamw", NETWORK
+        0.03, "learning rate of the network; 0.0005 by default with adam and adamw", MAIN
     )
     momentum: float = option(0.0, "momentum of sgd, below 1", NETWORK, accept=fraction)
     nesterov: bool = option(False, "whether the momentum of sgd is Nesterov's", NETWORK)
@@ -216,7 +235,8 @@ class TrainingOptions:
     )
     specific: SpecificPart = option(
         "single",
-        "class-specific part of Dual-CBA: one network, individual ones for old and new, or none",
+        "class-specific part of Dual-CBA: single (one network), individual (one network for old "
+        "and one for new classes), or none",
         ADAPTOR,
         adaptors=DUAL,
     )
@@ -224,9 +244,12 @@ class TrainingOptions:
         True, "whether Dual-CBA has a class-agnostic part", ADAPTOR, adaptors=DUAL
     )
     divide: bool = option(
-        False, "divide the class-agnostic correction by the number of classes of its side", ADAPTOR,
+        False,
+        "whether the class-agnostic corrections of old and of new classes are divided by the "
+        "number of these classes",
+        ADAPTOR,
         adaptors=DUAL,
-    )  # fmt: skip
+    )
     counts: bool = option(
         False,
         "whether the class-agnostic part is also given the number of old and new classes, and of "
@@ -236,8 +259,10 @@ class TrainingOptions:
     )
     agnostic_from: str | None = option(
         None,
-        "load the class-agnostic part, frozen: pretrained, or a file that another run wrote",
+        "class-agnostic part to load, which is not trained further: pretrained (the one in the "
+        "package), or a file that another run wrote",
         ADAPTOR,
+        takes="`pretrained` or a path",
         adaptors=DUAL,
         accept=path_text,
     )
@@ -247,8 +272,8 @@ class TrainingOptions:
     )  # fmt: skip
     on_outlier: OnOutlier = option(
         "raise",
-        "a batch with an outlier or a result that is not finite: raise an error and undo the step, "
-        "skip the batch, or clip the outlier",
+        "what to do with a batch that has an outlier or a result that is not finite: raise (an "
+        "error; the step is undone), skip (the batch), or clip (the outlier)",
         NETWORK,
     )
     ibn_augment: bool = option(True, "augment the memory when IBN estimates statistics", EVALUATION)
@@ -275,9 +300,17 @@ class TrainingOptions:
     )
     seen_only: bool = option(False, "predict only classes that have been seen", EVALUATION)
     method_options: dict[str, Any] = option(
-        dict, "an option of the method itself, as name=value", METHOD,
-        flag="option", repeatable=True, parse=name_and_value, accept=mapping,
-    )  # fmt: skip
+        dict,
+        "an option of the method itself, such as alpha=0.5 with derpp",
+        METHOD,
+        in_python="options of the method itself, by name: method_options={'alpha': 0.5} with the "
+        "method 'derpp'",
+        takes="names with values",
+        flag="option",
+        repeatable=True,
+        parse=name_and_value,
+        accept=mapping,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,22 +318,42 @@ class RunOptions(TrainingOptions):
     """One run: what is learnt, by which method, and how it is scored."""
 
     method: str = option(
-        "er-dual-cba", "rehearsal method, see `dualcba list methods`", METHOD, repeatable=True
+        "er-dual-cba",
+        "rehearsal method, with the name of a bias adaptor after it or without: er, er-cba, "
+        "er-dual-cba, …, see `dualcba list methods`",
+        MAIN,
+        takes="a name, or a list of names",
+        repeatable=True,
     )
-    dataset: str = option("digits", "a name, a folder of images by class, or an .npz file", DATA)
+    dataset: str = option(
+        "digits",
+        "a name of `dualcba list datasets`, a folder of images by class, or an .npz file",
+        MAIN,
+        takes="a name or a path",
+    )
     setting: str = option(
         "online",
         "how the data arrive: online, blurry-K, i-blurry-N-M, gaussian-W, longtail-R, semi-R or "
         "offline; several are joined by +, see docs/settings.md",
-        DATA,
+        MAIN,
+        takes="a name",
     )
     tasks: Any = option(
-        5, "number of equal tasks, or their sizes: 2,3,5", DATA, parse=numbers, accept=task_division
+        5,
+        "number of equal tasks, or the number of classes in each: 2,3,5",
+        MAIN,
+        takes="a whole number, a list of whole numbers, or a list of lists of classes",
+        parse=numbers,
+        accept=task_division,
     )
     class_order: Any = option(
-        "natural", "order of the classes: natural, shuffled (by the seed), or 3,1,2,…", DATA,
-        parse=numbers, accept=class_order,
-    )  # fmt: skip
+        "natural",
+        "order of the classes: natural, shuffled (by the seed), or 3,1,2,…",
+        DATA,
+        takes="`natural`, `shuffled`, or a list of whole numbers",
+        parse=numbers,
+        accept=class_order,
+    )
     validation: float = option(
         0.0, "fraction of the training data held out and used in the place of the test data", DATA,
         accept=fraction,
@@ -311,11 +364,11 @@ class RunOptions(TrainingOptions):
         "unit (pixels in [0, 1], other numbers as they are)",
         DATA,
     )
-    epochs: int = option(None, "passes over each task (1, offline 50)", DATA, low=1)
+    epochs: int = option(None, "passes over each task; 1 by default, offline 50", DATA, low=1)
     lr_drops: bool = option(
         None,
         "whether the learning rate falls to a tenth after 0.7 and again after 0.9 of a task's "
-        "epochs (false, offline true)",
+        "epochs; only offline by default",
         DATA,
     )
     labelled_batches: LabelledBatches = option(
@@ -345,10 +398,16 @@ class RunOptions(TrainingOptions):
     network: NetworkName = option(
         "resnet18-slim",
         "network to train; timm:NAME and hf:NAME are those of timm and Hugging Face",
-        NETWORK,
+        MAIN,
+        takes=", ".join(f"`{name}`" for name in (*get_args(NetworkName), "timm:NAME", "hf:NAME")),
         accept=network_name(get_args(NetworkName)),
     )
-    norm: Norm = option("bn", "normalisation layers in training", NETWORK)
+    norm: Norm = option(
+        "bn",
+        "normalisation layers in training: bn (batch normalisation), cn (CN: group, then batch "
+        "normalisation), or adab2n (AdaB²N)",
+        NETWORK,
+    )
     eval_every: int = option(
         5, "steps between evaluations; 0 evaluates at task ends only", EVALUATION, low=0
     )
@@ -367,6 +426,10 @@ class RunOptions(TrainingOptions):
         accept=at_least_one,
     )
     record: list[str] = option(
-        list, f"also record: {', '.join(get_args(RecorderName))}", EVALUATION,
-        repeatable=True, accept=recorders,
-    )  # fmt: skip
+        list,
+        f"also record: {', '.join(get_args(RecorderName))}",
+        EVALUATION,
+        takes="a list of these names",
+        repeatable=True,
+        accept=recorders,
+    )

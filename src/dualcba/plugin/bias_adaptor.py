@@ -36,11 +36,12 @@ FIELDS: dict[str, type] = {"kind": str, "steps": int}
 
 
 class BiasAdaptor:
-    """The bias adaptor g_φ of a network, with its outer step.
+    """Corrects the logits of a network in training, and trains this correction g_φ.
 
-    In each step of the loop, `outer_step` updates φ if it is `due`, `adapt` corrects the logits for
-    the loss, and `end_step` counts the step. `new_task` begins a task. Predictions use the logits
-    of the network as they are.
+    Use it in a training loop of your own; `Learner` has one already. In each step of the loop,
+    `outer_step` updates φ if it is `due`, `adapt` corrects the logits for the loss, and `end_step`
+    counts the step. `new_task` begins a task. Predictions use the logits of the network as they
+    are.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""IBN around anybody's evaluation of any network."""
+"""IBN for the evaluation of any network, in a loop of your own."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ Batches = Tensor | Iterable[Any] | Callable[[], Iterable[Any]]
 
 @contextmanager
 def ibn(network: nn.Module, batches: Batches) -> Iterator[None]:
-    """Within the context, the network is in evaluation mode with the statistics of `batches`.
+    """Evaluate a network within this context with normalisation statistics of the memory.
 
-    IBN (Algorithm 2): the running statistics of the batch normalisation layers are estimated in
-    one pass over samples of the memory. Afterwards the statistics and modes of before are restored.
+    IBN (Algorithm 2) estimates the running statistics of the batch normalisation layers anew, in
+    one pass over `batches` of the memory, and puts the network into evaluation mode. Use it around
+    predictions, since running statistics are mostly those of the newest classes. Afterwards
+    the statistics and modes of before are restored.
 
     Parameters
     ----------

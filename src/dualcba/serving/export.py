@@ -31,7 +31,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from dualcba.data.transforms import Transform
-from dualcba.errors import expected, reason
+from dualcba.errors import expected, install, reason
 from dualcba.io import atomic_write, user_path
 from dualcba.methods.scorers import Corrected, Discriminants, Logits, NearestMeans
 from dualcba.nets.heads import resize_head
@@ -180,7 +180,7 @@ def _torch_export(model: Model, example: Tensor, meta: dict[str, Any]) -> bytes:
 def _onnx(model: Model, example: Tensor, meta: dict[str, Any]) -> bytes:
     missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
     if missing:
-        raise ImportError(f"{missing[0]} is not installed, expected `pip install dualcba[onnx]`")
+        raise ImportError(f"{missing[0]} is not installed, expected {install('onnx')}")
     program = _traced(model, example)
     try:
         with _quietly():

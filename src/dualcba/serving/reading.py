@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from dualcba.errors import expected, reason
+from dualcba.errors import expected, install, reason
 from dualcba.io import user_path
 from dualcba.nets.inputs import DTYPES, make_inputs
 from dualcba.serving.export import META, Affine
@@ -109,7 +109,7 @@ def _program(path: Path, network: nn.Module | None) -> tuple[Scores, str]:
 
 def _onnx(path: Path, network: nn.Module | None) -> tuple[Scores, str]:
     if find_spec("onnxruntime") is None:
-        raise ImportError("onnxruntime is not installed, expected `pip install dualcba[onnx]`")
+        raise ImportError(f"onnxruntime is not installed, expected {install('onnx')}")
     import onnxruntime
 
     try:

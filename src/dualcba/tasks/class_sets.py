@@ -62,12 +62,14 @@ class ClassSets(nn.Module):
         self.seen.logical_or_(self.new)
         self.owner.copy_(self.before.masked_fill(self.new, self.task))
 
-    def check(self, classes: Sequence[int]) -> None:
-        """Raise unless these are valid labels, at least one."""
+    def check(self, classes: Sequence[int], hint: str = "") -> None:
+        """Raise unless these are valid labels, at least one; `hint` ends errors about types."""
         whole = [isinstance(c, int | np.integer) and not isinstance(c, bool) for c in classes]
         valid = [w and 0 <= c < self.num_classes for w, c in zip(whole, classes, strict=True)]
         if not valid or not all(valid):
-            wanted = f"at least one label from 0 to {self.num_classes - 1}"
+            wanted = f"at least one label from 0 to {self.num_classes - 1}" + hint * (
+                not all(whole)
+            )
             raise ValueError(expected("classes of the new task", list(classes), wanted))
 
     def appear(self, y: Tensor, *, all_labelled: bool = False) -> None:

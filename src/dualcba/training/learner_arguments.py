@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from types import UnionType
+from typing import Any, Concatenate, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import torch
 from torch import nn
@@ -24,13 +27,15 @@ from dualcba.options import (
     DATA,
     DUAL,
     EVALUATION,
+    GROUPS,
     HARDWARE,
-    METHOD,
+    MAIN,
     NETWORK,
     AdaptorKind,
     EngineName,
     Hardware,
     IBNRefresh,
+    Option,
     PrecisionName,
     RunOptions,
     TrainingOptions,
@@ -83,9 +88,19 @@ class LearnerArguments(TrainingOptions):
     input_shape: Sequence[int] | Sequence[Sequence[int]] | Mapping[str, Sequence[int]]
     num_classes: int | None = None
     _: KW_ONLY
-    method: str | Method = same_as(RunOptions, "method", accept=_method)
+    method: str | Method = same_as(
+        RunOptions,
+        "method",
+        in_python="rehearsal method: a name, such as 'er', 'er-dual-cba' or 'best' "
+        "(`dualcba list methods` prints all), or a `Method` object",
+        accept=_method,
+    )
     adaptor: AdaptorKind | None = option(
-        None, "kind of bias adaptor, if the method is an object: its name says it otherwise", METHOD
+        None,
+        "bias adaptor that corrects the logits in training. Only needed with a `Method` object: "
+        "Learner(…, method=MyMethod(), adaptor='dual-cba'). A name of a method has it already "
+        "('er-dual-cba'). None means no adaptor",
+        MAIN,
     )
     device: str | torch.device = same_as(Hardware, "device", accept=_device)
     engine: EngineName = same_as(Hardware, "engine")
@@ -95,21 +110,24 @@ class LearnerArguments(TrainingOptions):
     )
     transform: Transform = option(
         lambda: Transform([0.0], [1.0]),
-        "augmentation and normalisation; by default uint8 becomes [0, 1] and floats stay",
+        "augmentation and normalisation of samples, such as Transform([0.5], [0.25], flip=True); "
+        "by default uint8 is divided by 255 and floats stay as they are",
         DATA,
+        takes="a `Transform`",
         accept=_transform,
     )
     dtype: torch.dtype | Sequence[torch.dtype] | Mapping[str, torch.dtype] = option(
         torch.uint8,
         "type of the raw samples: torch.uint8, torch.float32, torch.int32 or torch.int64; of "
         "several inputs, one for all or one for each",
-        DATA,
+        MAIN,
+        takes="a `torch.dtype`, or one for each input",
         accept=_dtype,
     )
     cache_features: bool = option(
         False,
-        "whether the memory stores features in the place of samples: for a network of which only "
-        "the last layer is trained",
+        "whether the memory stores features in place of samples, for a network of which only the "
+        "last layer is trained",
         NETWORK,
     )
     standardise: bool = option(
@@ -128,7 +146,11 @@ class LearnerArguments(TrainingOptions):
     )
     ibn: bool | None = option(
         None,
-        "whether predictions use IBN statistics; by default with Dual-CBA and Balanced-CBA",
+        "whether the normalisation layers use IBN statistics in predictions: means and variances "
+        "re-estimated from the memory, in place of the running statistics of training. By default "
+        "only with Dual-CBA and Balanced-CBA. With batch normalisation it usually gives a higher "
+        "accuracy, as running statistics are mostly those of the newest classes; the first "
+        "prediction after a step takes longer. A network without normalisation layers has none",
         EVALUATION,
     )
     ibn_refresh: IBNRefresh = option(
@@ -228,9 +250,11 @@ def keywords_of(
     def typed(init: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
         known = definitions(arguments)
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        given = inspect.signature(arguments).parameters
+        first = [p for p in given.values() if p.name not in known]
         parameters = [
-            p.replace(default=known[p.name].default) if p.name in known else p
-            for p in inspect.signature(arguments).parameters.values()
+            *(p.replace(annotation=inspect.Parameter.empty) for p in first),
+            *(_keyword(o) for o in in_groups(known.values())),
         ]
 
         def checked(self: Any, /, *args: P.args, **given: P.kwargs) -> None:
@@ -240,6 +264,7 @@ def keywords_of(
             init(self, arguments(*args, **given))
 
         checked.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
+        checked.__name__, checked.__qualname__ = init.__name__, init.__qualname__
         checked.__doc__ = init.__doc__
         return checked
 
@@ -250,14 +275,57 @@ def documented(arguments: type) -> Callable[[type[C]], type[C]]:
     """Put the options of a dataclass into a class's docstring, in place of `{options}`."""
 
     def document(cls: type[C]) -> type[C]:
-        lines = []
-        for o in definitions(arguments).values():
-            default = "" if o.default is None or callable(o.default) else f", default {o.default!r}"
-            lines += [f"    {o.name}{default}", f"        {o.help[0].upper()}{o.help[1:]}."]
+        lines = [line for o in in_groups(definitions(arguments).values()) for line in _entry(o)]
         cls.__doc__ = (cls.__doc__ or "").replace("    {options}", "\n".join(lines))
         return cls
 
     return document
+
+
+def in_groups(options: Iterable[Option]) -> list[Option]:
+    """Return the options of a learner in the order of its help: what most learners need first."""
+    own = list(LearnerArguments.__annotations__)  # before those that a run has too
+    listed = sorted(options, key=lambda o: o.name not in own)
+    return sorted(listed, key=lambda o: GROUPS.index(o.group))
+
+
+def _keyword(option: Option) -> inspect.Parameter:
+    """Return an option as a parameter of a signature; None stands for a default that is made."""
+    default = None if callable(option.default) else option.default
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default)
+
+
+def _entry(option: Option) -> list[str]:
+    """Return the lines of a docstring on an option: its name, type and default, and its help."""
+    shown = option.default is not None and not callable(option.default)
+    default = f"default {option.default!r}" if shown else "optional"
+    head = f"{option.name} : {_type(option)}, {default}"
+    text = option.in_python or option.help
+    first = re.match(r"\w*", text)[0]  # type: ignore[index]  # it matches any text
+    if first not in (*option.choices, option.default):  # else a value, as one writes it
+        text = text[0].upper() + text[1:]
+    lines = textwrap.wrap(f"{text}.", 88, break_on_hyphens=False)
+    return [f"    {head}", *(f"        {line}" for line in lines)]
+
+
+def _type(option: Option) -> str:
+    """Return the type of an option as a docstring has it.
+
+    >>> known = definitions(LearnerArguments)
+    >>> [_type(known[name]) for name in ("boundaries", "lr", "method", "method_options")]
+    ["{'given', 'inferred'}", 'float', 'str or Method', 'dict']
+    """
+    if option.choices:
+        return f"{{{', '.join(map(repr, option.choices))}}}"
+    union = get_origin(option.kind) in (Union, UnionType)
+    return " or ".join(_name(t) for t in (get_args(option.kind) if union else [option.kind]))
+
+
+def _name(kind: Any) -> str:
+    """Return the name of a type, such as `dict` for `dict[str, Any]`."""
+    plain: type = get_origin(kind) or kind
+    torch_type = plain.__module__ == "torch"
+    return f"torch.{plain.__name__}" if torch_type else plain.__name__
 
 
 def resolve(method: str | Method, options: Any, adaptor: str | None) -> tuple[Method, str | None]:

@@ -48,10 +48,13 @@ class TaskLifecycle:
         self.warned = -1  # the last task in which a label that no task announced was reported
         self.data: list[tuple[Tensor, Tensor]] = []  # of the current task, for `rereads_task`
 
-    def check_classes(self, classes: Any) -> list[Any]:
-        """Return the classes of a new task as a list of labels; raise if they are not valid."""
+    def check_classes(self, classes: Any, *, hint: str = "") -> list[Any]:
+        """Return the classes of a new task as a list of labels; raise if they are not valid.
+
+        The error about labels that are not whole numbers ends with `hint`.
+        """
         labels = self.check_labels(classes)
-        self.context.sets.check(labels)
+        self.context.sets.check(labels, hint)
         return labels
 
     def check_labels(self, classes: Any) -> list[Any]:

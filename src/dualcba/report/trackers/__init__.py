@@ -1,7 +1,7 @@
 """Trackers: the scores, curves, figures and spec of runs in TensorBoard, MLflow and others.
 
 A tracker is a class with three methods, see `Tracker`. Each is a file of its own in this folder and
-needs an extra of the same name: `pip install 'dualcba[tensorboard]'`.
+needs the extra of the same name, see `dualcba.errors.install`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.util import find_spec
 
+from dualcba.errors import install
 from dualcba.report.trackers.protocol import TrackedRun, Tracker
 
 __all__ = ["TRACKERS", "TrackedRun", "Tracker", "check_installed", "make_tracker"]
@@ -27,8 +28,8 @@ def check_installed(names: list[str]) -> None:
     for name in names:
         for module in TRACKERS[name][1]:
             if find_spec(module) is None:
-                wanted = f"`pip install 'dualcba[{name}]'`"
-                raise ValueError(f"track is {name!r} and {module} is missing, expected {wanted}")
+                given = f"track is {name!r} and {module} is missing"
+                raise ValueError(f"{given}, expected {install(name)}")
 
 
 def make_tracker(name: str) -> Tracker:
