@@ -27,11 +27,13 @@ def by_hand(run: Run, statistics: str) -> list[list[bool]]:
     """Finish the run; whether `predict` was right on each new sample, per step."""
     right: list[list[bool]] = []
     recorder = run.recorders["prequential"]
-    before_step = recorder.before_step
+    before_step, shown = recorder.before_step, run._visible_labels()
+    rows = [row for passes in run.schedule for one in passes for row in one.rows]
 
     def predict_first(x: torch.Tensor, y: torch.Tensor) -> None:
         before_step(x, y)
         run.learner._statistics = statistics
+        y = shown[rows[len(right)]]
         right.append((run.learner.predict(x) == y)[y >= 0].tolist())
 
     recorder.before_step = predict_first  # type: ignore[method-assign]
@@ -71,6 +73,46 @@ def test_samples_without_a_label_do_not_count(images: Dataset) -> None:
     run = Run(spec(setting="semi-0.5"), images, CPU)
     right = by_hand(run, "bn")
     assert 0 < sum(map(len, right)) < 18 * 8
+    assert run.result()["scores"]["bn"]["prequential"] == pytest.approx(percent(right))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"setting": "semi-0.3", "labelled_batches": "cycled"},
+        {"setting": "semi-0.3", "labelled_batches": "cycled", "unlabelled_samples": "all"},
+        {"method": "icarl", "method_options": {"merge": True}, "buffer": 30},
+    ],
+)
+@pytest.mark.parametrize("real_time", [False, True])
+def test_samples_that_come_round_again_do_not_count(
+    options: dict[str, Any], real_time: bool, images: Dataset
+) -> None:
+    if real_time and "method" in options:
+        pytest.skip("it reads a task again")
+    in_time = {"real_time": True, "relative_cost": 1} if real_time else {}
+    run = Run(spec(**options, **in_time), images, CPU)
+    rows = [row for passes in run.schedule for one in passes for row in one.rows]
+    known: set[int] = set()
+    right: list[list[bool]] = []
+    every: list[int] = []
+    recorder = run.recorders["prequential"]
+    before_step = recorder.before_step
+
+    def predict_first(x: torch.Tensor, y: torch.Tensor) -> None:
+        before_step(x, y)
+        answers = run.learner.predict(x)
+        now, shown = [], run._visible_labels()
+        for k, answer in zip(rows[len(right)].tolist(), answers.tolist(), strict=True):
+            if k < len(images.train_y) and k not in known and shown[k] >= 0:
+                now.append(answer == int(images.train_y[k]))
+            known.add(k)
+        right.append(now)
+        every.append(len(answers))
+
+    recorder.before_step = predict_first  # type: ignore[method-assign]
+    list(run.steps())
+    assert 0 < sum(map(len, right)) < sum(every)
     assert run.result()["scores"]["bn"]["prequential"] == pytest.approx(percent(right))
 
 

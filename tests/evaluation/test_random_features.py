@@ -56,6 +56,29 @@ def test_accuracies_are_those_by_hand(
     assert found["acc"] == pytest.approx(np.mean(tasks))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"epochs": 3},
+        {"setting": "semi-0.3", "labelled_batches": "cycled"},
+        {"method": "icarl", "method_options": {"merge": True}},
+    ],
+)
+def test_it_learns_from_each_sample_once(
+    options: dict[str, Any], images: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random_features, "FEATURES", 40)
+    small: dict[str, Any] = {"dataset": "digits", "network": "mlp", "tasks": 3, "batch_size": 8}
+    given = {**small, "method": "er", "buffer": 20, "eval_every": 0, **options}
+    run = Run(Spec(**given, record=["random-features"]), images, Hardware(device="cpu"))
+    list(run.steps())
+    run.result()
+    came = np.unique(np.concatenate([one.rows.ravel() for each in run.schedule for one in each]))
+    shown = run._visible_labels()[came[came < len(images.train_y)]].numpy()
+    counts = run.recorders["random-features"].lda.counts  # type: ignore[attr-defined]
+    assert counts.tolist() == np.bincount(shown[shown >= 0], minlength=6).tolist()
+
+
 def test_order_does_not_matter_and_an_unseen_class_is_never_predicted() -> None:
     rng = np.random.default_rng(0)
     phi, y = torch.from_numpy(rng.normal(size=(30, 5))), torch.from_numpy(rng.integers(0, 3, 30))

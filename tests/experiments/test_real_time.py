@@ -268,12 +268,31 @@ def test_the_relative_cost_is_counted_against_er(digits: Dataset) -> None:
     assert run.learner.step == int(run.total / Fraction("1.5"))
 
 
+def test_operations_are_counted_with_a_memory_that_has_whole_draws(digits: Dataset) -> None:
+    small, even = {"batch_size": 4, "memory_batch": 64}, {"batch_size": 34}  # 68 samples in a step
+    own = step_flops(spec(**small), digits, CPU)
+    assert own == step_flops(spec(**even), digits, CPU)
+    of_derpp = step_flops(spec(method="derpp", **small), digits, CPU)
+    assert of_derpp == pytest.approx(own * (4 + 2 * 64) / 68)
+    assert count_relative_cost(spec(method="gsa", **small), digits, CPU) < 3
+
+
 @pytest.mark.parametrize("method", ["derpp", "er+mkd"])
 def test_the_relative_cost_of_one_task_is_that_of_several(method: str, digits: Dataset) -> None:
     """The memory is filled there, too: nothing is drawn from an empty one."""
     given = {"method": method, "protocol": "p10", "augmentation": "none"}
     one, five = (count_relative_cost(spec(tasks=n, **given), digits, CPU) for n in (1, 5))
     assert one == five > 1
+
+
+def test_a_loaded_part_is_counted_by_itself(digits: Dataset) -> None:
+    trained = spec(method="er-dual-cba", specific="single", outer_every=1)
+    loaded = spec(
+        method="er-dual-cba", specific="single", outer_every=1, agnostic_from="pretrained"
+    )
+    found = [count_relative_cost(one, digits, CPU) for one in (trained, loaded)]
+    er = step_flops(spec(), digits, CPU)
+    assert found == [round(step_flops(one, digits, CPU) / er, 3) for one in (trained, loaded)]
 
 
 def test_counting_does_not_change_a_run(digits: Dataset) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dualcba import Dataset, Learner, Transform
 from dualcba.estimator import DualCBAClassifier
 from dualcba.nets import MLP, make_network
+from dualcba.normalization.layers import convert_normalization
 from dualcba.serving import export_model, load_model
 
 Make = Callable[..., Learner]
@@ -75,6 +76,22 @@ def test_programs_score_as_predict_does(
     same = model.predict(x) == learner.predict(x)
     assert float(same.float().mean()) > 0.998  # of equal scores, another may be the largest
     torch.testing.assert_close(model.predict_proba(x[:1]), learner.predict_proba(x[:1]))
+
+
+@pytest.mark.parametrize("norm", ["cn", "adab2n"])
+@pytest.mark.parametrize("ending", FORMATS)
+def test_programs_of_other_normalisations_take_any_number_of_samples(
+    norm: str, ending: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    net = convert_normalization(make_network("mlp", (3, 8, 8), 6), norm)
+    learner, x = Learner(net, (3, 8, 8), 6, method="er", buffer=20), thousand()
+    learner.new_task([0, 1])
+    learner.observe(x[:8], [0, 1] * 4)
+    learner.export(tmp_path / f"model{ending}")
+    model = load_model(tmp_path / f"model{ending}")
+    assert close(model.logits(x), scores(learner, x))
+    assert close(model.logits(x[:1]), scores(learner, x[:1]))
 
 
 def networks() -> dict[str, nn.Module]:

@@ -27,11 +27,14 @@ class Prequential(Recorder):
     """Accuracy on arriving batches, in percent, in all and per task.
 
     The batch of every step of the first pass over a task is predicted under the statistics that
-    the option `anytime` names. Samples without a label do not count. BN uses the current
+    the option `anytime` names. Samples without a label do not count, and neither do those that have
+    arrived before: in a labelled batch that comes round again, or as exemplars. BN uses the current
     statistics. IBN estimates them before the first step that finds two samples in the memory, and
     before each step that is a multiple of `eval_every` (of 5 if that is 0), because an estimate is
     a pass over the memory. In between it keeps the last estimate.
     """
+
+    first_only = True
 
     def prepare(self) -> None:
         """Set up the measurements."""

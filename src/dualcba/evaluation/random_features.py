@@ -37,6 +37,8 @@ class RandomFeatures(Recorder):
     2010.
     """
 
+    first_only = True
+
     def prepare(self) -> None:
         """Draw the features."""
         d = int(np.prod(self.data.input_shape))

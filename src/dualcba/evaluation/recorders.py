@@ -73,6 +73,10 @@ class Recorder:
         How the run is scored.
     """
 
+    first_only: bool = False
+    """Whether `before_step` gets −1 for the label of a sample that has arrived before: in an
+    earlier pass, in a labelled batch that comes round again, or as an exemplar."""
+
     def __init__(
         self,
         learner: Learner,

@@ -58,6 +58,27 @@ def joined(passes: Sequence[Pass]) -> Pass:
     return Pass(rows, np.concatenate(masks) if masks else None)
 
 
+def first_arrivals(passes: Sequence[Pass], samples: int) -> list[NDArray[np.bool_]]:
+    """Return which samples of each of consecutive passes arrive for the first time, (steps, n).
+
+    Rows from `samples` on are exemplars, which have arrived in an earlier task.
+
+    >>> rows = [np.array([[0, 1], [1, 4]]), np.array([[2, 0]])]
+    >>> [mask.tolist() for mask in first_arrivals([Pass(r) for r in rows], 3)]
+    [[[True, True], [False, False]], [[True, False]]]
+    """
+    known, masks = np.zeros(samples, dtype=bool), []
+    for one in passes:
+        rows = one.rows.ravel()
+        first = np.zeros(len(rows), dtype=bool)
+        first[np.unique(rows, return_index=True)[1]] = True
+        own = rows < samples
+        first &= own & ~known[np.where(own, rows, 0)]
+        known[rows[own]] = True
+        masks.append(first.reshape(one.rows.shape))
+    return masks
+
+
 def make_stream(spec: Spec, data: Dataset) -> list[Task]:
     """Return the tasks of a spec, with the training samples as the setting arranges them."""
     order = spec.class_order

@@ -24,7 +24,10 @@ from dualcba.learner import Learner
 from dualcba.options import Hardware, definitions
 
 FILLING = 8
-"""Steps that fill the memory before operations are counted."""
+"""Steps before operations are counted, or more, until the memory has the samples of a draw."""
+
+MOST_FILLING = 1000
+"""Of these steps, if hardly any sample has a label."""
 
 _known: dict[Hashable, float] = {}
 
@@ -34,7 +37,7 @@ def count_relative_cost(spec: Spec, data: Dataset, hardware: Hardware) -> float:
 
     It is rounded to three decimals and at least 1. It is counted once for all seeds.
     """
-    key = identity(spec), data.input_shape, data.num_classes
+    key = identity(spec), spec.agnostic_from, data.input_shape, data.num_classes
     if key not in _known:
         ratio = step_flops(spec, data, hardware) / step_flops(er_spec(spec), data, hardware)
         _known[key] = max(1.0, round(ratio, 3))
@@ -66,22 +69,26 @@ def step_flops(spec: Spec, data: Dataset, hardware: Hardware) -> float:
             spec, data, Hardware(device=device, engine="eager", precision="fp32")
         )
         learner.new_task(stream[0].classes)
-        _observe(learner, data.train_x, y, schedule[0][0], FILLING)
-        if len(stream) > 1:
+        wanted = min(learner.memory_batch, learner.memory.size)
+        for k in range(MOST_FILLING):
+            if k >= FILLING and learner.memory.filled >= wanted:
+                break
+            _observe(learner, data.train_x, y, schedule[0][0], k)
+        if len(stream) > 1:  # else no step is one of a later task
             learner.new_task(stream[-1].classes)
         counts = []
         for _ in range(2):
             with FlopCounterMode(display=False) as counter:
-                _observe(learner, data.train_x, y, schedule[-1][0], 1)
+                _observe(learner, data.train_x, y, schedule[-1][0], 0)
             counts.append(int(counter.get_total_flops()))
     every = spec.outer_every or 1
     return (counts[0] + (every - 1) * counts[1]) / every
 
 
-def _observe(learner: Learner, x: Tensor, y: Tensor, one: Pass, steps: int) -> None:
-    """Take steps on the first batches of a pass, at most all of them."""
-    for k in range(min(steps, len(one))):
-        rows = torch.from_numpy(one.rows[k])
-        storable = None if one.storable is None else one.storable[k]
-        new = x[rows].to(learner.device)
-        learner.observe_on_device(new, y[rows].to(learner.device), storable)
+def _observe(learner: Learner, x: Tensor, y: Tensor, one: Pass, k: int) -> None:
+    """Take a step on the k-th batch of a pass, which begins anew after the last one."""
+    k %= len(one)
+    rows = torch.from_numpy(one.rows[k])
+    storable = None if one.storable is None else one.storable[k]
+    new = x[rows].to(learner.device)
+    learner.observe_on_device(new, y[rows].to(learner.device), storable)

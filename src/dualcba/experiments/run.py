@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from dualcba.engine import resolve_device
 from dualcba.evaluation import ANYTIME, RECORDERS, Clock, Evaluator, Scoring
 from dualcba.experiments.making import (
     Indices,
+    first_arrivals,
     joined,
     make_label_mask,
     make_learner,
@@ -130,7 +131,7 @@ class Run:
                 self._begin_task(self.stream[number])
             self._set_learning_rate(epoch, len(passes))
             for k, (x, y) in enumerate(self._clocked(arrive(one.rows[start:])), start):
-                self._record(x, y)
+                self._record(x, y, self.taken)
                 last = epoch == len(passes) - 1 and k == len(one) - 1
                 ends = last and self._end_is_known(number)
                 storable = None if one.storable is None else one.storable[k]
@@ -170,7 +171,7 @@ class Run:
             if event.kind == "begin":
                 self._begin_task(self.stream[number])
             elif event.kind == "arrive" and arriving is not None:
-                self._record(*next(arriving))
+                self._record(*next(arriving), number)
             elif event.kind == "train":
                 storable = None if whole.storable is None else whole.storable[number]
                 known = labels[whole.rows[number]]
@@ -237,13 +238,21 @@ class Run:
             lr = learning_rate(self.spec.lr, epoch, epochs, drops=self.spec.lr_drops)
             self.learner.parts.context.lr.fill_(lr)
 
-    def _record(self, x: Tensor, y: Tensor) -> None:
-        """Call the recorders before a step."""
+    def _record(self, x: Tensor, y: Tensor, number: int) -> None:
+        """Call the recorders before the step of a number, or when this batch arrives."""
         if not self.recorders:
             return
+        first = self._first[number]
         with self._clock("evaluate"), self.engine.scope():
+            new = y if first.all() else y.where(self.engine.receive(torch.from_numpy(first)), -1)
             for recorder in self.recorders.values():
-                recorder.before_step(x, y)
+                recorder.before_step(x, new if recorder.first_only else y)
+
+    @cached_property
+    def _first(self) -> list[NDArray[np.bool_]]:
+        """Which samples of each batch arrive for the first time."""
+        every = [one for passes in self.schedule for one in passes]
+        return [row for mask in first_arrivals(every, len(self.data.train_y)) for row in mask]
 
     def _train(
         self,
