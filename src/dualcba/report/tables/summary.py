@@ -15,9 +15,9 @@ from dualcba.report.tables.model import Column, Table, short_spread, text_column
 SCORES = ("acc", "fm", "acc_auc")
 LEGEND = (
     "ACC: mean accuracy over all tasks at the end. FM: forgetting, the mean drop of a task's "
-    "accuracy from its best to the end. AUC: mean accuracy over the whole stream. BN: predictions "
-    "with the running statistics of batch normalisation; IBN: with statistics re-estimated from "
-    "the memory."
+    "accuracy from its best to the end. AUC: mean accuracy over the whole stream. Newest task: "
+    "mean accuracy of a task right after its end, without the first task. BN: predictions with the "
+    "running statistics of batch normalisation; IBN: with statistics re-estimated from the memory."
 )
 """What the scores and statistics of the table are, in a line below it."""
 
