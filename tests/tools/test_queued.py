@@ -9,6 +9,7 @@ import pytest
 
 from dualcba.data.dataset import Dataset
 from dualcba.experiments import Hardware, Loader, Spec, read_results
+from dualcba.experiments.matching import Index
 from dualcba.io import only_process
 from tools import publish, queued
 from tools.collected import read_all
@@ -86,6 +87,23 @@ def test_the_plan_of_what_the_tables_lack_can_be_read() -> None:
     every = queued.read_plan(path)
     have = [r for g in read_all(publish.RESULTS) for r in g.results]
     assert 0 <= len(queued.read_plan(path, have)) < len(every)
+
+
+def test_the_plan_names_what_the_pages_call_not_run() -> None:
+    have = [r for g in read_all(publish.RESULTS) for r in g.results]
+    path = Path(queued.__file__).with_name("missing.toml")
+    planned = {p.wanted.spec.name for p in queued.read_plan(path, have)}
+    kinds = ("methods", "semi", "settings", "offline", "ibn", "text")
+    for experiment in (
+        "main",
+        "semi",
+        "offline",
+        "frontier",
+        "las",
+        *(f"readings-{k}" for k in kinds),
+    ):
+        lacking = queued.wanted({"experiment": experiment}, Index(have))
+        assert {one.spec.name for one in lacking} <= planned, experiment
 
 
 def test_a_run_waits_for_its_data(plan: list[queued.Planned], tmp_path: Path) -> None:
