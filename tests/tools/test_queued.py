@@ -50,6 +50,12 @@ def test_the_order_is_that_of_the_plan_and_donors_come_first(plan: list[queued.P
     assert {p.wanted.donor for p in plan if p.part == "a"} == {"cifar100"}
 
 
+def test_a_run_of_two_parts_is_made_once(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(f"{PLAN}\n{PLAN.replace('parts.', 'parts.later-')}")
+    assert list(dict.fromkeys(p.part for p in queued.read_plan(path))) == ["b", "donors", "a"]
+
+
 def test_a_part_may_have_some_adaptors_alone(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     part = '[parts.a]\nexperiment = "frontier"\nrows = ["ER"]\ncolumn = "M = 5000"\n'
