@@ -70,13 +70,14 @@ class Active:
 def read_plan(path: Path, have: Sequence[Result] = ()) -> list[Planned]:
     """Return all runs in their order, but for those that results serve.
 
-    Each is preceded by the one that leaves its class-agnostic part, if any.
+    Each is preceded by the one that leaves its class-agnostic part, if any. A run of several parts
+    is one of the first.
     """
     there = Index(have)
-    found: dict[tuple[str, str, str | None], Planned] = {}
+    found: dict[tuple[bool, str, str | None], Planned] = {}
 
     def add(part: str, one: Wanted) -> None:
-        found.setdefault((part, one.spec.name, one.donor), Planned(part, one))
+        found.setdefault((part == DONORS, one.spec.name, one.donor), Planned(part, one))
 
     for part, given in read_toml(path).get("parts", {}).items():
         for key in given:

@@ -12,7 +12,7 @@ from frontier_helpers import cross_entropies, divergences, in_double, inside, nu
 from torch import nn
 
 from dualcba import Dataset, Learner
-from dualcba.losses import Batch
+from dualcba.losses import Batch, identity
 from dualcba.methods.ccl_dc import CCLDC, fresh_copy
 from dualcba.methods.er import ER
 from dualcba.methods.er_ace import ERACE
@@ -53,6 +53,39 @@ def test_loss_against_numpy(peers: int, make_learner: Any, teach: Any) -> None:
         flat = torch.from_numpy(r.reshape(-1, 6))
         loss = method.loss(new, mem, lambda b: b.z + flat[b.rows])
         assert loss.item() == pytest.approx(want, rel=1e-4)
+
+    seen = inside(learner, look)
+    teach(learner)
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("peers", [1, 2])
+def test_samples_that_fill_up_a_draw_count_in_no_mean(
+    peers: int, make_learner: Any, teach: Any
+) -> None:
+    options = {"peers": peers, "weight": 1.5}
+    learner = make_learner("gsa+ccl-dc-dual-cba", method_options=options)
+    method = learner.method
+
+    def look(new: Batch, mem: list[Batch], outer: Batch) -> None:
+        networks = [[new, *mem]]
+        if peers == 2:
+            networks.append(method._of_peer(networks[0]))
+        used = [np.ones(8, bool), *(numbers(b.each) > 0 for b in mem)]
+        assert not all(part.all() for part in used)
+        want = 0.0
+        for own, teacher in zip(networks, networks[::-1], strict=True):
+            for view in [own, *([b.views[v] for b in own] for v in VIEWS)]:
+                want += method.method.loss(view[0], view[1:], identity).item() / 2
+            for a, b in LESSONS:
+                z = [
+                    np.concatenate(
+                        [numbers(v.views[n].z)[u] for v, u in zip(net, used, strict=True)]
+                    )
+                    for net, n in ((teacher, a), (own, b))
+                ]
+                want += 1.5 * divergences(*z, 4.0).mean()
+        assert method.loss(new, mem, identity).item() == pytest.approx(want, rel=1e-5)
 
     seen = inside(learner, look)
     teach(learner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from frontier_helpers import cross_entropies, inside, log_softmax, numbers
 
-from dualcba import Learner, Transform
+from dualcba import Dataset, Learner, Transform
 from dualcba.experiments import Spec
 from dualcba.losses import Batch, identity
 from dualcba.memory import Pool
@@ -78,6 +79,55 @@ def test_loss_against_numpy(adapted: bool, make_learner: Any, teach: Any) -> Non
     assert len(seen) == 6
     assert tally.min() >= 0
     assert method.loss is not identity
+
+
+@pytest.mark.filterwarnings("ignore:observed y is")
+def test_every_step_against_numpy(make_learner: Any, images: Dataset) -> None:
+    """From the first step on: the first task, the delay, and a class that nobody announced."""
+    learner = make_learner("gsa", method_options={"delay": 2, "mirror": False})
+    method, seen_steps = learner.method, []
+    loss_of, observe = method.loss, method.observe
+    steps = 0
+
+    def count(new: Batch, mem: list[Batch]) -> None:
+        nonlocal steps
+        steps += 1
+        observe(new, mem)
+
+    def look(new: Batch, mem: list[Batch], adapt: Any) -> Any:
+        loss = loss_of(new, mem, adapt)
+        sets, y = learner.class_sets, numbers(new.y)
+        first, seen = numbers(sets.new), numbers(sets.seen) | np.isin(np.arange(C), y)
+        r = np.divide(*numbers(method.sums), where=numbers(method.sums)[1] > 0, out=np.ones(C))
+        w = 2 / (1 + np.exp(1 - (r if steps > 2 else np.ones(C))))
+        parts = [(numbers(b.z), numbers(b.y)) for b in (new, *map(drawn, mem))]
+        z, y = (np.concatenate(part) for part in zip(*parts[:2], strict=True))
+        want = cross_entropies(masked(z, first), y)[first[y]].mean()
+        if learner.task:
+            z, y = parts[2]
+            want += 2 * (w[y] * cross_entropies(masked(z, seen), y)).mean()
+        assert loss.item() == pytest.approx(want, rel=1e-5)
+        seen_steps.append((learner.task, steps, bool(np.ptp(w) > 1e-3)))
+        return loss
+
+    method.loss, method.observe = look, count
+    for task in ([0, 1], [2, 3], [4]):  # class 5 arrives in the last one
+        learner.new_task(task)
+        steps, classes = 0, torch.tensor([4, 5] if task == [4] else task)
+        rows = torch.isin(images.train_y, classes).nonzero().flatten()
+        for part in torch.split(rows[:40], 8):
+            learner.observe(images.train_x[part], images.train_y[part])
+    assert [(task, step) for task, step, _ in seen_steps] == [
+        (task, step) for task in range(3) for step in range(1, 6)
+    ]
+    assert [differ for *_, differ in seen_steps] == [False] * 5 + ([False] * 2 + [True] * 3) * 2
+
+
+def drawn(batch: Batch) -> Batch:
+    """Return the samples of a draw that do not only fill it up."""
+    assert batch.each is not None
+    used = batch.each > 0
+    return replace(batch, z=batch.z[used], y=batch.y[used])
 
 
 def test_batches_are_drawn_by_tasks() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from dualcba.data.dataset import Dataset
 from dualcba.experiments import Hardware, Loader, Spec, read_results
+from dualcba.experiments.matching import Index
 from dualcba.io import only_process
 from tools import publish, queued
 from tools.collected import read_all
@@ -49,6 +50,12 @@ def test_the_order_is_that_of_the_plan_and_donors_come_first(plan: list[queued.P
     assert {p.wanted.donor for p in plan if p.part == "a"} == {"cifar100"}
 
 
+def test_a_run_of_two_parts_is_made_once(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(f"{PLAN}\n{PLAN.replace('parts.', 'parts.later-')}")
+    assert list(dict.fromkeys(p.part for p in queued.read_plan(path))) == ["b", "donors", "a"]
+
+
 def test_a_part_may_have_some_adaptors_alone(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     part = '[parts.a]\nexperiment = "frontier"\nrows = ["ER"]\ncolumn = "M = 5000"\n'
@@ -86,6 +93,23 @@ def test_the_plan_of_what_the_tables_lack_can_be_read() -> None:
     every = queued.read_plan(path)
     have = [r for g in read_all(publish.RESULTS) for r in g.results]
     assert 0 <= len(queued.read_plan(path, have)) < len(every)
+
+
+def test_the_plan_names_what_the_pages_call_not_run() -> None:
+    have = [r for g in read_all(publish.RESULTS) for r in g.results]
+    path = Path(queued.__file__).with_name("missing.toml")
+    planned = {p.wanted.spec.name for p in queued.read_plan(path, have)}
+    kinds = ("methods", "semi", "settings", "offline", "ibn", "text")
+    for experiment in (
+        "main",
+        "semi",
+        "offline",
+        "frontier",
+        "las",
+        *(f"readings-{k}" for k in kinds),
+    ):
+        lacking = queued.wanted({"experiment": experiment}, Index(have))
+        assert {one.spec.name for one in lacking} <= planned, experiment
 
 
 def test_a_run_waits_for_its_data(plan: list[queued.Planned], tmp_path: Path) -> None:
