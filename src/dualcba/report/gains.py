@@ -134,7 +134,9 @@ def _has_learnt_part(entry: Entry) -> bool:
 
 def gap(more: Served, less: Served, statistics: tuple[str, str], score: str = "acc") -> Gap:
     """Return one minus the other, each with its own statistics, over the seeds that both have."""
-    return _gap(_by_seed(more, statistics[0], score), _by_seed(less, statistics[1], score))
+    one, other = (_by_seed(s, k, score) for s, k in zip((more, less), statistics, strict=True))
+    differences = [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
+    return Gap(len(differences), *paired_t(differences))
 
 
 def ibn_alone(base: Served, dual: Served, score: str = "acc") -> Gap:
@@ -147,12 +149,6 @@ def ibn_alone(base: Served, dual: Served, score: str = "acc") -> Gap:
 def _by_seed(served: Served, statistics: str, score: str) -> dict[int, float]:
     values = {r.seed: r.value(statistics, score) for r in served.results}
     return {seed: v for seed, v in values.items() if v is not None}
-
-
-def _gap(more: dict[int, float], less: dict[int, float]) -> Gap:
-    common = sorted(more.keys() & less.keys())
-    differences = [more[seed] - less[seed] for seed in common]
-    return Gap(len(common), *paired_t(differences))
 
 
 def paired_t(gaps: Sequence[float]) -> tuple[float | None, float | None, float | None]:

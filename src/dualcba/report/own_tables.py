@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dualcba.errors import at_least, expected, one_of, unknown
-from dualcba.experiments.paper.catalogue import BESIDE, Experiment, make_experiment
+from dualcba.experiments.paper.catalogue import BESIDE, OWN, Experiment, make_experiment
 from dualcba.experiments.paper.scale import SOURCES
 from dualcba.experiments.spec import fields, read_toml
 from dualcba.methods import SUFFIXES
@@ -26,8 +26,6 @@ KEYS = (
     "title", "note", "scores", "figure", "seeds", "spec", "columns", "rows", "beside", "adaptors",
     "imports",
 )  # fmt: skip
-OWN = (*BESIDE, "statistics", "donor", "counted")
-"""Keys of a row, a column or `spec` that are not fields of a spec."""
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,9 @@ FRONTIER = ("frontier", "frontier-shuffled", "las")
 BESIDE = ("paper", "published")
 """The names of values beside ours."""
 
+OWN = (*BESIDE, "statistics", "donor", "counted")
+"""Keys of a row, a column or `spec` that are not fields of a spec."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -191,8 +194,7 @@ def _rows(content: Mapping[str, Any], beside: str) -> dict[str, Any]:
 def _entry(
     row: str, column: str, given: dict[str, Any], values: dict[str, float | None], beside: str
 ) -> Entry:
-    own = (*BESIDE, "statistics", "donor", "counted")
-    fields = {name: value for name, value in given.items() if name not in own}
+    fields = {name: value for name, value in given.items() if name not in OWN}
     usual = "ibn" if str(fields["method"]).endswith("-dual-cba") else "bn"
     statistics = given.get("statistics", usual)
     counted = column in given.get("counted", [column])

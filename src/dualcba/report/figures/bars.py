@@ -12,6 +12,7 @@ from dualcba.report.figures.style import (
     INK,
     MUTED,
     Axes,
+    Drawn,
     Plot,
     beside,
     grid,
@@ -88,7 +89,7 @@ def _key(ax: Axes, beside: str) -> None:
     )  # fmt: skip
 
 
-def cost(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], list[str]]:
+def cost(served: Sequence[Served], name: str, title: str) -> Drawn:
     """Draw the seconds per run, to train (full) and to evaluate (pale), mean over seeds."""
     served = [s for s in served if None not in (seconds(s, "train"), seconds(s, "evaluate"))]
     if not served:

@@ -20,6 +20,7 @@ from dualcba.report.figures.style import (
     MUTED,
     ORANGE,
     Axes,
+    Drawn,
     Plot,
     by_family,
     colours,
@@ -35,7 +36,6 @@ from dualcba.report.results import task_classes
 from dualcba.report.tables.model import number
 
 Floats = NDArray[np.float64]
-Drawn = tuple[list[Plot], list[str]]
 SMOOTH = 40
 """The number of points from which on a curve is smoothed."""
 
@@ -45,11 +45,7 @@ CLASSES = 20
 
 def recorded(served: Sequence[Served], what: str) -> list[Served]:
     """Return the entries whose results all have a recording."""
-    return [s for s in served if s.results and all(_recording(r, what) for r in s.results)]
-
-
-def _recording(result: Result, what: str) -> Any:
-    return result.recordings.get(what)
+    return [s for s in served if s.results and all(r.recordings.get(what) for r in s.results)]
 
 
 def confusion(served: Served, statistics: str) -> tuple[Floats, list[list[int]]]:
@@ -59,7 +55,7 @@ def confusion(served: Served, statistics: str) -> tuple[Floats, list[list[int]]]
     """
     tables = []
     for result in served.results:
-        counts = np.array(_recording(result, "predictions")[statistics], float)
+        counts = np.array(result.recordings["predictions"][statistics], float)
         order = [c for task in task_classes(result, len(counts)) for c in task]
         tables.append(counts[np.ix_(order, order)])
     total = np.sum(tables, axis=0)
@@ -184,7 +180,7 @@ def posterior(served: Sequence[Served], name: str, title: str) -> Drawn:
 
 
 def _last(result: Result) -> dict[str, Any]:
-    found: dict[str, Any] = _recording(result, "transitions")[-1]
+    found: dict[str, Any] = result.recordings["transitions"][-1]
     return found
 
 
@@ -246,7 +242,7 @@ def transitions(served: Sequence[Served], name: str, title: str) -> Drawn:
 
 def _transitions(s: Served, name: str, title: str) -> Plot:
     figure, axes = new_figure(2, 1, sharex=True, sharey=True, height=4.0)
-    recordings = [_recording(r, "transitions") for r in s.results]
+    recordings = [r.recordings["transitions"] for r in s.results]
     span = len(recordings[0][0]["step"]) * 1.12
     ticks = []
     for ax, samples in zip((axes[0][0], axes[1][0]), ("old", "new"), strict=True):
@@ -290,7 +286,7 @@ def _alignment(s: Served, name: str, title: str) -> Plot:
     ax = axes[0][0]
     (own,) = colours([s])
     parts = {"with": ("with adaptor", own), "without": ("without", GREY), "bound": ("bound", INK)}
-    recordings = [_recording(r, "alignment") for r in s.results]
+    recordings = [r.recordings["alignment"] for r in s.results]
     points = min(len(r["step"]) for r in recordings)
     if not any(x is not None for r in recordings for x in r["with"]):
         parts = {"without": ("no adaptor", GREY), "bound_without": ("bound", INK)}
