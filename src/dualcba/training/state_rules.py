@@ -67,16 +67,16 @@ def _wholes(value: object, low: int = 0, high: int = LARGEST) -> bool:
     return isinstance(value, list) and all(_whole(v, low, high) for v in value)
 
 
+def _per_class(value: object, given: Given, valid: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and len(value) == given.classes and all(map(valid, value))
+
+
 def _counts(value: object, given: Given) -> bool:
-    return _wholes(value) and len(value) == given.classes  # type: ignore[arg-type]
+    return _per_class(value, given, _whole)
 
 
 def _mask(value: object, given: Given) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == given.classes
-        and all(isinstance(v, bool) for v in value)
-    )
+    return _per_class(value, given, lambda v: isinstance(v, bool))
 
 
 def _starts(value: Any, given: Given) -> bool:
@@ -98,11 +98,7 @@ def _recent(value: Any, given: Given) -> bool:
 
 
 def _below_arrival(value: Any, given: Given) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == given.classes
-        and all(type(v) in (int, float) and 0 <= v < ARRIVED for v in value)
-    )
+    return _per_class(value, given, lambda v: type(v) in (int, float) and 0 <= v < ARRIVED)
 
 
 def _flag(value: Any, given: Given) -> bool:
