@@ -171,6 +171,13 @@ def first_state(optimizer: torch.optim.Optimizer, p: Tensor) -> dict[str, Tensor
     return {"momentum_buffer": torch.zeros_like(p)} if group["momentum"] else {}
 
 
+def first_states(name: str, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return `first_state` of all parameters, named `<name>.<index>.<field>` as in a state."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    states = {f"{name}.{i}": first_state(optimizer, p) for i, p in enumerate(parameters)}
+    return {f"{one}.{k}": v for one, state in states.items() for k, v in state.items()}
+
+
 def largest_update(optimizer: torch.optim.Optimizer, lr: Tensor, norm: Tensor) -> Tensor:
     """Return an upper bound of what a step adds to a number, given the norm of the gradient.
 
