@@ -182,18 +182,19 @@ class Display:
 class Rate:
     """Images per second over the last ten seconds; 0 if none was learnt for two seconds."""
 
-    def __init__(self, window: float = 10.0, idle: float = 2.0) -> None:
-        self._window, self._idle = window, idle
+    LAST, IDLE = 10.0, 2.0
+
+    def __init__(self) -> None:
         self._points: list[tuple[float, int]] = []
 
     def add(self, now: float, learnt: int) -> None:
         """Note how many images were learnt until now."""
         if self._points and learnt == self._points[-1][1]:
-            if now - self._points[-1][0] > self._idle:
+            if now - self._points[-1][0] > self.IDLE:
                 self._points = [(now, learnt)]
             return
         self._points.append((now, learnt))
-        while len(self._points) > 2 and now - self._points[1][0] >= self._window:
+        while len(self._points) > 2 and now - self._points[1][0] >= self.LAST:
             self._points.pop(0)
 
     @property

@@ -63,8 +63,8 @@ def _whole(value: object, low: int = 0, high: int = LARGEST) -> bool:
     return whole and low <= int(value) <= high  # type: ignore[call-overload]
 
 
-def _wholes(value: object, low: int = 0, high: int = LARGEST) -> bool:
-    return isinstance(value, list) and all(_whole(v, low, high) for v in value)
+def _wholes(value: object, high: int) -> bool:
+    return isinstance(value, list) and all(_whole(v, 0, high) for v in value)
 
 
 def _per_class(value: object, given: Given, valid: Callable[[Any], bool]) -> bool:
@@ -81,12 +81,12 @@ def _mask(value: object, given: Given) -> bool:
 
 def _starts(value: Any, given: Given) -> bool:
     step = given.meta["step"]
-    ascending = _wholes(value, high=step) and value == sorted(value)
+    ascending = _wholes(value, step) and value == sorted(value)
     return ascending and (value[0] == 0 if value else step == 0)
 
 
 def _labels(value: Any, given: Given) -> bool:
-    if not _wholes(value, high=given.classes - 1) or value != sorted(set(value)):
+    if not _wholes(value, given.classes - 1) or value != sorted(set(value)):
         return False
     new: list[int] = given["sets.new"].nonzero().flatten().tolist()
     return bool(value == new)
