@@ -320,13 +320,11 @@ class Learner:
                     with undone_in_a_task(self._parts):
                         self._take_step(x, y, storable, labels, again)
             except RefusedError as refused:
-                parts = self._parts
-                if parts.guard.on_outlier == "raise":
-                    described = parts.loss_monitor.describe(
-                        str(refused), self._step, self.task_starts
-                    )
+                guard, losses = self._parts.guard, self._parts.loss_monitor
+                if guard.on_outlier == "raise":
+                    described = losses.describe(str(refused), self._step, self.task_starts)
                     raise FloatingPointError(described) from None
-                parts.guard.count_left_out()
+                guard.count_left_out()
                 return
             self._step += 1
             self._predictor.ibn.moving.observe(len(x))

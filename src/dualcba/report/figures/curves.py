@@ -245,8 +245,8 @@ def _stability(served: Sequence[Served], name: str, title: str, statistics: str)
         ax.set_title(f"task {task + 1}", fontweight="normal", fontsize=10)
         ax.margins(x=0)
         few_ticks(ax, 4)
-    top = 20 * math.ceil(max(ax.get_ylim()[1] for ax in cells) / 20)
-    cells[0].set(ylim=(0, min(top, 100)), yticks=[0, min(top, 100) // 2, min(top, 100)])
+    top = min(20 * math.ceil(max(ax.get_ylim()[1] for ax in cells) / 20), 100)
+    cells[0].set(ylim=(0, top), yticks=[0, top // 2, top])
     for ax in cells[len(shown) :]:
         ax.set_axis_off()
     for ax in cells[len(shown) - columns : len(shown)]:  # no panel below these

@@ -21,6 +21,7 @@ from dualcba.report.figures.style import (
     ORANGE,
     Axes,
     Drawn,
+    Figure,
     Plot,
     by_family,
     colours,
@@ -139,16 +140,21 @@ def _confusions(served: Sequence[Served], name: str, title: str) -> Plot:
         ax.set_title(folded(s.entry.row), fontsize=10)
         if n % columns == 0:
             ax.set_ylabel("true task", fontsize=9.5)
-    bar = figure.colorbar(image, ax=cells, shrink=0.75, aspect=25, ticks=[0, top / 2, top])
-    bar.outline.set_visible(False)
-    bar.set_label("share of the row", fontsize=9.5)
-    bar.ax.tick_params(length=0, labelsize=9)
+    _scale(figure, image, cells, top)
     what = "between tasks" if many else "of classes in order of arrival"
     caption = (
         f"Normalised confusion {what} at the end of the stream, {title}, {_statistics(served)}: "
         "each row sums to 1."
     )
     return Plot(name, caption, "Confusion matrices, one per method", figure)
+
+
+def _scale(figure: Figure, image: Any, cells: Sequence[Axes], top: float) -> None:
+    """Draw the scale of the colours beside the panels."""
+    bar = figure.colorbar(image, ax=cells, shrink=0.75, aspect=25, ticks=[0, top / 2, top])
+    bar.outline.set_visible(False)
+    bar.set_label("share of the row", fontsize=9.5)
+    bar.ax.tick_params(length=0, labelsize=9)
 
 
 def _task_axes(ax: Axes, tasks: list[list[int]], *, lines: bool) -> None:
@@ -243,24 +249,15 @@ def transitions(served: Sequence[Served], name: str, title: str) -> Drawn:
 def _transitions(s: Served, name: str, title: str) -> Plot:
     figure, axes = new_figure(2, 1, sharex=True, sharey=True, height=4.0)
     recordings = [r.recordings["transitions"] for r in s.results]
-    span = len(recordings[0][0]["step"]) * 1.12
-    ticks = []
-    for ax, samples in zip((axes[0][0], axes[1][0]), ("old", "new"), strict=True):
-        for k, moment in enumerate(recordings[0]):
-            x = np.arange(len(moment["step"])) + k * span
-            zero = np.interp(0, moment["step"], x)
-            for mass, colour in (("p_old", BLUE), ("p_new", ORANGE)):
-                mean = np.mean([r[k][samples][mass] for r in recordings], axis=0)
-                ax.plot(x, mean, color=colour, linewidth=1.8)
-            ax.axvline(zero, color=MUTED, linewidth=0.8, linestyle=(0, (3, 3)), zorder=0)
-            ticks.append((zero, f"{moment['task']}"))
+    for (ax,), samples in zip(axes, ("old", "new"), strict=True):
+        boundaries = _masses(ax, recordings, samples)
         whose = "of old tasks" if samples == "old" else "of the new task"
         text = f"{s.entry.row}: test samples {whose}"
         ax.set_title(text, fontweight="normal", fontsize=10.5)
         ax.set(ylim=(0, 1.02), ylabel="posterior mass")
         grid(ax)
         ax.margins(x=0.01)
-    axes[1][0].set_xticks(*zip(*ticks[: len(recordings[0])], strict=True))
+    axes[1][0].set_xticks(boundaries, [f"{moment['task']}" for moment in recordings[0]])
     axes[1][0].set_xlabel("task that begins (dashed); recorded steps around it, at equal distances")
     key(figure, ["on old classes", "on new classes"], [BLUE, ORANGE])
     steps = recordings[0][0]["step"]
@@ -270,6 +267,19 @@ def _transitions(s: Served, name: str, title: str) -> Plot:
         f"equal distances), {averaged(len(recordings))}."
     )
     return Plot(name, caption, f"Old and new posterior at transitions of {s.entry.row}", figure)
+
+
+def _masses(ax: Axes, recordings: Sequence[Any], samples: str) -> list[float]:
+    """Draw the mean masses around each boundary side by side; return where boundaries are."""
+    boundaries, span = [], len(recordings[0][0]["step"]) * 1.12
+    for k, moment in enumerate(recordings[0]):
+        x = np.arange(len(moment["step"])) + k * span
+        for mass, colour in (("p_old", BLUE), ("p_new", ORANGE)):
+            mean = np.mean([r[k][samples][mass] for r in recordings], axis=0)
+            ax.plot(x, mean, color=colour, linewidth=1.8)
+        boundaries.append(float(np.interp(0, moment["step"], x)))
+        ax.axvline(boundaries[-1], color=MUTED, linewidth=0.8, linestyle=(0, (3, 3)), zorder=0)
+    return boundaries
 
 
 def alignment(served: Sequence[Served], name: str, title: str) -> Drawn:
