@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 import torch
 from tape import CaptureError, Tape, Taped, replay_on_cpu
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualcba import Dataset, Learner
+from dualcba.checks.stream import Material, play
 from dualcba.losses import Batch, Term, scaled
 from dualcba.methods.er import ER
 from dualcba.methods.fixmatch import FixMatch
 from dualcba.methods.registry import METHODS
-from dualcba.nets import MLP
+from dualcba.nets import MLP, freeze
 from dualcba.training.unannounced import unannounced_options
 
 Make = Callable[..., Learner]
@@ -47,12 +48,25 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("er-dual-cba", {"head": "cosine", "learn_scale": True, "freeze_after": 2}),
     ("er-dual-cba", {"levels": "joint", "readout": "adapted"}),
     ("er-dual-cba", {"levels": "buffer", "ibn_refresh": "full", "ibn": True}),
+    *[(name, {}) for name in ("er", "er-cba", "er-balanced-cba", "er-ace+ccl-dc-dual-cba")],
+    *[(f"{name}+mkd-dual-cba", {}) for name in ("er", "derpp", "gsa")],
+    *[(f"er-{kind}", {"space": "probability"}) for kind in ("cba", "dual-cba", "balanced-cba")],
+    ("derpp-dual-cba", {"space": "probability"}),
+    *[(name, {**EVERYTHING, "outer_draw": draw})
+      for name in ("er-balanced-cba", "derpp-dual-cba", "rar-dual-cba")
+      for draw in ("memory", "balanced")],
+    *[("er-cba", {**EVERYTHING, "outer_draw": draw, "counts": None})
+      for draw in ("memory", "balanced")],
+    *[(name, {"levels": levels})
+      for name in ("er-cba", "derpp-dual-cba") for levels in ("joint", "buffer")],
+    *[(name, {"update_order": "network-first", "outer_every": 1})
+      for name in ("er-cba", "derpp-dual-cba")],
     ("er", {"readout": "both-lda", "ibn": True}),
     ("er", {"readout": "lda", "test_flip": True}),
     ("icarl", {"method_options": {"merge": True, "negatives": True}}),
     ("lucir", {"method_options": {"released": True, "frozen": True, "drop": 3}}),
     ("bic", {"method_options": {"released": True, "merge": True}}),
-]
+]  # fmt: skip
 
 
 def learn(learner: Learner, tasks: Any, images: Dataset) -> list[Tensor]:
@@ -99,6 +113,48 @@ def test_replays_are_the_same_steps(
 ) -> None:  # fmt: skip
     tasks = make_batches(3, steps=9)[:2]
     assert both(lambda: make_learner(method, **options), lambda x: learn(x, tasks, images)) == []
+
+
+class Tokens(nn.Module):
+    """An embedding of whole numbers, with a vector added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 8)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, ids: Tensor, vector: Tensor | None = None) -> Tensor:
+        h = self.embed(ids).mean(1)
+        return self.out(h if vector is None else h + vector)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["tokens", "several", "features"])
+@pytest.mark.parametrize("method", ["er", "derpp-dual-cba", "er-balanced-cba"])
+def test_other_samples(method: str, kind: str, both: Both) -> None:
+    shape, dtype = (5,), torch.int64
+    several = {"ids": shape, "vector": (8,)}, {"ids": dtype, "vector": torch.float32}
+    given = several if kind == "several" else (shape, dtype)
+    cached = kind == "features"
+
+    def make() -> Learner:
+        torch.manual_seed(0)
+        return Learner(
+            freeze(Tokens()) if cached else Tokens(), given[0], 4, dtype=given[1], method=method,
+            buffer=12, batch_size=4, cache_features=cached, device="cpu",
+        )  # fmt: skip
+
+    def watch(learner: Learner) -> list[Tensor]:
+        learner.parts.training_step.stay_on_device()
+        material = Material(learner)
+        play(learner, material.stream(steps=20))
+        return [learner.predict_proba(material.questions())]
+
+    assert both(make, watch) == []
+    if cached:
+        trunk, x = make().parts.trunk, torch.zeros(3, 5, dtype=torch.int64)
+        assert trunk is not None
+        with Tape():
+            trunk(x)
 
 
 @pytest.mark.parametrize("labelled", [0, 3])

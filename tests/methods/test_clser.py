@@ -11,7 +11,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from dualcba import Learner
 from dualcba.adaptors.adaptor import ADAPTORS
@@ -189,17 +188,6 @@ def test_a_rate_of_one_changes_no_bit() -> None:
     assert torch.equal(average[0], before)
 
 
-def test_nothing_is_read_back_from_the_device() -> None:
-    with FakeTensorMode():  # tensors without values
-        average, theta = ([torch.randn(3, 2), torch.randn(4)] for _ in range(2))
-        rate = torch.rand(2, dtype=torch.float64).unbind()[0]
-        update_average(average, theta, rate)
-        z = select_confident(torch.randn(6, C), torch.randn(6, C), torch.zeros(6, dtype=torch.long))
-        assert z.shape == (6, C)
-        with pytest.raises(DataDependentOutputException):  # reading a value is detected
-            torch._foreach_lerp_(average, theta, rate)
-
-
 def test_averages_of_a_run(make_learner: Callable[..., Learner], make_batches: Any) -> None:
     learner = make_learner("clser-cba")
     method = learner.method
@@ -288,18 +276,6 @@ def test_each_average_is_evaluated_once_per_step(
     teach(learner)
     assert asked == list(range(1, learner.step))  # the memory is empty at the first step
     assert method._cached is None
-
-
-def test_a_loaded_learner_continues_equally(
-    make_learner: Callable[..., Learner], teach: Any, make_batches: Any, differ: Any
-) -> None:
-    first = teach(make_learner("clser-cba"))
-    second = make_learner("clser-cba")
-    second.load_state_dict(first.state_dict())
-    for learner in (first, second):
-        for x, y in make_batches(3)[1]:
-            learner.observe(x, y)
-    assert differ(first.state_dict(), second.state_dict()) == []
 
 
 @pytest.mark.gpu
