@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from frontier_helpers import cross_entropies, log_softmax
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -63,13 +64,8 @@ def test_layers_that_are_frozen_are_so_in_the_averages() -> None:
         assert [m.training for m in average.module] == [True, False, True, True]
 
 
-def logp(z: Floats) -> Floats:
-    shifted = z - z.max(1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-
-
 def ce(z: Floats, y: NDArray[np.int64]) -> float:
-    return float(-logp(z)[np.arange(len(y)), y].mean())
+    return float(cross_entropies(z, y).mean())
 
 
 def linear(network: Network, x: Tensor) -> Floats:
@@ -81,7 +77,7 @@ def chosen(stable: Floats, plastic: Floats, y: NDArray[np.int64]) -> Floats:
     """Compute the loss sample by sample."""
     rows = []
     for s, p, c in zip(stable, plastic, y, strict=True):
-        rows.append(s if logp(s[None])[0, c] > logp(p[None])[0, c] else p)
+        rows.append(s if log_softmax(s[None])[0, c] > log_softmax(p[None])[0, c] else p)
     return np.stack(rows)
 
 
