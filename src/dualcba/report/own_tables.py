@@ -67,7 +67,8 @@ def parse_table(name: str, text: str) -> OwnTable:
     title = content.get("title", name)
     full = {"title": title, "note": "", "scores": ["acc", "fm"], "columns": {title: {}}, **content}
     _check(full)
-    _complete(full)
+    plain = {"dataset": "digits", "method": "er-dual-cba"}  # as a spec has them by default
+    full["spec"] = plain | full.get("spec", {})
     experiment = make_experiment(name, full)
     for entry in experiment.entries:
         try:
@@ -149,9 +150,3 @@ def _check_values(label: str, row: Mapping[str, Any], content: Mapping[str, Any]
     for value in (value for values in given for value in values):
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ValueError(expected(f"rows.{label}.{key}", value, "numbers"))
-
-
-def _complete(content: dict[str, Any]) -> None:
-    """Add the dataset and the method that a spec has by default, which entries must name."""
-    plain = {"dataset": "digits", "method": "er-dual-cba"}
-    content["spec"] = plain | content.get("spec", {})

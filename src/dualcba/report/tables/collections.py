@@ -18,11 +18,9 @@ def by_stream(groups: Sequence[Collection]) -> dict[str, list[Collection]]:
     found: dict[str, list[Collection]] = {}
     for group in groups:
         found.setdefault(group.stream, []).append(group)
-    return {title: part for title, part in found.items() if len(_buffers(part)) > 1}
-
-
-def _buffers(groups: Sequence[Collection]) -> set[int]:
-    return {group.first.spec.buffer for group in groups}
+    return {
+        title: part for title, part in found.items() if len({g.first.spec.buffer for g in part}) > 1
+    }
 
 
 def buffer_table(groups: Sequence[Collection], title: str, score: str) -> Table:
