@@ -1,4 +1,4 @@
-"""Steps and answers that are recorded and replayed are the same ones, as in CUDA graphs; on a CPU.
+"""Steps and answers that are recorded and replayed, as in CUDA graphs, are those of a CPU.
 
 The tests marked `gpu` show it of the graphs themselves, where there is a GPU.
 """
@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 from tape import CaptureError, Tape, Taped, replay_on_cpu
-from torch import Tensor, nn
+from test_backbones import BACKBONES, NEW, teach
+from torch import Tensor
 
 from dualcba import Dataset, Learner
-from dualcba.checks.stream import Material, play
 from dualcba.losses import Batch, Term, scaled
 from dualcba.methods.er import ER
 from dualcba.methods.fixmatch import FixMatch
 from dualcba.methods.registry import METHODS
-from dualcba.nets import MLP, freeze
+from dualcba.nets import MLP
 from dualcba.training.unannounced import unannounced_options
 
 Make = Callable[..., Learner]
@@ -47,6 +47,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("er-cba", {"virtual": "sgd", "virtual_lr": 0.1, "precision": "bf16"}),
     ("er-dual-cba", {"head": "cosine", "learn_scale": True, "freeze_after": 2}),
     ("er-dual-cba", {"levels": "joint", "readout": "adapted"}),
+    ("er-dual-cba", {"augmentation": "full"}),
+    ("er-dual-cba", {"momentum": 0.9, "weight_decay": 0.001}),
+    ("er-dual-cba", {"optimizer": "adam", "lr": 0.01}),
+    ("er-dual-cba", {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.01}),
     ("er-dual-cba", {"levels": "buffer", "ibn_refresh": "full", "ibn": True}),
     *[(name, {}) for name in ("er", "er-cba", "er-balanced-cba", "er-ace+ccl-dc-dual-cba")],
     *[(f"{name}+mkd-dual-cba", {}) for name in ("er", "derpp", "gsa")],
@@ -70,8 +74,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 def learn(learner: Learner, tasks: Any, images: Dataset) -> list[Tensor]:
-    """Teach a learner as on a GPU, and return what it has answered."""
-    learner.parts.training_step.stay_on_device()
+    """Teach a learner, and return what it has answered."""
     answers = []
     for k, batches in enumerate(tasks):
         learner.new_task([2 * k, 2 * k + 1])
@@ -88,7 +91,7 @@ Both = Callable[[Callable[[], Learner], Callable[[Learner], list[Tensor]]], list
 
 @pytest.fixture
 def both(monkeypatch: pytest.MonkeyPatch, differ: Differ) -> Both:
-    """Let two learners learn the same, one by replays; return the names of what differs."""
+    """Let a learner learn as on a CPU and one by replays; return the names of what differs."""
 
     def run(make: Callable[[], Learner], play: Callable[[Learner], list[Tensor]]) -> list[str]:
         ends, taped = [], Taped()
@@ -96,6 +99,8 @@ def both(monkeypatch: pytest.MonkeyPatch, differ: Differ) -> Both:
             with monkeypatch.context() as patch:
                 of = replay_on_cpu(patch) if replays else None
                 learner = make()
+                if replays:
+                    learner.parts.training_step.stay_on_device()
                 ends.append((play(learner), learner.state_dict()))
                 taped = taped if of is None else of(learner.parts.engine)
         assert sum(n for key, n in taped.replayed.items() if key[0] == "step") >= 5  # type: ignore[index]
@@ -115,44 +120,16 @@ def test_replays_are_the_same_steps(
     assert both(lambda: make_learner(method, **options), lambda x: learn(x, tasks, images)) == []
 
 
-class Tokens(nn.Module):
-    """An embedding of whole numbers, with a vector added."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(10, 8)
-        self.out = nn.Linear(8, 4)
-
-    def forward(self, ids: Tensor, vector: Tensor | None = None) -> Tensor:
-        h = self.embed(ids).mean(1)
-        return self.out(h if vector is None else h + vector)  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("kind", ["tokens", "several", "features"])
 @pytest.mark.parametrize("method", ["er", "derpp-dual-cba", "er-balanced-cba"])
-def test_other_samples(method: str, kind: str, both: Both) -> None:
-    shape, dtype = (5,), torch.int64
-    several = {"ids": shape, "vector": (8,)}, {"ids": dtype, "vector": torch.float32}
-    given = several if kind == "several" else (shape, dtype)
-    cached = kind == "features"
-
-    def make() -> Learner:
-        torch.manual_seed(0)
-        return Learner(
-            freeze(Tokens()) if cached else Tokens(), given[0], 4, dtype=given[1], method=method,
-            buffer=12, batch_size=4, cache_features=cached, device="cpu",
-        )  # fmt: skip
-
+@pytest.mark.parametrize("name", NEW)
+def test_other_samples(name: str, method: str, both: Both) -> None:
     def watch(learner: Learner) -> list[Tensor]:
-        learner.parts.training_step.stay_on_device()
-        material = Material(learner)
-        play(learner, material.stream(steps=20))
-        return [learner.predict_proba(material.questions())]
+        return [learner.predict_proba(teach(learner)[0])]
 
-    assert both(make, watch) == []
-    if cached:
-        trunk, x = make().parts.trunk, torch.zeros(3, 5, dtype=torch.int64)
-        assert trunk is not None
+    assert both(lambda: BACKBONES[name].learner(method), watch) == []
+    trunk = BACKBONES[name].learner(method).parts.trunk
+    if trunk is not None:
+        x = torch.zeros(3, 3, 5, 5, dtype=torch.uint8)
         with Tape():
             trunk(x)
 
@@ -178,7 +155,7 @@ def test_refused_steps(method: str, on_outlier: Any, both: Both, vectors: Make) 
     options = {"outer_every": 2} if method.endswith("cba") else {}
 
     def play(learner: Learner) -> list[Tensor]:
-        learner.parts.training_step.stay_on_device()
+        learner.parts.training_step.stay_on_device()  # a refused step has made its draws there
         rng = np.random.default_rng(0)
         for k in range(2):
             learner.new_task([2 * k, 2 * k + 1])
@@ -203,7 +180,6 @@ def test_classes_that_nobody_announces(method: str, both: Both) -> None:
         )  # fmt: skip
 
     def play(learner: Learner) -> list[Tensor]:
-        learner.parts.training_step.stay_on_device()
         rng, answers = np.random.default_rng(0), []
         for i in range(40):
             x = rng.normal(size=(4, 5)).astype(np.float32)
