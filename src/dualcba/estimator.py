@@ -279,7 +279,6 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._fitted = grown, None
 
     def _learner_arguments(self, dtype: torch.dtype, shape: tuple[int, ...]) -> dict[str, Any]:
-        """Return the keyword arguments of the learner."""
         fixed: dict[str, Any] = {
             "method": self.method, "buffer": self.buffer, "batch_size": self.batch_size,
             "seed": self.seed_, "dtype": dtype, "boundaries": "inferred",

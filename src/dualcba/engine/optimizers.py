@@ -117,7 +117,6 @@ class AdamW(_Unwrapped, torch.optim.AdamW):
 
 
 def _adam(optimizer: Adam | AdamW, step: Any, kernel: Any, closure: Any) -> Any:
-    """Take the step of Adam or AdamW."""
     group, params, state = optimizer.param_groups[0], optimizer._on_cpu(closure), optimizer.state
     if params is None or group["amsgrad"] or not all(p in state for p in params):
         return optimizer._call_step(step, closure)

@@ -103,7 +103,6 @@ class Spec(RunOptions):
         object.__setattr__(self, "imports", imported_for(parse_method(self.method)[0]))
 
     def _defaults(self) -> dict[str, Any]:
-        """Return the defaults of the dataset, the setting, the protocol and the adaptor."""
         offline = "offline" in parse_settings(self.setting)
         base = self.method.removesuffix(f"-{self.adaptor}")
         return {

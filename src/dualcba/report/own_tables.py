@@ -125,7 +125,6 @@ def _check_fields(where: str, part: Any) -> None:
 
 
 def _check_adaptors(given: Any) -> None:
-    """Raise unless these are kinds of adaptors by title."""
     if not isinstance(given, Mapping):
         raise ValueError(expected("adaptors", given, "kinds of adaptors by title"))
     for title, kind in given.items():
