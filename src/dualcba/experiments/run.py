@@ -20,7 +20,7 @@ from dualcba.adaptors.pretrained import load_agnostic
 from dualcba.data import Dataset, Task, validation_split
 from dualcba.data.prefetch import fits_on_device, prefetch_batches
 from dualcba.engine import resolve_device
-from dualcba.evaluation import ANYTIME, RECORDERS, Clock, Evaluator, Scoring
+from dualcba.evaluation import ANYTIME, RECORDERS, Clock, Evaluator, Recorder, Scoring
 from dualcba.experiments.making import (
     Indices,
     first_arrivals,
@@ -89,9 +89,12 @@ class Run:
         self.evaluator = Evaluator(
             self.learner, self.data, self.stream, anytime=ANYTIME[spec.anytime]
         )
-        lengths = [sum(map(len, passes)) for passes in self.schedule]
+        self.recorders = self._make_recorders()
+
+    def _make_recorders(self) -> dict[str, Recorder]:
+        spec, lengths = self.spec, [sum(map(len, passes)) for passes in self.schedule]
         scoring = Scoring(ANYTIME[spec.anytime], spec.eval_every, spec.epochs, self.clock)
-        self.recorders = {
+        return {
             name: RECORDERS[name](self.learner, self.data, self.stream, lengths, scoring)
             for name in spec.record
         }
