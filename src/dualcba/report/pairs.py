@@ -55,8 +55,12 @@ def chosen(groups: Sequence[Collection], methods: Sequence[str]) -> list[Collect
     for method in methods:
         if method not in known:
             raise ValueError(unknown("method", method, known))
-    wanted = set(methods or known)
-    return [replace(g, served=tuple(s for s in g.served if wanted & _names(s))) for g in groups]
+    return [_only(group, methods or known) for group in groups]
+
+
+def _only(group: Collection, methods: Sequence[str]) -> Collection:
+    kept = tuple(s for s in group.served if not _names(s).isdisjoint(methods))
+    return replace(group, served=kept)
 
 
 def _names(served: Served) -> set[str]:

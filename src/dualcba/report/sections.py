@@ -58,11 +58,6 @@ SMALL_NOTE = (
     "paper’s datasets. They show the form of each table; {whose} values do not apply and are not "
     "shown."
 )
-TOLERANCE_NOTE = (
-    "Δ is ours minus the paper’s, evaluated with the statistics of the paper’s value. It is bold "
-    f"if it exceeds both {TOLERANCE} points and the half-width of our 95 % interval. The paper "
-    "gives no dispersion."
-)
 PUBLISHED_NOTE = (
     "Methods of other papers under the protocol that they were published with. The published "
     "values are those of the methods’ own papers or of later comparisons, not of the paper on "
@@ -116,23 +111,13 @@ def report_sections(
         *_main_gain([*made.paper, *made.small]),
         *(f for group in _largest(rest) for f in _facts(group, 3 if len(rest) == 1 else 1)),
     ]
-    sections = _tables(made, every, asked)
-    sections += [_sweep(*swept) for swept in made.sweeps]
-    sections += [_by_buffer(title, part) for title, part in by_stream(rest).items()]
-    sections += [_collection(group, asked) for group in rest]
-    sections += _pairs(chosen(groups, compare))
-    return facts[:FACTS], [*sections, _provenance(groups, results)]
-
-
-def _tables(made: MadeFor, every: Sequence[Served], asked: Sequence[str]) -> list[Section]:
-    """Return the sections with the tables that results were made for; `every` are all runs."""
     small, others = (
         [(e, s) for e, s in made.small if (e.beside == "paper") == papers]
         for papers in (True, False)
     )
     sections = []
     for title, text, found in (
-        ("Comparison with the paper", TOLERANCE_NOTE, made.paper),
+        ("Comparison with the paper", _tolerance(), made.paper),
         ("Comparison with published values", PUBLISHED_NOTE, made.published),
         ("The paper’s experiments at small scale", SMALL_NOTE.format(whose="the paper’s"), small),
         ("Other papers’ methods at small scale", SMALL_NOTE.format(whose="published"), others),
@@ -142,8 +127,16 @@ def _tables(made: MadeFor, every: Sequence[Served], asked: Sequence[str]) -> lis
         sections += [Section(title, [text], parts)] if parts else []
         if found is made.paper and (tables := agreement_tables(found, every)):
             sections[-1].parts.insert(0, Section("Agreement with the paper", [*tables]))
-    lines: list[Item] = [f"{line[0].upper()}{line[1:]}." for line in made.left_out]
-    return [*sections, *([Section("Tables that are left out", lines)] if lines else [])]
+    sections += [_left_out(made.left_out)] if made.left_out else []
+    sections += [_sweep(*swept) for swept in made.sweeps]
+    sections += [_by_buffer(title, part) for title, part in by_stream(rest).items()]
+    sections += [_collection(group, asked) for group in rest]
+    sections += _pairs(chosen(groups, compare))
+    return facts[:FACTS], [*sections, _provenance(groups, results)]
+
+
+def _left_out(lines: Sequence[str]) -> Section:
+    return Section("Tables that are left out", [f"{line[0].upper()}{line[1:]}." for line in lines])
 
 
 def _sweep(asked: AskedSweep, found: list[Trial]) -> Section:
@@ -220,6 +213,14 @@ def _main_gain(shown: list[tuple[Experiment, list[Served]]]) -> list[Fact]:
     whole, ibn, adaptors = (number(x, sign=True) for x in mean[1:])
     detail = f"mean of {mean[0]} pairs: {ibn} by IBN alone, {adaptors} by the adaptors"
     return [Fact("Main table: Dual-CBA (IBN) over its base (BN)", f"{whole} ACC", detail)]
+
+
+def _tolerance() -> str:
+    return (
+        "Δ is ours minus the paper’s, evaluated with the statistics of the paper’s value. It is "
+        f"bold if it exceeds both {TOLERANCE} points and the half-width of our 95 % interval. The "
+        "paper gives no dispersion."
+    )
 
 
 def _agreement(paper: Sequence[Row]) -> list[Fact]:

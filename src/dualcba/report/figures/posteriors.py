@@ -46,7 +46,11 @@ CLASSES = 20
 
 def recorded(served: Sequence[Served], what: str) -> list[Served]:
     """Return the entries whose results all have a recording."""
-    return [s for s in served if s.results and all(r.recordings.get(what) for r in s.results)]
+    return [s for s in served if s.results and all(_recording(r, what) for r in s.results)]
+
+
+def _recording(result: Result, what: str) -> Any:
+    return result.recordings.get(what)
 
 
 def confusion(served: Served, statistics: str) -> tuple[Floats, list[list[int]]]:
@@ -56,7 +60,7 @@ def confusion(served: Served, statistics: str) -> tuple[Floats, list[list[int]]]
     """
     tables = []
     for result in served.results:
-        counts = np.array(result.recordings["predictions"][statistics], float)
+        counts = np.array(_recording(result, "predictions")[statistics], float)
         order = [c for task in task_classes(result, len(counts)) for c in task]
         tables.append(counts[np.ix_(order, order)])
     total = np.sum(tables, axis=0)
@@ -186,7 +190,7 @@ def posterior(served: Sequence[Served], name: str, title: str) -> Drawn:
 
 
 def _last(result: Result) -> dict[str, Any]:
-    found: dict[str, Any] = result.recordings["transitions"][-1]
+    found: dict[str, Any] = _recording(result, "transitions")[-1]
     return found
 
 
@@ -248,16 +252,25 @@ def transitions(served: Sequence[Served], name: str, title: str) -> Drawn:
 
 def _transitions(s: Served, name: str, title: str) -> Plot:
     figure, axes = new_figure(2, 1, sharex=True, sharey=True, height=4.0)
-    recordings = [r.recordings["transitions"] for r in s.results]
-    for (ax,), samples in zip(axes, ("old", "new"), strict=True):
-        boundaries = _masses(ax, recordings, samples)
+    recordings = [_recording(r, "transitions") for r in s.results]
+    span = len(recordings[0][0]["step"]) * 1.12
+    ticks = []
+    for ax, samples in zip((axes[0][0], axes[1][0]), ("old", "new"), strict=True):
+        for k, moment in enumerate(recordings[0]):
+            x = np.arange(len(moment["step"])) + k * span
+            zero = np.interp(0, moment["step"], x)
+            for mass, colour in (("p_old", BLUE), ("p_new", ORANGE)):
+                mean = np.mean([r[k][samples][mass] for r in recordings], axis=0)
+                ax.plot(x, mean, color=colour, linewidth=1.8)
+            ax.axvline(zero, color=MUTED, linewidth=0.8, linestyle=(0, (3, 3)), zorder=0)
+            ticks.append((zero, f"{moment['task']}"))
         whose = "of old tasks" if samples == "old" else "of the new task"
         text = f"{s.entry.row}: test samples {whose}"
         ax.set_title(text, fontweight="normal", fontsize=10.5)
         ax.set(ylim=(0, 1.02), ylabel="posterior mass")
         grid(ax)
         ax.margins(x=0.01)
-    axes[1][0].set_xticks(boundaries, [f"{moment['task']}" for moment in recordings[0]])
+    axes[1][0].set_xticks(*zip(*ticks[: len(recordings[0])], strict=True))
     axes[1][0].set_xlabel("task that begins (dashed); recorded steps around it, at equal distances")
     key(figure, ["on old classes", "on new classes"], [BLUE, ORANGE])
     steps = recordings[0][0]["step"]
@@ -267,19 +280,6 @@ def _transitions(s: Served, name: str, title: str) -> Plot:
         f"equal distances), {averaged(len(recordings))}."
     )
     return Plot(name, caption, f"Old and new posterior at transitions of {s.entry.row}", figure)
-
-
-def _masses(ax: Axes, recordings: Sequence[Any], samples: str) -> list[float]:
-    """Draw the mean masses around each boundary side by side; return where boundaries are."""
-    boundaries, span = [], len(recordings[0][0]["step"]) * 1.12
-    for k, moment in enumerate(recordings[0]):
-        x = np.arange(len(moment["step"])) + k * span
-        for mass, colour in (("p_old", BLUE), ("p_new", ORANGE)):
-            mean = np.mean([r[k][samples][mass] for r in recordings], axis=0)
-            ax.plot(x, mean, color=colour, linewidth=1.8)
-        boundaries.append(float(np.interp(0, moment["step"], x)))
-        ax.axvline(boundaries[-1], color=MUTED, linewidth=0.8, linestyle=(0, (3, 3)), zorder=0)
-    return boundaries
 
 
 def alignment(served: Sequence[Served], name: str, title: str) -> Drawn:
@@ -296,7 +296,7 @@ def _alignment(s: Served, name: str, title: str) -> Plot:
     ax = axes[0][0]
     (own,) = colours([s])
     parts = {"with": ("with adaptor", own), "without": ("without", GREY), "bound": ("bound", INK)}
-    recordings = [r.recordings["alignment"] for r in s.results]
+    recordings = [_recording(r, "alignment") for r in s.results]
     points = min(len(r["step"]) for r in recordings)
     if not any(x is not None for r in recordings for x in r["with"]):
         parts = {"without": ("no adaptor", GREY), "bound_without": ("bound", INK)}

@@ -18,9 +18,11 @@ def by_stream(groups: Sequence[Collection]) -> dict[str, list[Collection]]:
     found: dict[str, list[Collection]] = {}
     for group in groups:
         found.setdefault(group.stream, []).append(group)
-    return {
-        title: part for title, part in found.items() if len({g.first.spec.buffer for g in part}) > 1
-    }
+    return {title: part for title, part in found.items() if len(_buffers(part)) > 1}
+
+
+def _buffers(groups: Sequence[Collection]) -> set[int]:
+    return {group.first.spec.buffer for group in groups}
 
 
 def buffer_table(groups: Sequence[Collection], title: str, score: str) -> Table:
@@ -39,8 +41,8 @@ def _value(served: Served | None, statistics: str, score: str) -> str:
     return MISSING if served is None else spread(measure(served.results, statistics, score))
 
 
-def seed_tables(served: Sequence[Served], title: str) -> list[Table]:
-    """Return a table of ACC with a column per seed; none for a single seed or too many."""
+def seed_tables(served: Sequence[Served], title: str, score: str = "acc") -> list[Table]:
+    """Return a table of one score with a column per seed; none for a single seed or too many."""
     seeds = sorted({r.seed for s in served for r in s.results})
     if not 1 < len(seeds) <= MOST_SEEDS:
         return []
@@ -48,7 +50,7 @@ def seed_tables(served: Sequence[Served], title: str) -> list[Table]:
     for s in served:
         by_seed = {r.seed: r for r in s.results}
         for statistics, name in STATISTICS.items():
-            values = [by_seed[k].value(statistics, "acc") if k in by_seed else None for k in seeds]
+            values = [by_seed[k].value(statistics, score) if k in by_seed else None for k in seeds]
             lines.append((s.entry.row, name, *map(number, values)))
     columns = (*text_columns("method", "statistics"), *(Column(f"seed {k}") for k in seeds))
-    return [Table(f"{title}: {score_info('acc').arrowed} of each seed", columns, tuple(lines))]
+    return [Table(f"{title}: {score_info(score).arrowed} of each seed", columns, tuple(lines))]

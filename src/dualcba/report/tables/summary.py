@@ -45,7 +45,7 @@ def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
     """Return a table with one row per group of runs; each score in percent."""
     first, note = served[0].results[0].spec, notes(served[0].results[0])
     pairs = [(s, name) for name in scores for s in STATISTICS if s == "bn" or not _is_fixed(name)]
-    heads = [Column("" if _is_fixed(n) else STATISTICS[s], score_info(n).arrowed) for s, n in pairs]
+    heads = [Column(_head(*pair), score_info(pair[1]).arrowed) for pair in pairs]
     lines = [(_name(s), *(short_spread(measure(s.results, *p)) for p in pairs)) for s in served]
     over = spread_over(*(len(s.results) for s in served))
     return Table(
@@ -59,6 +59,10 @@ def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
 def _is_fixed(score: str) -> bool:
     """Return whether a score does not depend on the statistics."""
     return score_info(score).fixed
+
+
+def _head(statistics: str, score: str) -> str:
+    return "" if _is_fixed(score) else STATISTICS[statistics]
 
 
 def _name(served: Served) -> str:
