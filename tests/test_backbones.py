@@ -175,18 +175,6 @@ def test_classes_that_nobody_announced(name: str, tmp_path: Path) -> None:
     assert torch.equal(grown.predict_proba(x), again.predict_proba(x))
 
 
-@pytest.mark.parametrize("kind", ["er", "derpp-dual-cba", "er-balanced-cba"])
-@pytest.mark.parametrize("name", NEW)
-def test_the_path_of_a_gpu_gives_the_same(name: str, kind: str) -> None:
-    learners = [BACKBONES[name].learner(kind) for _ in range(2)]
-    learners[1].parts.training_step.stay_on_device()
-    (x, _), _ = (teach(learner, steps=4) for learner in learners)
-    a, b = (learner.state_dict()["tensors"] for learner in learners)
-    for key, value in a.items():
-        torch.testing.assert_close(b[key], value, msg=key)
-    torch.testing.assert_close(*(learner.predict_proba(x) for learner in learners))
-
-
 @pytest.mark.gpu
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("kind", ["er", "derpp-dual-cba", "er-balanced-cba"])

@@ -214,6 +214,15 @@ def test_a_recipe_and_the_rate_of_its_optimiser() -> None:
     assert not np.array_equal(plain.fit(x, y).predict_proba(x), same[0])
 
 
+def test_a_pickle_of_an_earlier_version_is_read() -> None:
+    x, y = stream()[0]
+    classifier, again = DualCBAClassifier(**SMALL).fit(x, y), DualCBAClassifier()
+    state = classifier.__getstate__()
+    made_from = state.pop("_made_from")
+    again.__setstate__({**state, "_recipe": made_from})
+    assert np.array_equal(again.predict_proba(x), classifier.predict_proba(x))
+
+
 @pytest.mark.gpu
 def test_a_pickle_from_a_gpu_can_be_read_anywhere() -> None:
     x, y = stream()[0]

@@ -108,16 +108,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     variants.check(planned)
     collected = variants.Collected(args.out)
     collected.begin(arguments, "tools.readouts")
-    waiting: dict[str, list[variants.Planned]] = {}  # equal specs of several variants are run once
-    for one in planned:
-        if not collected.holds(one):
-            waiting.setdefault(variants.text(one.spec), []).append(one)
+    # equal specs of several variants are run once
+    waiting = variants.grouped(one for one in planned if not collected.holds(one))
 
     def failed(spec: Spec, error: Exception) -> None:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        for one in waiting[variants.text(spec)]:
-            print(f"failed: {one}: {reason}", file=sys.stderr)
-            collected.add("failed", {**one.place, "error": reason, "options": one.options})
+        variants.note_failure(waiting[variants.text(spec)], error, collected)
 
     specs, load = [group[0].spec for group in waiting.values()], Loader(args.data_dir)
     hardware = Hardware(device=args.device)

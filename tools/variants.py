@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,6 +46,7 @@ from dualcba.experiments.relative_cost import step_flops
 from dualcba.io import write_json
 from dualcba.options import definitions
 from tools import search
+from tools.search import Place, Values
 
 TABLE = Path(__file__).with_suffix(".toml")
 SHOWN = ("acc", "acc_auc", "prequential", "fm", "newest", "newest_recall")
@@ -269,17 +270,12 @@ def current_commit() -> str:
 
 def run(waiting: list[Planned], collected: Collected, args: argparse.Namespace) -> None:
     """Run what is planned; equal specs of several variants are run once."""
-    by_spec: dict[str, list[Planned]] = {}
-    for one in waiting:
-        by_spec.setdefault(text(one.spec), []).append(one)
+    by_spec = grouped(waiting)
     specs = [group[0].spec for group in by_spec.values()]
     progress = Progress(len(specs))
 
     def failed(spec: Spec, error: Exception) -> None:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        for one in by_spec[text(spec)]:
-            print(f"failed: {one}: {reason}", file=sys.stderr, flush=True)
-            collected.add("failed", {**one.place, "error": reason, "options": one.options})
+        note_failure(by_spec[text(spec)], error, collected)
         progress.failed += 1
 
     with folder(args.runs) as out, closing(updates(specs, out, args, failed)) as found:
@@ -287,6 +283,22 @@ def run(waiting: list[Planned], collected: Collected, args: argparse.Namespace) 
             for one in by_spec[text(update.spec)] if update.result else ():
                 collected.add("runs", entry(one, update.result, args.commit))
             progress.show(update)
+
+
+def grouped(planned: Iterable[Planned]) -> dict[str, list[Planned]]:
+    """Return planned runs by the text of their specs."""
+    found: dict[str, list[Planned]] = {}
+    for one in planned:
+        found.setdefault(text(one.spec), []).append(one)
+    return found
+
+
+def note_failure(group: Sequence[Planned], error: Exception, collected: Collected) -> None:
+    """Print that the runs of one spec have failed, and add them to the file."""
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    for one in group:
+        print(f"failed: {one}: {reason}", file=sys.stderr, flush=True)
+        collected.add("failed", {**one.place, "error": reason, "options": one.options})
 
 
 def text(spec: Spec) -> str:
@@ -333,18 +345,11 @@ class Progress:
 # ---------------------------------------------------------------------- the table
 
 
-Place = tuple[str, str, str]
-"""Variant, stream and base method."""
-
-Values = dict[Place, dict[int, float]]
-"""A score by place and seed."""
-
-
 def values(
     planned: Sequence[Planned], runs: Sequence[Fields], score: str, statistics: str
 ) -> Values:
     """Return a score of the planned runs that the file holds."""
-    found: Values = {}
+    found: dict[Place, dict[int, float]] = {}
     for one in planned:
         scores = [r["scores"][statistics].get(score) for r in runs if same(r, one)]
         if scores and scores[0] is not None:

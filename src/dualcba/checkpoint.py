@@ -128,7 +128,8 @@ def write_state_file(path: Path, state: Mapping[str, Any]) -> None:
     for part in parts:
         digest.update(part)
     with atomic_write(path) as draft, draft.open("wb", buffering=0) as file:
-        _write_all(file, memoryview(DIGEST.sub(_with(digest.hexdigest()), header, count=1)))
+        sealed = f'"sha256":"{digest.hexdigest()}"'.encode()
+        _write_all(file, memoryview(DIGEST.sub(sealed, header, count=1)))
         for part in parts:
             _write_all(file, part)
 
@@ -185,11 +186,6 @@ def _write_all(file: io.FileIO, part: memoryview) -> None:
     """Write all bytes: one call may write a part of them."""
     while part:
         part = part[file.write(part) :]
-
-
-def _with(digest: str) -> bytes:
-    """Return the field of the header with a digest."""
-    return f'"sha256":"{digest}"'.encode()
 
 
 def _header(content: bytes) -> dict[str, str]:

@@ -241,7 +241,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.seed_ = int(check_random_state(self.random_state).randint(2**31))
         dtype = torch.uint8 if samples.dtype == np.uint8 else torch.float32
         arguments = self._learner_arguments(dtype, samples.shape[1:])
-        self._recipe = (self.network, samples.shape[1:], arguments)
+        self._made_from = (self.network, samples.shape[1:], arguments)
         self._fitted = self._make_learner(classes), classes
 
     # the learner, and its classes unless it grows; replaced as a whole, for threads that predict
@@ -279,7 +279,6 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._fitted = grown, None
 
     def _learner_arguments(self, dtype: torch.dtype, shape: tuple[int, ...]) -> dict[str, Any]:
-        """Return the keyword arguments of the learner."""
         fixed: dict[str, Any] = {
             "method": self.method, "buffer": self.buffer, "batch_size": self.batch_size,
             "seed": self.seed_, "dtype": dtype, "boundaries": "inferred",
@@ -293,11 +292,11 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return {**usual, **given}
 
     def _make_learner(self, classes: Array | None) -> Learner:
-        """Make a learner from `_recipe`, which later changes of parameters do not affect.
+        """Make a learner from `_made_from`, which later changes of parameters do not affect.
 
         It grows if `classes` is None.
         """
-        network, shape, arguments = self._recipe
+        network, shape, arguments = self._made_from
         outputs = self._outputs or (FIRST_OUTPUTS if classes is None else len(classes))
         if isinstance(network, str):
             with first_weights(self.seed_):
@@ -318,7 +317,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.learner_.observe(samples[batch], indices[batch], again=again)
 
     def _threads(self) -> AbstractContextManager[None]:
-        network = self._recipe[0] if hasattr(self, "learner_") else self.network
+        network = self._made_from[0] if hasattr(self, "learner_") else self.network
         return threads_for(small=isinstance(network, str) and network == "mlp")
 
     @contextmanager
@@ -355,6 +354,8 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
+        if "_recipe" in state:  # the name in pickles of earlier versions
+            state["_made_from"] = state.pop("_recipe")
         learner_state = state.pop("learner_", None)
         classes, grows = state.pop("classes_", None), state.pop("_grows", False)
         super().__setstate__(state)

@@ -159,16 +159,7 @@ class Learner:
             sets = ClassSets(given.outputs)
             rng = torch_generator(given.seed, "adaptor")
             adaptor = make_adaptor(given.kind, given, sets, rng)
-        if not given.network.training and not given.cache_features:
-            given.network.train()  # as a whole; layers that the caller froze one by one stay frozen
-        network = Network(
-            given.network, given.inputs.shape, given.outputs, head=given.last_layer,
-            inputs=given.inputs,
-        )  # fmt: skip
-        if given.cache_features:
-            given, network = given.over_features(network)
-        if given.head_scale is not None:
-            network.use_cosine_head(given.head_scale, learnt=bool(given.learn_scale))
+        given, network = _make_network(given)
         self._maker = PartsMaker(given) if given.grows else None
         self._labels = given.labels()
         with default_modes(device), engine.scope():
@@ -238,7 +229,7 @@ class Learner:
         method = self.method
         if self._ranks is not None:
             x, y = self._whole_batch(self._ranks, x, y, again)
-        samples = self._check_samples(x, "observed")
+        samples = self._inputs.check(x, "observed")
         if len(samples) <= method.labelled:
             wanted = f"more than the {method.labelled} labelled ones that lead a batch"
             raise ValueError(expected("number of observed samples", len(samples), wanted))
@@ -256,7 +247,7 @@ class Learner:
         """Return the samples and labels that all ranks observe, on every rank."""
 
         def read() -> tuple[Tensor, Any]:
-            samples = self._check_samples(x, "observed")
+            samples = self._inputs.check(x, "observed")
             if self._maker is not None:
                 return samples, read_labels(y, len(samples), "observed y")
             return samples, self._class_labels(y, len(samples))[0]
@@ -329,13 +320,11 @@ class Learner:
                     with undone_in_a_task(self._parts):
                         self._take_step(x, y, storable, labels, again)
             except RefusedError as refused:
-                parts = self._parts
-                if parts.guard.on_outlier == "raise":
-                    described = parts.loss_monitor.describe(
-                        str(refused), self._step, self.task_starts
-                    )
+                guard, losses = self._parts.guard, self._parts.loss_monitor
+                if guard.on_outlier == "raise":
+                    described = losses.describe(str(refused), self._step, self.task_starts)
                     raise FloatingPointError(described) from None
-                parts.guard.count_left_out()
+                guard.count_left_out()
                 return
             self._step += 1
             self._predictor.ibn.moving.observe(len(x))
@@ -501,7 +490,7 @@ class Learner:
         return self._scores(x).softmax(1)
 
     def _scores(self, x: Samples) -> Tensor:
-        samples = self._check_samples(x, "given")
+        samples = self._inputs.check(x, "given")
         with self._lock:
             if not self.num_classes:
                 raise ValueError("there is no class yet, expected observe or new_task before")
@@ -526,9 +515,6 @@ class Learner:
     def export(self, path: str | Path, *, fold: bool = True) -> None:
         """Write a model that predicts as the learner does now to a file, see `export_model`."""
         export_model(self.snapshot("cpu"), path, fold=fold)
-
-    def _check_samples(self, x: Samples, what: str) -> Tensor:
-        return self._inputs.check(x, what)
 
     def scores(self, x: Tensor) -> Tensor:
         """Return scores (n, C) of raw samples on the device, inside `evaluating`.
@@ -587,21 +573,20 @@ class Learner:
                 if names is not None:
                     self._labels.replace(names)
                     self._resize(len(names))
+                own = self._predictor.ibn.moving.tensors()
                 if self._ranks is None:
                     check_state(self._parts, state)
-                    self._check_estimate(state)
+                    check_estimate(own, state.get("estimate"))
                 else:
                     state = own_state(self._ranks, self._parts, state)
-                    self._ranks.each("load_state_dict", partial(self._check_estimate, state))
+                    check = partial(check_estimate, own, state.get("estimate"))
+                    self._ranks.each("load_state_dict", check)
                 load_state(self._parts, state, self._receive)
                 interrupts.defer()
             self._predictor.forget()
             self._predictor.ibn.load(state.get("estimate"), state["meta"]["step"])
             self._predictor.ibn.seed = self._parts.context.seed = state["meta"]["seed"]
             self._step = state["meta"]["step"]
-
-    def _check_estimate(self, state: Mapping[str, Any]) -> None:
-        check_estimate(self._predictor.ibn.moving.tensors(), state.get("estimate"))
 
     def save(self, path: str | Path) -> None:
         """Write the state to one safetensors file, completely or not at all."""
@@ -783,6 +768,21 @@ class Learner:
     def parts(self) -> Parts:
         """The internal parts, for evaluation and benchmarks; they may change between versions."""
         return self._parts
+
+
+def _make_network(given: LearnerArguments) -> tuple[LearnerArguments, Network]:
+    """Return the network that is trained, and its arguments: those over features, if cached."""
+    if not given.network.training and not given.cache_features:
+        given.network.train()  # as a whole; layers that the caller froze one by one stay frozen
+    network = Network(
+        given.network, given.inputs.shape, given.outputs, head=given.last_layer,
+        inputs=given.inputs,
+    )  # fmt: skip
+    if given.cache_features:
+        given, network = given.over_features(network)
+    if given.head_scale is not None:
+        network.use_cosine_head(given.head_scale, learnt=bool(given.learn_scale))
+    return given, network
 
 
 def _unpickled(cls: type[Learner], content: bytes) -> Learner:

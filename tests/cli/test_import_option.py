@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from html import unescape
 from multiprocessing import Pipe
 from pathlib import Path
@@ -165,7 +166,8 @@ def test_a_worker_process_imports_it(smooth: Path) -> None:
         forget()  # as a process that was just started
         ours, theirs = Pipe()
         here = Hardware(device="cpu")
-        pool._run_and_send(theirs, spec, Loader(), here, Path("runs"), None, watch=False)
+        run = partial(pool.run_specs, load=Loader(), hardware=here, out=Path("runs"))
+        pool._run_and_send(theirs, spec, run)
         last = ours.recv()
         while ours.poll():
             last = ours.recv()

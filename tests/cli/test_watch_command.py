@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,9 @@ def test_a_process_with_runs_writes_them_too(tmp_path: Path) -> None:
         send = sent.append
 
     spec = Spec(method="er", network="mlp", tasks=2, eval_every=0)
-    pool._run_and_send(Connection(), spec, Loader(), Hardware(device="cpu"), tmp_path, None, True)  # type: ignore[arg-type]
+    here = Hardware(device="cpu")
+    run = partial(pool.run_specs, load=Loader(), hardware=here, out=tmp_path, watch=True)
+    pool._run_and_send(Connection(), spec, run)  # type: ignore[arg-type]
     assert sent[-1].result is not None
     assert [read_watch(file)["status"] for file in watch_files(tmp_path)] == ["complete"]
 

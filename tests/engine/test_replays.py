@@ -1,4 +1,4 @@
-"""Steps and answers that are recorded and replayed are the same ones, as in CUDA graphs; on a CPU.
+"""Steps and answers that are recorded and replayed, as in CUDA graphs, are those of a CPU.
 
 The tests marked `gpu` show it of the graphs themselves, where there is a GPU.
 """
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tape import CaptureError, Tape, Taped, replay_on_cpu
+from test_backbones import BACKBONES, NEW, teach
 from torch import Tensor
 
 from dualcba import Dataset, Learner
@@ -46,18 +47,34 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("er-cba", {"virtual": "sgd", "virtual_lr": 0.1, "precision": "bf16"}),
     ("er-dual-cba", {"head": "cosine", "learn_scale": True, "freeze_after": 2}),
     ("er-dual-cba", {"levels": "joint", "readout": "adapted"}),
+    ("er-dual-cba", {"augmentation": "full"}),
+    ("er-dual-cba", {"momentum": 0.9, "weight_decay": 0.001}),
+    ("er-dual-cba", {"optimizer": "adam", "lr": 0.01}),
+    ("er-dual-cba", {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.01}),
     ("er-dual-cba", {"levels": "buffer", "ibn_refresh": "full", "ibn": True}),
+    *[(name, {}) for name in ("er", "er-cba", "er-balanced-cba", "er-ace+ccl-dc-dual-cba")],
+    *[(f"{name}+mkd-dual-cba", {}) for name in ("er", "derpp", "gsa")],
+    *[(f"er-{kind}", {"space": "probability"}) for kind in ("cba", "dual-cba", "balanced-cba")],
+    ("derpp-dual-cba", {"space": "probability"}),
+    *[(name, {**EVERYTHING, "outer_draw": draw})
+      for name in ("er-balanced-cba", "derpp-dual-cba", "rar-dual-cba")
+      for draw in ("memory", "balanced")],
+    *[("er-cba", {**EVERYTHING, "outer_draw": draw, "counts": None})
+      for draw in ("memory", "balanced")],
+    *[(name, {"levels": levels})
+      for name in ("er-cba", "derpp-dual-cba") for levels in ("joint", "buffer")],
+    *[(name, {"update_order": "network-first", "outer_every": 1})
+      for name in ("er-cba", "derpp-dual-cba")],
     ("er", {"readout": "both-lda", "ibn": True}),
     ("er", {"readout": "lda", "test_flip": True}),
     ("icarl", {"method_options": {"merge": True, "negatives": True}}),
     ("lucir", {"method_options": {"released": True, "frozen": True, "drop": 3}}),
     ("bic", {"method_options": {"released": True, "merge": True}}),
-]
+]  # fmt: skip
 
 
 def learn(learner: Learner, tasks: Any, images: Dataset) -> list[Tensor]:
-    """Teach a learner as on a GPU, and return what it has answered."""
-    learner.parts.training_step.stay_on_device()
+    """Teach a learner, and return what it has answered."""
     answers = []
     for k, batches in enumerate(tasks):
         learner.new_task([2 * k, 2 * k + 1])
@@ -74,7 +91,7 @@ Both = Callable[[Callable[[], Learner], Callable[[Learner], list[Tensor]]], list
 
 @pytest.fixture
 def both(monkeypatch: pytest.MonkeyPatch, differ: Differ) -> Both:
-    """Let two learners learn the same, one by replays; return the names of what differs."""
+    """Let a learner learn as on a CPU and one by replays; return the names of what differs."""
 
     def run(make: Callable[[], Learner], play: Callable[[Learner], list[Tensor]]) -> list[str]:
         ends, taped = [], Taped()
@@ -82,6 +99,8 @@ def both(monkeypatch: pytest.MonkeyPatch, differ: Differ) -> Both:
             with monkeypatch.context() as patch:
                 of = replay_on_cpu(patch) if replays else None
                 learner = make()
+                if replays:
+                    learner.parts.training_step.stay_on_device()
                 ends.append((play(learner), learner.state_dict()))
                 taped = taped if of is None else of(learner.parts.engine)
         assert sum(n for key, n in taped.replayed.items() if key[0] == "step") >= 5  # type: ignore[index]
@@ -99,6 +118,20 @@ def test_replays_are_the_same_steps(
 ) -> None:  # fmt: skip
     tasks = make_batches(3, steps=9)[:2]
     assert both(lambda: make_learner(method, **options), lambda x: learn(x, tasks, images)) == []
+
+
+@pytest.mark.parametrize("method", ["er", "derpp-dual-cba", "er-balanced-cba"])
+@pytest.mark.parametrize("name", NEW)
+def test_other_samples(name: str, method: str, both: Both) -> None:
+    def watch(learner: Learner) -> list[Tensor]:
+        return [learner.predict_proba(teach(learner)[0])]
+
+    assert both(lambda: BACKBONES[name].learner(method), watch) == []
+    trunk = BACKBONES[name].learner(method).parts.trunk
+    if trunk is not None:
+        x = torch.zeros(3, 3, 5, 5, dtype=torch.uint8)
+        with Tape():
+            trunk(x)
 
 
 @pytest.mark.parametrize("labelled", [0, 3])
@@ -122,7 +155,7 @@ def test_refused_steps(method: str, on_outlier: Any, both: Both, vectors: Make) 
     options = {"outer_every": 2} if method.endswith("cba") else {}
 
     def play(learner: Learner) -> list[Tensor]:
-        learner.parts.training_step.stay_on_device()
+        learner.parts.training_step.stay_on_device()  # a refused step has made its draws there
         rng = np.random.default_rng(0)
         for k in range(2):
             learner.new_task([2 * k, 2 * k + 1])
@@ -147,7 +180,6 @@ def test_classes_that_nobody_announces(method: str, both: Both) -> None:
         )  # fmt: skip
 
     def play(learner: Learner) -> list[Tensor]:
-        learner.parts.training_step.stay_on_device()
         rng, answers = np.random.default_rng(0), []
         for i in range(40):
             x = rng.normal(size=(4, 5)).astype(np.float32)

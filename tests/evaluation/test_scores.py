@@ -211,7 +211,6 @@ def test_without_a_point_in_the_last_task_its_area_was_not_measured(points: list
 @pytest.mark.parametrize("degrees", [1, 2, 4, 9, 30])
 def test_student_t(degrees: int) -> None:
     assert student_t(degrees) == pytest.approx(float(stats.t.ppf(0.975, degrees)), rel=1e-6)
-    assert student_t(degrees, 0.9) == pytest.approx(float(stats.t.ppf(0.95, degrees)), rel=1e-6)
 
 
 def test_interval() -> None:

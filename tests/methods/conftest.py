@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from dualcba.data import Transform
@@ -63,15 +62,3 @@ class Bench:
 def bench() -> Callable[..., Any]:
     """Return a function that binds a method to a `Bench`."""
     return lambda method, size=12: Bench(method, size)
-
-
-def log_softmax(z: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the log-softmax of each row."""
-    shifted = z - z.max(1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-
-
-@pytest.fixture
-def logp() -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
-    """Return `log_softmax`, in NumPy."""
-    return log_softmax

@@ -1,4 +1,4 @@
-"""What the tests of LAS, MKD and the methods after them share: batches from inside a step."""
+"""What tests of methods share: losses by hand, and batches from inside a step."""
 
 from __future__ import annotations
 

@@ -15,11 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dualcba import Dataset, Learner
 from dualcba.checks import check_learner
-from dualcba.data import transforms
 from dualcba.engine import Captured
-from dualcba.engine.packet import pack, unpack
-from dualcba.losses import identity
-from dualcba.memory import Balanced
 from dualcba.methods import METHODS, method_names
 from dualcba.nets import make_network
 from dualcba.normalization.statistics import evaluation_mode
@@ -112,23 +108,6 @@ def test_classes_may_come_unannounced(name: str, make_learner: Make, images: Dat
             assert learner.predict_proba(images.test_x[:4]).isfinite().all()
     learner.end_task()
     assert learner.parts.loss_monitor.values[: learner.step].isfinite().all()
-
-
-@pytest.mark.parametrize("name", COMPARISON)
-def test_a_step_reads_nothing_on_the_host(
-    name: str, make_learner: Make, teach: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Tensors without values fail wherever a CUDA graph cannot be captured."""
-    monkeypatch.setattr(transforms, "crop_by_window", transforms.crop_by_gather)  # as on CUDA
-    learner = teach(make_learner(name, network("mlp")))
-    packet, layout = pack(learner.parts.sampler.draw(learner.step, 8, np.ones(8, dtype=bool)))
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        drawn = unpack(torch.from_numpy(packet), layout)
-        x, y = torch.zeros(8, 3, 8, 8, dtype=torch.uint8), torch.zeros(8, dtype=torch.long)
-        new, mem = learner.parts.forward_pass.inner_batches(x, y, drawn.batches)
-        learner.method.loss(new, mem, identity)
-        if isinstance(learner.memory, Balanced):
-            learner.memory._rows(drawn.slots, y)
 
 
 @pytest.mark.parametrize(

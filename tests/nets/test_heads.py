@@ -80,13 +80,6 @@ def test_a_learner_with_a_cosine_head_passes_all_checks(make_learner: Make, make
     check_learner(make, skip=["memory", "time"])
 
 
-def test_without_waiting_for_the_device(make_learner: Make, teach: Make, differ: Make) -> None:
-    learners = [make_learner("er-dual-cba", head="cosine", learn_scale=True) for _ in range(2)]
-    learners[1].parts.training_step.stay_on_device()
-    states = [teach(learner).state_dict() for learner in learners]
-    assert differ(*states) == []
-
-
 def test_the_weights_are_those_of_the_linear_layer(make_learner: Make, make_net: Make) -> None:
     want = make_net()[7].weight
     assert torch.equal(make_learner(head="cosine").network.head.weight, want)

@@ -11,15 +11,8 @@ import pytest
 from dualcba.evaluation import interval
 from dualcba.experiments import Result, Spec
 from dualcba.experiments.paper.catalogue import Experiment
-from dualcba.report.comparison import (
-    Cell,
-    Measure,
-    Share,
-    compare,
-    measure,
-    serve,
-    within_tolerance,
-)
+from dualcba.report.agreement import Tally, tally
+from dualcba.report.comparison import Cell, Measure, compare, measure, serve
 
 
 def made(method: str, seed: int, bn: float | None) -> Result:
@@ -75,10 +68,9 @@ def test_the_share_counts_only_what_can_be_compared(
     experiment: Callable[..., Experiment], results: list[Result]
 ) -> None:
     rows = compare(experiment(), results)
-    assert within_tolerance(rows).cells == 3
-    assert within_tolerance(rows, "acc").cells == 2
-    assert within_tolerance([]) == Share(0, 0)
-    assert within_tolerance([]).percent is None
+    assert tally(rows).run == 3
+    assert tally(rows, "acc").run == 2
+    assert tally([]) == Tally()
 
 
 def test_one_unmeasured_seed_leaves_no_mean() -> None:
@@ -101,4 +93,4 @@ def test_costs_are_not_compared_with_the_papers(
     assert seconds.ours is not None
     assert seconds.ours.mean == pytest.approx(np.mean(trained))
     assert seconds.difference is not None
-    assert within_tolerance([row]) == Share(0, 0)
+    assert (tally([row]).agree, tally([row]).run) == (0, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dualcba.experiments.paper.catalogue import NAMES, experiments
+from dualcba.experiments.paper.catalogue import FRONTIER, NAMES, experiments
 from dualcba.report.own_tables import parse_table, read_table
 
 MINE = """
@@ -61,7 +61,7 @@ def test_rows_alone_are_enough() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *FRONTIER])
 def test_the_papers_files_are_tables_of_ones_own_too(name: str) -> None:
     text = (files("dualcba.experiments") / "paper" / f"{name}.toml").read_text("utf-8")
     assert parse_table(name, text).experiment.entries == experiments()[name].entries

@@ -225,13 +225,6 @@ def test_without_waiting_a_refused_step_changes_no_weight_or_moment(name: str, m
         learner.check_finite()
 
 
-@every_optimizer
-def test_without_waiting_good_steps_are_the_same(name: str, differ: Differ) -> None:
-    waiting, deferred = float_learner(name), float_learner(name)
-    deferred.parts.training_step.stay_on_device()
-    assert differ(taught(waiting).state_dict(), taught(deferred).state_dict()) == []
-
-
 @pytest.mark.parametrize("waits", [True, False])
 @every_optimizer
 def test_a_rate_or_gradient_that_is_too_large_is_refused(

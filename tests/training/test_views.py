@@ -140,15 +140,6 @@ def test_a_method_with_views_passes_all_checks(make_learner: Make, make_net: Mak
     check_learner(make_chain(make_learner, make_net), skip=["memory", "time"])
 
 
-def test_full_augmentation_without_waiting_for_the_device(
-    make_learner: Make, teach: Make, differ: Make
-) -> None:
-    learners = [make_learner("er-dual-cba", augmentation="full") for _ in range(2)]
-    learners[1].parts.training_step.stay_on_device()
-    states = [teach(learner).state_dict() for learner in learners]
-    assert differ(*states) == []
-
-
 def test_the_augmentation_of_a_learner(make_learner: Make, teach: Make, differ: Make) -> None:
     plain_, partial, default, full = (
         teach(make_learner("er", **given)).state_dict()

@@ -281,7 +281,6 @@ class Adaptor(nn.Module):
         return not individual and kernels.applies(z, *self.parameters())
 
     def _weights(self) -> tuple[kernels.Weights | None, kernels.Weights | None]:
-        """Return the weights of ω and of ν."""
         omega = None if self.specific is None else self.specific.weights(0)
         return omega, None if self.agnostic is None else self.agnostic.weights(self._sizes())
 
@@ -310,7 +309,6 @@ class Adaptor(nn.Module):
         return torch.stack([sets.old, sets.new, sets.seen]) * sets.later
 
     def _plain_cba(self, p: Tensor) -> Tensor:
-        """Return the output of ω for all classes."""
         assert self.specific is not None
         r = self.specific.all_classes(p)
         return r if self.space == "logit" else r.softmax(1)

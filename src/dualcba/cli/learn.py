@@ -101,7 +101,7 @@ def _loop(session: Session, display: Display) -> None:
 
 def _going_on(session: Session) -> str:
     assert session.spec is not None
-    known = f"{_number(_all(session))} images of {_classes(session)}"
+    known = f"{_all(session):,} images of {_classes(session)}"
     return f"going on with {session.model}: {known}, {session.spec.text}"
 
 
@@ -119,16 +119,12 @@ def _end(session: Session, options: LearnCommand) -> None:
         console.print(rich_table(class_table(class_rows(session))))
         for remark in (NOTE, *remarks(session)):
             typer.echo(remark)
-        total = f"{_number(session.learnt)} images learnt now, {_number(_all(session))} in all"
+        total = f"{session.learnt:,} images learnt now, {_all(session):,} in all"
         typer.echo(f"{total}; report in {path}")
 
 
 def _all(session: Session) -> int:
     return len(session.ledger.answers)
-
-
-def _number(n: int) -> str:
-    return f"{n:,}"
 
 
 def _classes(session: Session) -> str:
@@ -186,18 +182,19 @@ class Display:
 class Rate:
     """Images per second over the last ten seconds; 0 if none was learnt for two seconds."""
 
-    def __init__(self, window: float = 10.0, idle: float = 2.0) -> None:
-        self._window, self._idle = window, idle
+    LAST, IDLE = 10.0, 2.0
+
+    def __init__(self) -> None:
         self._points: list[tuple[float, int]] = []
 
     def add(self, now: float, learnt: int) -> None:
         """Note how many images were learnt until now."""
         if self._points and learnt == self._points[-1][1]:
-            if now - self._points[-1][0] > self._idle:
+            if now - self._points[-1][0] > self.IDLE:
                 self._points = [(now, learnt)]
             return
         self._points.append((now, learnt))
-        while len(self._points) > 2 and now - self._points[1][0] >= self._window:
+        while len(self._points) > 2 and now - self._points[1][0] >= self.LAST:
             self._points.pop(0)
 
     @property
@@ -215,7 +212,7 @@ def _lines(session: Session, rate: float) -> list[str]:
     waiting = len(session.waiting) + len(session.ready)
     speed = f"{rate:.0f} images/s" if rate >= 10 else f"{rate:.1f} images/s" if rate else "idle"
     counts = [
-        f"{_number(len(answers))} learnt, {_number(waiting)} waiting",
+        f"{len(answers):,} learnt, {waiting:,} waiting",
         _classes(session),
         f"memory {memory.filled}/{memory.size}",
         speed,

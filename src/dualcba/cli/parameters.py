@@ -58,7 +58,8 @@ def takes(options: type) -> Callable[[Command], Command]:
 
         def generated(**values: Any) -> None:
             arguments = {p.name: values.pop(p.name) for p in own}
-            command({k: _value(known[k], v) for k, v in values.items() if _given(v)}, **arguments)
+            given = {k: _value(known[k], v) for k, v in values.items() if v not in (None, [])}
+            command(given, **arguments)
 
         parameters = [*own, *(_parameter(known[name]) for name in in_order(options))]
         generated.__name__, generated.__doc__ = command.__name__, command.__doc__
@@ -74,10 +75,6 @@ def in_order(options: type) -> list[str]:
     first, *bases = [cls for cls in options.__mro__ if cls is not object]
     names = [name for cls in (*bases, first) for name in cls.__annotations__]
     return list(dict.fromkeys(names))
-
-
-def _given(value: Any) -> bool:
-    return value is not None and value != []
 
 
 def _value(option: Option, given: Any) -> Any:

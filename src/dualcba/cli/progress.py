@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -84,23 +85,18 @@ def _run(
 ) -> None:
     """Run specs where the options say, and show their updates."""
     every = EVERY if show or execution.track else 0
-    in_turn = False  # a process with runs stops between two steps
+    jobs = 0
     if execution.on == "local":
         jobs = process_count(execution.jobs, len(specs), execution, abreast=execution.abreast)
-        in_turn = jobs == 1 and execution.checkpoints is not None
-        updates = _local_updates(specs, load, execution, out, jobs, every, failed)
-    else:
-        updates = _remote_updates(specs, load, execution, out, every, failed)
+    updates = _updates(specs, load, execution, out, jobs, every, failed)
+    in_turn = jobs == 1 and execution.checkpoints is not None  # it stops between two steps
     with closing(updates), stop.listening() if in_turn else nullcontext():
         for update in updates:
             bars.show(update)
             track(update)
 
 
-Updates = Generator[RunUpdate, None, None]
-
-
-def _local_updates(
+def _updates(
     specs: Sequence[Spec],
     load: Load,
     execution: ExecutionOptions,
@@ -108,37 +104,24 @@ def _local_updates(
     jobs: int,
     every: int,
     failed: Failed | None,
-) -> Updates:
-    """Run specs in this process or in several."""
-    kept = execution.checkpoints
-    if jobs > 1:
-        return run_specs_in_processes(
-            specs, load, execution, out, jobs, failed=failed, checkpoints=kept,
-            watch=execution.watch,
-        )  # fmt: skip
-    return run_specs(
-        specs, load, execution, out, abreast=execution.abreast, every=every, failed=failed,
-        checkpoints=kept, watch=execution.watch,
-    )  # fmt: skip
-
-
-def _remote_updates(
-    specs: Sequence[Spec],
-    load: Load,
-    execution: ExecutionOptions,
-    out: Path,
-    every: int,
-    failed: Failed | None,
-) -> Updates:
-    """Run specs by Ray or Slurm, which are extras and imported here only."""
+) -> Generator[RunUpdate, None, None]:
+    """Run specs in this process, in several, or by Ray or Slurm, which are extras."""
     if execution.on == "ray":
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # else lost workers are on stdout
         from dualcba.experiments.on_ray import run_specs_on_ray
 
         return run_specs_on_ray(specs, load, execution, out, every=every, failed=failed)
-    from dualcba.experiments.on_slurm import run_specs_on_slurm
+    if execution.on == "slurm":
+        from dualcba.experiments.on_slurm import run_specs_on_slurm
 
-    return run_specs_on_slurm(specs, load, execution, out, every=every, failed=failed)
+        return run_specs_on_slurm(specs, load, execution, out, every=every, failed=failed)
+    own: dict[str, Any] = {"checkpoints": execution.checkpoints, "watch": execution.watch}
+    if jobs > 1:
+        return run_specs_in_processes(specs, load, execution, out, jobs, failed=failed, **own)
+    abreast = execution.abreast
+    return run_specs(
+        specs, load, execution, out, abreast=abreast, every=every, failed=failed, **own
+    )
 
 
 @contextmanager

@@ -103,14 +103,10 @@ class CutMix(Transform):
     """
 
     columns = 5
+    random = True
 
     def __init__(self) -> None:
         super().__init__([0.0], [1.0])
-
-    @property
-    def random(self) -> bool:
-        """Always True."""
-        return True
 
     def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
         """Draw which image each rectangle comes from, in [0, 1), and its edges: rows, columns."""
@@ -153,6 +149,7 @@ class ResizedCrop(Transform):
     grid_x: Tensor
     grid_y: Tensor
     columns = resized_crop.COLUMNS
+    random = True
 
     def __init__(self, base: Transform, area: tuple[float, float]) -> None:
         super().__init__([0.0], [1.0], flip=True)
@@ -163,11 +160,6 @@ class ResizedCrop(Transform):
         self.area = area
         for name, values in zip("xy", resized_crop.base_grid(self.size), strict=True):
             self.register_buffer(f"grid_{name}", values.to(self.scale), persistent=False)
-
-    @property
-    def random(self) -> bool:
-        """Always True."""
-        return True
 
     @property
     def size(self) -> tuple[int, int]:

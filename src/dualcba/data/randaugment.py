@@ -135,6 +135,8 @@ class RandAugmentTransform(Transform):
     (5, 4)
     """
 
+    random = True
+
     def __init__(self, base: Transform, randaugment: RandAugment, *, flip: bool = True) -> None:
         super().__init__([0.0], [1.0], pad=base.pad, flip=base.flip and flip)
         self.scale, self.shift = base.scale, base.shift
@@ -146,11 +148,6 @@ class RandAugmentTransform(Transform):
             self.base = copy.copy(base)
             self.base.flip = self.flip
         self.columns = base.columns + randaugment.columns
-
-    @property
-    def random(self) -> bool:
-        """Always True."""
-        return True
 
     def draw(self, rng: np.random.Generator, n: int) -> NDArray[Any]:
         """Draw the parameters of n images.

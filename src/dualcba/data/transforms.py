@@ -118,16 +118,13 @@ class Mirrored(Transform):
     [2.0, 1.0]
     """
 
+    random = True
+
     def __init__(self, base: Transform) -> None:
         super().__init__([0.0], [1.0])
         self.base = base
         self.columns = base.columns
         self.scale, self.shift = base.scale, base.shift
-
-    @property
-    def random(self) -> bool:
-        """Always True: the images are mirrored at least."""
-        return True
 
     def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
         """Draw the parameters of the other transform."""

@@ -117,7 +117,6 @@ class AdamW(_Unwrapped, torch.optim.AdamW):
 
 
 def _adam(optimizer: Adam | AdamW, step: Any, kernel: Any, closure: Any) -> Any:
-    """Take the step of Adam or AdamW."""
     group, params, state = optimizer.param_groups[0], optimizer._on_cpu(closure), optimizer.state
     if params is None or group["amsgrad"] or not all(p in state for p in params):
         return optimizer._call_step(step, closure)
@@ -169,6 +168,13 @@ def first_state(optimizer: torch.optim.Optimizer, p: Tensor) -> dict[str, Tensor
         step = torch.zeros((), device=p.device)
         return {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
     return {"momentum_buffer": torch.zeros_like(p)} if group["momentum"] else {}
+
+
+def first_states(name: str, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return `first_state` of all parameters, named `<name>.<index>.<field>` as in a state."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    states = {f"{name}.{i}": first_state(optimizer, p) for i, p in enumerate(parameters)}
+    return {f"{one}.{k}": v for one, state in states.items() for k, v in state.items()}
 
 
 def largest_update(optimizer: torch.optim.Optimizer, lr: Tensor, norm: Tensor) -> Tensor:

@@ -180,8 +180,8 @@ def summarize(matrix: Floats, untrained: Floats, curve: Floats, curve_task: Ints
     }
 
 
-def interval(values: list[float], level: float = 0.95) -> tuple[float, float | None]:
-    """Return the mean and the half-width of its confidence interval, by Student's t distribution.
+def interval(values: list[float]) -> tuple[float, float | None]:
+    """Return the mean and the half-width of its 95 % interval, by Student's t distribution.
 
     The half-width of a single value is None.
 
@@ -193,16 +193,16 @@ def interval(values: list[float], level: float = 0.95) -> tuple[float, float | N
     if n < 2:
         return float(np.mean(values)), None
     standard_error = float(np.std(values, ddof=1)) / math.sqrt(n)
-    return float(np.mean(values)), student_t(n - 1, level) * standard_error
+    return float(np.mean(values)), student_t(n - 1) * standard_error
 
 
 @cache
-def student_t(degrees: int, level: float = 0.95) -> float:
-    """Return the two-sided quantile of Student's t distribution.
+def student_t(degrees: int) -> float:
+    """Return the two-sided 95 % quantile of Student's t distribution.
 
     >>> round(student_t(4), 4)
     2.7764
     """
     from scipy.stats import t
 
-    return float(t.ppf(0.5 + level / 2, degrees))
+    return float(t.ppf(0.975, degrees))

@@ -20,28 +20,8 @@ from dualcba.experiments.store import (
 from dualcba.options import Hardware
 
 __all__ = [
-    "SETTINGS",
-    "Entry",
-    "Experiment",
-    "Hardware",
-    "Load",
-    "Loader",
-    "Result",
-    "Run",
-    "Spec",
-    "check_all",
-    "check_free",
-    "experiments",
-    "fields",
-    "find_results",
-    "known_data",
-    "make_learner",
-    "make_specs",
-    "matches",
-    "read_plan",
-    "read_results",
-    "read_toml",
-    "run_all",
-    "write_plan",
-    "write_result",
-]
+    "SETTINGS", "Entry", "Experiment", "Hardware", "Load", "Loader", "Result", "Run", "Spec",
+    "check_all", "check_free", "experiments", "fields", "find_results", "known_data",
+    "make_learner", "make_specs", "matches", "read_plan", "read_results", "read_toml",
+    "run_all", "write_plan", "write_result",
+]  # fmt: skip

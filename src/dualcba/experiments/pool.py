@@ -7,10 +7,11 @@ import pickle
 import signal
 import time
 import traceback
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -92,24 +93,21 @@ def run_specs(
     are written. `watch` gives the runs monitors, see `Watched`.
     """
     kept, due = Checkpoints(out, checkpoints), Due(every)
-    watched = Watched(out, kept.make) if watch else None
-    marked = InProgress(out, kept.make if watched is None else watched.make)
+    watched = Watched(out, kept.make, on=watch)
+    marked = InProgress(out, watched.make)
 
     def report(spec: Spec, error: Exception) -> None:
         kept.forget(spec)
-        if watched is not None:
-            watched.forget(spec)
+        watched.forget(spec)
         marked.release(spec)
         assert failed is not None
         failed(spec, error)
 
     told, make = None if failed is None else report, marked.make
-    others = closing(watched) if watched else nullcontext()
-    with few_threads(specs), closing(marked), closing(kept), others:
+    with few_threads(specs), closing(marked), closing(kept), closing(watched):
         for run, done in run_all(specs, load, hardware, abreast=abreast, failed=told, make=make):
             if done:
-                if watched is not None:
-                    watched.finish(run)
+                watched.finish(run)
                 try:
                     result = run.result()
                     write_result(out, run.spec, result, run.files() | curve_files(result))
@@ -206,7 +204,10 @@ def run_specs_in_processes(
     `failed` is that of `run_all`, `checkpoints` and `watch` are those of `run_specs`.
     """
     threads = max(1, min(torch.get_num_threads(), cores() // jobs))
-    with _pool(list(specs), (load, hardware, out, threads, checkpoints, watch)) as pool:
+    run: RunOne = partial(
+        run_specs, load=load, hardware=hardware, out=out, checkpoints=checkpoints, watch=watch
+    )
+    with _pool(list(specs), (run, threads, checkpoints is not None)) as pool:
         pool.start(jobs)
         while pool.busy:
             for worker in pool.ready():
@@ -339,15 +340,12 @@ def missing_runs(lost: Sequence[Spec], runs: int, out: Path, why: str) -> str:
     )
 
 
+RunOne = Callable[[Sequence[Spec]], Iterator[RunUpdate]]
+"""`run_specs` with all that the runs of a pool have in common."""
+
+
 def _worker(
-    connection: Connection,
-    load: Load,
-    hardware: Hardware,
-    out: Path,
-    threads: int,
-    checkpoints: Interval | None,
-    watch: bool,
-    by_kernel: bool,
+    connection: Connection, run: RunOne, threads: int, listens: bool, by_kernel: bool
 ) -> None:
     """Run the specs that arrive, one by one, and send the updates back."""
     end_with_parent(by_kernel=by_kernel)
@@ -356,26 +354,18 @@ def _worker(
         with suppress(EOFError, ConnectionError):  # the parent has gone
             connection.send(_Life.STARTED)
             while (spec := connection.recv()) is not None:
-                with stop.listening() if checkpoints else nullcontext():
-                    _run_and_send(connection, spec, load, hardware, out, checkpoints, watch)
+                with stop.listening() if listens else nullcontext():
+                    _run_and_send(connection, spec, run)
     except SystemExit:  # SIGTERM; drafts are removed, and what else Python does can take seconds
         os._exit(1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no file is being written any more
 
 
-def _run_and_send(
-    connection: Connection,
-    spec: Spec,
-    load: Load,
-    hardware: Hardware,
-    out: Path,
-    checkpoints: Interval | None,
-    watch: bool,
-) -> None:
+def _run_and_send(connection: Connection, spec: Spec, run: RunOne) -> None:
     """Run a spec and send its updates, or what it raised."""
     try:
         import_again(spec.imports)
-        for update in run_specs([spec], load, hardware, out, checkpoints=checkpoints, watch=watch):
+        for update in run([spec]):
             connection.send(update)
     except Exception as error:
         connection.send(sendable(error))

@@ -20,7 +20,7 @@ from dualcba.adaptors.pretrained import load_agnostic
 from dualcba.data import Dataset, Task, validation_split
 from dualcba.data.prefetch import fits_on_device, prefetch_batches
 from dualcba.engine import resolve_device
-from dualcba.evaluation import ANYTIME, RECORDERS, Clock, Evaluator, Scoring
+from dualcba.evaluation import ANYTIME, RECORDERS, Clock, Evaluator, Recorder, Scoring
 from dualcba.experiments.making import (
     Indices,
     first_arrivals,
@@ -34,7 +34,7 @@ from dualcba.experiments.merging import with_exemplars
 from dualcba.experiments.provenance import provenance
 from dualcba.experiments.real_time import events, parted, trained_batches
 from dualcba.experiments.relative_cost import count_relative_cost
-from dualcba.experiments.result import SCHEMA
+from dualcba.experiments.result import COMPLETE, NAMED, SCHEMA
 from dualcba.experiments.settings import learning_rate
 from dualcba.experiments.spec import Spec
 from dualcba.experiments.versions import versions
@@ -89,9 +89,12 @@ class Run:
         self.evaluator = Evaluator(
             self.learner, self.data, self.stream, anytime=ANYTIME[spec.anytime]
         )
-        lengths = [sum(map(len, passes)) for passes in self.schedule]
+        self.recorders = self._make_recorders()
+
+    def _make_recorders(self) -> dict[str, Recorder]:
+        spec, lengths = self.spec, [sum(map(len, passes)) for passes in self.schedule]
         scoring = Scoring(ANYTIME[spec.anytime], spec.eval_every, spec.epochs, self.clock)
-        self.recorders = {
+        return {
             name: RECORDERS[name](self.learner, self.data, self.stream, lengths, scoring)
             for name in spec.record
         }
@@ -125,22 +128,33 @@ class Run:
             self.learner.check_finite()
             return
         for number, epoch, start in self._passes_left():
-            passes = self.schedule[number]
-            one = passes[epoch]
-            if not epoch and not start:
-                self._begin_task(self.stream[number])
-            self._set_learning_rate(epoch, len(passes))
-            for k, (x, y) in enumerate(self._clocked(arrive(one.rows[start:])), start):
-                self._record(x, y, self.taken)
-                last = epoch == len(passes) - 1 and k == len(one) - 1
-                ends = last and self._end_is_known(number)
-                storable = None if one.storable is None else one.storable[k]
-                known = None if labels is None else labels[one.rows[k]]
-                self._train(x, y, storable, known, again=epoch > 0, ends=ends)
-                self._evaluate(number, last)
-                self.taken += 1
-                yield self.learner.step
+            yield from self._take_pass(arrive, labels, number, epoch, start)
         self.learner.check_finite()
+
+    def _take_pass(
+        self,
+        arrive: Callable[[Indices], Arrivals],
+        labels: Indices | None,
+        number: int,
+        epoch: int,
+        start: int,
+    ) -> Iterator[int]:
+        """Train and evaluate in an epoch of a task, from a batch on; yields after each step."""
+        passes = self.schedule[number]
+        one = passes[epoch]
+        if not epoch and not start:
+            self._begin_task(self.stream[number])
+        self._set_learning_rate(epoch, len(passes))
+        for k, (x, y) in enumerate(self._clocked(arrive(one.rows[start:])), start):
+            self._record(x, y, self.taken)
+            last = epoch == len(passes) - 1 and k == len(one) - 1
+            ends = last and self._end_is_known(number)
+            storable = None if one.storable is None else one.storable[k]
+            known = None if labels is None else labels[one.rows[k]]
+            self._train(x, y, storable, known, again=epoch > 0, ends=ends)
+            self._evaluate(number, last)
+            self.taken += 1
+            yield self.learner.step
 
     def _passes_left(self) -> Iterator[tuple[int, int, int]]:
         """Yield the task, the epoch and the first batch of each pass that is not complete."""
@@ -282,36 +296,32 @@ class Run:
     def result(self) -> dict[str, Any]:
         """Return the content of `result.json`."""
         with self._clock("evaluate"):
-            measured = self.evaluator.result()
-            if self.recorders:
-                with self.engine.scope():
-                    recorded = {name: r.result() for name, r in self.recorders.items()}
-                    found = [pair for r in self.recorders.values() for pair in r.scores().items()]
-                measured["recordings"] = recorded
-                for statistics, scores in found:
-                    measured["scores"][statistics] |= scores
-        spec = self.spec
-        total = self.seconds["train"] + self.seconds["evaluate"]
+            measured = self._measured()
+        spec, relative = self.spec, self.relative_cost
         return {
             "schema": SCHEMA,
-            "method": spec.method,
-            "dataset": spec.dataset,
-            "setting": spec.setting,
-            "buffer": spec.buffer,
-            "seed": spec.seed,
-            "status": "complete",
+            **{name: getattr(spec, name) for name in (*NAMED, "seed")},
+            "status": COMPLETE,
             **measured,
-            "seconds": {**self.seconds, "total": total},
-            "cost": self.cost() | self._real_time_cost(),
+            "seconds": {**self.seconds, "total": sum(self.seconds.values())},
+            "cost": self.cost() | ({} if relative is None else {"relative_cost": relative}),
             "spec": spec.to_dict(),
             "data": asdict(self.data.origin),
             "agnostic_provenance": self.agnostic_provenance,
             "versions": versions(self.learner),
         }
 
-    def _real_time_cost(self) -> dict[str, float]:
-        """Return the relative cost in real-time evaluation, else nothing."""
-        return {} if self.relative_cost is None else {"relative_cost": self.relative_cost}
+    def _measured(self) -> dict[str, Any]:
+        """Return what the evaluator and the recorders have measured."""
+        measured = self.evaluator.result()
+        if self.recorders:
+            with self.engine.scope():
+                recorded = {name: r.result() for name, r in self.recorders.items()}
+                found = [pair for r in self.recorders.values() for pair in r.scores().items()]
+            measured["recordings"] = recorded
+            for statistics, scores in found:
+                measured["scores"][statistics] |= scores
+        return measured
 
     def cost(self) -> dict[str, int | None]:
         """Return the cost of the run so far, with that before a checkpoint was loaded."""

@@ -103,7 +103,6 @@ class Spec(RunOptions):
         object.__setattr__(self, "imports", imported_for(parse_method(self.method)[0]))
 
     def _defaults(self) -> dict[str, Any]:
-        """Return the defaults of the dataset, the setting, the protocol and the adaptor."""
         offline = "offline" in parse_settings(self.setting)
         base = self.method.removesuffix(f"-{self.adaptor}")
         return {
@@ -170,19 +169,15 @@ def _plain_name(fields: Mapping[str, Any]) -> str:
     return f"{Path(str(fields.get('dataset'))).stem}-" + "{}-{}-b{}-s{}".format(*others)
 
 
-def _later_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the usual values of fields that were added when runs had names already."""
-    return {"lr_drops": "offline" in str(fields.get("setting")).split("+")}
-
-
 def digest_name(fields: Mapping[str, Any]) -> str:
     """Return the name of a run with a digest of the fields of its spec, which need not be made.
 
-    Later fields are left out where they are usual, so that the names of earlier runs stay.
+    A field that was added later is left out where it is usual, so that names of earlier runs stay.
     """
-    later = _later_fields(fields)
-    named = {k: v for k, v in content_of(fields).items() if k not in later or v != later[k]}
-    content = json.dumps(named | {"seed": None}, sort_keys=True)
+    named = content_of(fields) | {"seed": None}
+    if named.get("lr_drops") == ("offline" in str(fields.get("setting")).split("+")):
+        del named["lr_drops"]
+    content = json.dumps(named, sort_keys=True)
     return f"{_plain_name(fields)}-{hashlib.sha256(content.encode()).hexdigest()[:DIGITS]}"
 
 

@@ -83,7 +83,8 @@ class Sweep:
         >>> Sweep({"buffer": [50, 100], "lr": [0.1]}, {}).points()
         [{'buffer': 50, 'lr': 0.1}, {'buffer': 100, 'lr': 0.1}]
         """
-        grid = [dict(zip(self.lists, c, strict=True)) for c in itertools.product(*self._values())]
+        combined = itertools.product(*self.lists.values())
+        grid = [dict(zip(self.lists, c, strict=True)) for c in combined]
         rng = generator(seed, "sweep")
         if not self.ranges:
             if self.samples is None or self.samples >= len(grid):
@@ -93,12 +94,9 @@ class Sweep:
         draws = [self._draw(row) for row in shares.tolist()]
         return [point | draw for point in grid for draw in draws]
 
-    def _values(self) -> list[Sequence[Any]]:
-        return list(self.lists.values())
-
     def _draw(self, shares: Sequence[float]) -> Point:
         pairs = zip(self.ranges.items(), shares, strict=True)
-        return {name: r.at(share, whole=_is_whole(name)) for (name, r), share in pairs}
+        return {name: r.at(share, whole=_kind(name) is int) for (name, r), share in pairs}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the sweep as a table `[sweep]` of a TOML file has it."""
@@ -212,11 +210,10 @@ def _list(name: str, value: Any) -> list[Any]:
 
 def _range(name: str, value: Mapping[str, Any]) -> Range:
     wanted = "a range: low and high, numbers with low < high, and perhaps log = true"
-    kind = definitions(Spec)[name].kind if name in definitions(Spec) else float
     low, high = (_number(value.get(end)) for end in ("low", "high"))
     log = value.get("log", False)
-    fits = kind in (int, float) and set(value) <= {"low", "high", "log"} and isinstance(log, bool)
-    if not fits or not -math.inf < low < high < math.inf:
+    known = set(value) <= {"low", "high", "log"} and isinstance(log, bool)
+    if not known or _kind(name) not in (int, float) or not -math.inf < low < high < math.inf:
         raise ValueError(expected(name, dict(value), wanted))
     if log and low <= 0:
         raise ValueError(expected(f"{name}.low", low, "a number above 0 if log is true"))
@@ -229,5 +226,6 @@ def _number(value: Any) -> float:
     return value if real else math.nan
 
 
-def _is_whole(name: str) -> bool:
-    return name in definitions(Spec) and definitions(Spec)[name].kind is int
+def _kind(name: str) -> Any:
+    """Return the type of an option; those of a method are numbers."""
+    return definitions(Spec)[name].kind if name in definitions(Spec) else float

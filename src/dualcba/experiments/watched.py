@@ -19,15 +19,17 @@ EVERY = 5
 
 
 class Watched:
-    """The monitors of the runs in progress below a folder."""
+    """The monitors of the runs in progress below a folder; there are none unless it is `on`."""
 
-    def __init__(self, out: Path, make: Make) -> None:
-        self.out, self._make = out, make
+    def __init__(self, out: Path, make: Make, *, on: bool) -> None:
+        self.out, self._make, self.on = out, make, on
         self._monitors: dict[int, tuple[Run, Monitor]] = {}
 
     def make(self, spec: Spec, data: Dataset, hardware: Hardware, *, alone: bool) -> Run:
-        """Make a run with a monitor."""
+        """Make a run, with a monitor if it is on."""
         run = self._make(spec, data, hardware, alone=alone)
+        if not self.on:
+            return run
         title = f"{spec.method} · {spec.dataset} · seed {spec.seed}"
         self._monitors[id(run)] = run, Monitor(
             run.learner, every=EVERY, path=run_folder(self.out, spec) / WATCH,
@@ -37,7 +39,8 @@ class Watched:
 
     def finish(self, run: Run) -> None:
         """Write the last numbers of a run."""
-        self._monitors.pop(id(run))[1].close()
+        if self.on:
+            self._monitors.pop(id(run))[1].close()
 
     def forget(self, spec: Spec) -> None:
         """Write the last numbers of a run that has failed."""

@@ -84,13 +84,7 @@ def closing_data(session: Session) -> dict[str, Any]:
         "broken": ledger.count(BROKEN),
         "relabelled": ledger.relabelled,
         "classes": [
-            {
-                "class": r.name,
-                "seen": r.seen,
-                "accuracy": r.accuracy,
-                "latest": r.latest,
-                "memory": r.memory,
-            }
+            {"class": r.name} | {k: getattr(r, k) for k in ("seen", "accuracy", "latest", "memory")}
             for r in classes
         ],
     }

@@ -78,6 +78,7 @@ class CCLDC(Wrapper):
 
     title = "CCL-DC"
     memory_views = True
+    closed_form = True  # the second network does not depend on the logits of the first, only on r
 
     def __init__(
         self,
@@ -167,11 +168,6 @@ class CCLDC(Wrapper):
         """Discard the outputs of the second network."""
         super().after_step(noise)
         self._outputs = []
-
-    @property
-    def closed_form(self) -> bool:
-        """True: the second network does not depend on the logits of the first, only on r."""
-        return True
 
     def networks(self) -> list[Network]:
         """Return the second network, if there is one."""

@@ -14,6 +14,7 @@ from dualcba.engine.torch_private import foreach_add_, foreach_mul_, foreach_sub
 from dualcba.errors import expected
 from dualcba.losses import Batch, CrossEntropy, MeanSquaredError, Term
 from dualcba.methods.base import Context, Method
+from dualcba.methods.exemplars import check_flags
 from dualcba.nets import Network
 from dualcba.normalization.statistics import batch_norms, borrowed_averages, evaluation_mode
 
@@ -67,8 +68,7 @@ class CLSER(Method):
         super().__init__()
         if draws not in (1, 2):
             raise ValueError(expected("draws", draws, "1 or 2"))
-        if not isinstance(second_pass, bool):
-            raise ValueError(expected("second_pass", second_pass, "True or False"))
+        check_flags(second_pass=second_pass)
         self.draws = draws
         self.second_pass = second_pass
         self.weight = weight

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dualcba.methods.nearest_mean import Rule
+
 STRENGTH = 0.5
 """The share of log o that is taken off. Chosen on validation data (docs/results/frontier.md), where
 0.3 to 1 are better than nothing."""
@@ -29,7 +31,7 @@ def wrong_share(log_p: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(known, total - counts.clamp(min=1).log(), 0.0), known
 
 
-class Debiased:
+class Debiased(Rule):
     """What is added to the logits, updated in place.
 
     b_c = −½·(log o_c − mean of log o over the classes of the memory), with o_c of `wrong_share`
@@ -41,6 +43,7 @@ class Debiased:
     without a sample in the memory has b_c = 0.
     """
 
+    tensors = ("bias",)
     kept = "log_p"
     """What `rows` returns, by its name in a state."""
 
@@ -63,9 +66,6 @@ class Debiased:
         mean = log_o.sum() / known.sum().clamp(min=1)
         self.bias.copy_(torch.where(known, -STRENGTH * (log_o - mean), 0.0))
 
-    def finish(self) -> None:
-        """Do nothing: an update computes all."""
-
     def clear(self) -> None:
         """Correct nothing."""
         self.bias.zero_()
@@ -73,11 +73,3 @@ class Debiased:
     def scores(self, z: Tensor, h: Tensor) -> Tensor:
         """Return corrected logits (n, C)."""
         return z + self.bias
-
-    def save(self) -> tuple[Tensor, ...]:
-        """Return a copy of the bias."""
-        return (self.bias.clone(),)
-
-    def restore(self, saved: tuple[Tensor, ...]) -> None:
-        """Restore what `save` returned."""
-        self.bias.copy_(saved[0])

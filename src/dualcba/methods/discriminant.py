@@ -96,6 +96,8 @@ def _centred(scores: Tensor, known: Tensor) -> Tensor:
 class Discriminant(OfFeatures):
     """The linear discriminant of normalised features, updated in place."""
 
+    tensors = ("weight", "bias")
+
     def __init__(self, num_classes: int, like: Tensor) -> None:
         self.lda = ShrinkageLDA(like.shape[1], num_classes, like.device)
         self.weight = like.new_zeros(like.shape[1], num_classes)
@@ -121,12 +123,3 @@ class Discriminant(OfFeatures):
     def scores(self, z: Tensor, h: Tensor) -> Tensor:
         """Return scores (n, C), see `discriminant_scores`."""
         return discriminant_scores(z, h, self.weight, self.bias)
-
-    def save(self) -> tuple[Tensor, ...]:
-        """Return copies of the weights and of the bias."""
-        return self.weight.clone(), self.bias.clone()
-
-    def restore(self, saved: tuple[Tensor, ...]) -> None:
-        """Restore what `save` returned."""
-        self.weight.copy_(saved[0])
-        self.bias.copy_(saved[1])

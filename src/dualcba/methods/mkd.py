@@ -236,7 +236,6 @@ def _cross_entropy(new: Batch, mem: Sequence[Batch]) -> list[Term]:
 
 
 def _check_rate(alpha: object) -> None:
-    """Raise unless the rate of the teacher is a number above 0, at most 1."""
     number = isinstance(alpha, Real) and not isinstance(alpha, bool)
     if not number or not 0 < alpha <= 1:  # type: ignore[operator]
         raise ValueError(expected("alpha", alpha, "a number above 0, at most 1"))

@@ -82,8 +82,27 @@ class RowFeatures:
         return {self.name: self.values, "stale": self.stale}
 
 
-class OfFeatures:
-    """A rule of a read-out that needs the normalised features of the memory's samples."""
+class Rule:
+    """How a read-out classifies by the samples of the memory; its tensors are updated in place."""
+
+    tensors: tuple[str, ...]
+    """The names of all that `update` and `finish` compute."""
+
+    def finish(self) -> None:
+        """Compute what an update leaves, if anything."""
+
+    def save(self) -> tuple[Tensor, ...]:
+        """Return copies of the tensors."""
+        return tuple(getattr(self, name).clone() for name in self.tensors)
+
+    def restore(self, saved: tuple[Tensor, ...]) -> None:
+        """Restore what `save` returned."""
+        for name, value in zip(self.tensors, saved, strict=True):
+            getattr(self, name).copy_(value)
+
+
+class OfFeatures(Rule):
+    """A rule that needs the normalised features of the memory's samples."""
 
     kept = "features"
     """What `rows` returns, by its name in a state."""
@@ -102,6 +121,8 @@ class OfFeatures:
 class NearestMean(OfFeatures):
     """The means of normalised features of each class, updated in place."""
 
+    tensors = ("means", "has_mean")
+
     def __init__(self, num_classes: int, like: Tensor) -> None:
         self.means = like.new_zeros(num_classes, like.shape[1])
         self.has_mean = like.new_zeros(num_classes, dtype=torch.bool)
@@ -116,9 +137,6 @@ class NearestMean(OfFeatures):
         self.means.copy_(class_means(sums, counts))
         self.has_mean.copy_(counts > 0)
 
-    def finish(self) -> None:
-        """Do nothing: an update computes all."""
-
     def clear(self) -> None:
         """Discard the means."""
         self.means.zero_()
@@ -127,12 +145,3 @@ class NearestMean(OfFeatures):
     def scores(self, z: Tensor, h: Tensor) -> Tensor:
         """Return scores (n, C), see `scores_by_means`."""
         return scores_by_means(z, h, self.means, self.has_mean)
-
-    def save(self) -> tuple[Tensor, ...]:
-        """Return copies of the means and of the mask of classes that have one."""
-        return self.means.clone(), self.has_mean.clone()
-
-    def restore(self, saved: tuple[Tensor, ...]) -> None:
-        """Restore what `save` returned."""
-        self.means.copy_(saved[0])
-        self.has_mean.copy_(saved[1])

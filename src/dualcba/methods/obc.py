@@ -39,6 +39,7 @@ class OBC(Method):
 
     title = "OBC"
     extra_draw = True
+    closed_form = True  # the surrogate layer does not depend on the logits of the last layer
 
     def __init__(self, *, rate: float = 1.0) -> None:
         super().__init__()
@@ -72,8 +73,3 @@ class OBC(Method):
             change = list(torch.autograd.grad(loss, parameters))
         foreach_mul_(change, self.rate * self.context.lr)
         return [p.detach() for p in parameters], change
-
-    @property
-    def closed_form(self) -> bool:
-        """True: the surrogate layer does not depend on the logits of the last layer."""
-        return True

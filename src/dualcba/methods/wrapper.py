@@ -14,21 +14,14 @@ draws, stored columns and the memory are those of the base.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from dualcba.data.transforms import Transform
-from dualcba.losses import Batch, Term
-from dualcba.memory import Indices, Memory, Pool
 from dualcba.methods.base import Context, Method
 from dualcba.methods.scorers import Logits, MeanScores, WithFeatures, scorer_of
-from dualcba.nets import Network
 
 PREFIX = "base_"
 """What the options of the wrapped method begin with."""
@@ -39,6 +32,14 @@ KEPT = (
     "held_out",
 )  # fmt: skip
 """The attributes of the wrapped method that its wrapper has too."""
+
+HANDED_ON = (
+    "make_memory", "make_transform", "make_views", "make_draw_transforms", "choose", "observe",
+    "terms", "outer_terms", "noise", "extra_step", "after_step", "begin_task", "preview_task",
+    "exemplar_counter", "mixed", "end_task", "predicting", "networks", "before_scores", "scores",
+    "outputs",
+)  # fmt: skip
+"""The functions of a wrapper that are those of the wrapped method, unless it defines its own."""
 
 
 class Wrapper(Method):
@@ -58,95 +59,23 @@ class Wrapper(Method):
         super().bind(context)
         self.method.bind(context)
 
-    def make_memory(self, size: int, shape: tuple[int, ...], dtype: torch.dtype, C: int) -> Memory:
-        """Return the memory of the wrapped method."""
-        return self.method.make_memory(size, shape, dtype, C)
-
-    def make_transform(self, transform: Transform) -> Transform:
-        """Return the augmentation of the wrapped method."""
-        return self.method.make_transform(transform)
-
-    def make_views(self, transform: Transform) -> dict[str, Transform]:
-        """Return the views of the wrapped method."""
-        return self.method.make_views(transform)
-
-    def make_draw_transforms(self, transform: Transform) -> dict[int, Transform]:
-        """Return those of the wrapped method."""
-        return self.method.make_draw_transforms(transform)
-
-    def choose(self, pool: Pool, u: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Delegate to the wrapped method."""
-        return self.method.choose(pool, u)
-
-    def observe(self, new: Batch, mem: Sequence[Batch]) -> None:
-        """Delegate to the wrapped method."""
-        self.method.observe(new, mem)
-
-    def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
-        """Delegate to the wrapped method."""
-        return self.method.terms(new, mem)
-
-    def outer_terms(self, outer_batch: Batch) -> list[Term]:
-        """Delegate to the wrapped method."""
-        return self.method.outer_terms(outer_batch)
-
-    def noise(self, rng: np.random.Generator, step: int) -> NDArray[np.float64] | None:
-        """Delegate to the wrapped method."""
-        return self.method.noise(rng, step)
-
-    def extra_step(self, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
-        """Delegate to the wrapped method."""
-        return self.method.extra_step(batch)
-
-    def after_step(self, noise: Tensor | None) -> None:
-        """Delegate to the wrapped method."""
-        self.method.after_step(noise)
-
-    def begin_task(self) -> None:
-        """Delegate to the wrapped method."""
-        self.method.begin_task()
-
-    def preview_task(self, x: Tensor, y: Tensor) -> None:
-        """Delegate to the wrapped method."""
-        self.method.preview_task(x, y)
-
-    def exemplar_counter(self, size: int, C: int) -> Callable[[Indices], int]:
-        """Delegate to the wrapped method."""
-        return self.method.exemplar_counter(size, C)
-
-    def mixed(self, x: Tensor) -> Tensor:
-        """Delegate to the wrapped method."""
-        return self.method.mixed(x)
-
-    def end_task(self, x: Tensor, y: Tensor) -> None:
-        """Delegate to the wrapped method."""
-        self.method.end_task(x, y)
-
-    @contextmanager
-    def predicting(self) -> Iterator[None]:
-        """Delegate to the wrapped method."""
-        with self.method.predicting():
-            yield
-
-    def networks(self) -> list[Network]:
-        """Delegate to the wrapped method."""
-        return self.method.networks()
-
-    def before_scores(self) -> None:
-        """Delegate to the wrapped method."""
-        self.method.before_scores()
-
-    def scores(self, x: Tensor) -> Tensor:
-        """Delegate to the wrapped method."""
-        return self.method.scores(x)
-
     def scorer(self) -> nn.Module:
-        """Delegate to the wrapped method."""
+        """Return the module of the wrapped method."""
         return scorer_of(self.method)
 
-    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Delegate to the wrapped method."""
-        return self.method.outputs(x)
+
+def _handed_on(name: str) -> Callable[..., Any]:
+    """Return a function of a wrapper that calls the one of this name of the wrapped method."""
+
+    @wraps(getattr(Method, name))
+    def call(self: Wrapper, *args: Any, **named: Any) -> Any:
+        return getattr(self.method, name)(*args, **named)
+
+    return call
+
+
+for _name in HANDED_ON:
+    setattr(Wrapper, _name, _handed_on(_name))
 
 
 def outputs_scorer(method: Method) -> WithFeatures:

@@ -256,7 +256,6 @@ class Monitor:
 
 
 def _check_learner(learner: object) -> None:
-    """Raise unless it is a learner of one process."""
     if not isinstance(learner, Learner):
         wanted = "a Learner: `learner_` of a fitted DualCBAClassifier, `learner` of RiverClassifier"
         raise ValueError(expected("learner", type(learner).__name__, wanted))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -109,17 +109,13 @@ def prometheus_text(monitors: Sequence[tuple[Labels, Mapping[str, Any]]]) -> str
     """
     lines: list[str] = []
     for name, kind, text, find in METRICS:
-        samples = [(own | dict(labels), v) for own, n in _plain(monitors) for labels, v in find(n)]
+        samples = [({**own, **labels}, v) for own, n in monitors for labels, v in find(n)]
         known = [(labels, value) for labels, value in samples if value is not None]
         if known:
             full = f"dualcba_{name}"
             lines += [f"# HELP {full} {text}", f"# TYPE {full} {kind}"]
             lines += [f"{full}{_braces(labels)} {value:.10g}" for labels, value in known]
     return "\n".join(lines) + "\n"
-
-
-def _plain(monitors: Iterable[tuple[Labels, Any]]) -> list[tuple[dict[str, Any], Any]]:
-    return [(dict(labels), numbers) for labels, numbers in monitors]
 
 
 def _braces(labels: Labels) -> str:

@@ -10,8 +10,8 @@ from dualcba.monitoring.prometheus import CONTENT_TYPE
 PATHS = ("/", "/metrics")
 
 
-def make_server(text: Callable[[], str], port: int, host: str = "127.0.0.1") -> ThreadingHTTPServer:
-    """Return a server of what `text` gives; the caller calls `serve_forever`, perhaps in a thread.
+def make_server(text: Callable[[], str], port: int) -> ThreadingHTTPServer:
+    """Return a local server of what `text` gives; call its `serve_forever`, perhaps in a thread.
 
     Port 0 takes a free one, which `server_address` has.
     """
@@ -30,4 +30,4 @@ def make_server(text: Callable[[], str], port: int, host: str = "127.0.0.1") -> 
         def log_message(self, *_: object) -> None:
             """Print nothing."""
 
-    return ThreadingHTTPServer((host, port), Handler)
+    return ThreadingHTTPServer(("127.0.0.1", port), Handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import nn
 
@@ -17,29 +18,17 @@ __all__ = ["MLP", "NETWORKS", "Network", "ResNet18", "freeze", "head_outputs", "
 Shape = tuple[int, ...]
 
 
-def _resnet18(shape: Shape, classes: int) -> nn.Module:
-    return ResNet18(_channels("resnet18", shape), classes)
-
-
-def _resnet18_slim(shape: Shape, classes: int) -> nn.Module:
-    return ResNet18(_channels("resnet18-slim", shape), classes, width=20)
-
-
-def _mlp(shape: Shape, classes: int) -> nn.Module:
-    return MLP(shape, classes)
-
-
-def _channels(name: str, shape: Shape) -> int:
+def _resnet(shape: Shape, classes: int, *, name: str, width: int = 64) -> nn.Module:
     if len(shape) != 3:
         wanted = "(channels, height, width); the network 'mlp' accepts any shape"
         raise ValueError(expected(f"input shape for {name}", shape, wanted))
-    return shape[0]
+    return ResNet18(shape[0], classes, width=width)
 
 
 NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
-    "resnet18": _resnet18,
-    "resnet18-slim": _resnet18_slim,
-    "mlp": _mlp,
+    "resnet18": partial(_resnet, name="resnet18"),
+    "resnet18-slim": partial(_resnet, name="resnet18-slim", width=20),
+    "mlp": MLP,
 }
 
 

@@ -120,6 +120,8 @@ class SeveralInputs(Inputs):
     ((2, 24), torch.uint8, [(2, 3), (2, 1)])
     """
 
+    whole = True
+
     def __init__(self, parts: Sequence[Part], names: Sequence[str] | None = None) -> None:
         super().__init__(*parts)
         self.names = None if names is None else tuple(names)
@@ -129,11 +131,6 @@ class SeveralInputs(Inputs):
         self.shape, self.dtype = (starts[-1],), torch.uint8
         shapes = tuple(p.shape for p in parts)
         self.given_shape = shapes if names is None else dict(zip(names, shapes, strict=True))
-
-    @property
-    def whole(self) -> bool:
-        """Always True."""
-        return True
 
     def check(self, x: Any, name: str) -> Tensor:
         """Return a tuple or dict of arrays as rows; rows are accepted too."""

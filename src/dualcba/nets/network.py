@@ -152,19 +152,19 @@ class Network(nn.Module):
             self._cast_weights = {}
 
     @torch.no_grad()
-    def _probe(self) -> None:
+    def _trial(self) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
+        """Return what the module gives for two samples, and inputs and outputs of its head."""
         weight = next(self.module.parameters())
         calls: list[tuple[Tensor, Tensor]] = []
         hook = self.head.register_forward_hook(
             lambda _, args, kwargs, out: calls.append((head_input(args, kwargs), out)),
             with_kwargs=True,
         )
-        shape = (2, *self.input_shape)
         try:
             with evaluation_mode(self.module):
                 dtype = self.inputs.dtype if self.inputs.whole else weight.dtype
                 with torch.inference_mode(False):  # its tensors do not count their changes
-                    x = torch.zeros(shape, dtype=dtype, device=weight.device)
+                    x = torch.zeros(2, *self.input_shape, dtype=dtype, device=weight.device)
                 version = x._version
                 out = self.inputs.call(self.module, x, {})
         except Exception as error:  # the caller's network may raise anything
@@ -177,6 +177,10 @@ class Network(nn.Module):
         if x._version != version:
             wanted = "it unchanged, as by x - mean in place of x.sub_(mean)"
             raise ValueError(f"the network changes its input in place, expected {wanted}")
+        return out, calls
+
+    def _probe(self) -> None:
+        out, calls = self._trial()
         z = logits_of(out)
         self._plain = z is out and type(self.inputs) is Inputs
         if not calls or calls[-1][1] is not z or calls[-1][0].dim() != 2:

@@ -17,6 +17,9 @@ from torch import Tensor, nn
 
 from dualcba.engine.torch_private import BatchNormBase, foreach_copy_, foreach_zero_
 
+ETA = 0.1
+"""The rate of IBN's moving averages."""
+
 
 def batch_norms(network: nn.Module) -> list[BatchNormBase]:
     """Return the batch normalisation layers of a network that have running statistics."""
@@ -160,11 +163,11 @@ def temporary_momentum(layers: Sequence[BatchNormBase]) -> Iterator[Callable[[fl
             layer.momentum = momentum
 
 
-def ibn_momentum(k: int, average: str, eta: float = 0.1) -> float:
+def ibn_momentum(k: int, average: str) -> float:
     """Return the weight of the k-th batch (from 1) in a running average of k batches.
 
     The average begins at zero. `"cumulative"` is the plain mean of all batches; `"literal"` is the
-    paper's exponential moving average with rate `eta`, whose weights add up to 1 − (1 − eta)^k;
+    paper's exponential moving average with rate `ETA`, whose weights add up to 1 − (1 − ETA)^k;
     `"ema"` is the same divided by that sum. `"continued"` begins at the running statistics of
     training, which have the rest of the weight.
 
@@ -174,5 +177,5 @@ def ibn_momentum(k: int, average: str, eta: float = 0.1) -> float:
     [1.0, 0.526]
     """
     if average in ("literal", "continued"):
-        return eta
-    return 1.0 / k if average == "cumulative" else eta / (1.0 - (1.0 - eta) ** k)
+        return ETA
+    return 1.0 / k if average == "cumulative" else ETA / (1.0 - (1.0 - ETA) ** k)

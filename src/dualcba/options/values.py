@@ -172,28 +172,22 @@ def network_name(known: Sequence[str]) -> Callable[[str, Any], Any]:
     return accept
 
 
-def fraction(name: str, value: Any) -> float:
-    """Accept a number from 0 to below 1."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value < 1:
-        raise ValueError(expected(name, value, "a fraction from 0 to below 1"))
-    return float(value)
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def at_least_one(name: str, value: Any) -> float:
-    """Accept a finite number of at least 1."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 1 <= value < math.inf:
-        raise ValueError(expected(name, value, "a number of at least 1"))
-    return float(value)
+def _number_from(low: float, below: float, wanted: str) -> Callable[[str, Any], float]:
+    def accept(name: str, value: Any) -> float:
+        if not _number(value) or not low <= value < below:
+            raise ValueError(expected(name, value, wanted))
+        return float(value)
+
+    return accept
 
 
-def not_negative(name: str, value: Any) -> float:
-    """Accept a number of at least 0."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value < math.inf:
-        raise ValueError(expected(name, value, "a number of at least 0"))
-    return float(value)
+fraction = _number_from(0, 1, "a fraction from 0 to below 1")
+at_least_one = _number_from(1, math.inf, "a number of at least 1")
+not_negative = _number_from(0, math.inf, "a number of at least 0")
 
 
 @dataclass(frozen=True)
@@ -227,8 +221,7 @@ def read_interval(text: str) -> Interval | None:
 
 def interval(name: str, value: Any) -> str:
     """Accept minutes as a number, a text such as `30s`, `5m`, `1h` or `200steps`, or `off`."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    text = f"{value}m" if number else value
+    text = f"{value}m" if _number(value) else value
     try:
         if not isinstance(text, str):
             raise ValueError(text)

@@ -16,7 +16,7 @@ from dualcba.adaptors.hypergradient import Grads, hypergradient
 from dualcba.adaptors.outer_step import AdaptorTraining, make_adaptor
 from dualcba.adaptors.virtual_step import check_followed, follow
 from dualcba.checkpoint import Tensors, collect_tensors, entries_of, load_tensors
-from dualcba.engine.optimizers import first_state
+from dualcba.engine.optimizers import first_states
 from dualcba.errors import at_least, expected
 from dualcba.losses import Adapt, Batch, CrossEntropy, Term
 from dualcba.methods import Method
@@ -278,10 +278,8 @@ class BiasAdaptor:
         layout = collect_tensors(self._modules(), {})
         layout["weights_rng"] = self._training.rng.get_state()
         for name, optimizer in self._optimizers().items():
-            for k, p in enumerate(optimizer.param_groups[0]["params"]):
-                if entries_of(tensors, f"{name}.{k}"):
-                    fields = first_state(optimizer, p)
-                    layout |= {f"{name}.{k}.{field}": t for field, t in fields.items()}
+            every = first_states(name, optimizer).items()
+            layout |= {k: t for k, t in every if entries_of(tensors, k.rpartition(".")[0])}
         return layout
 
 

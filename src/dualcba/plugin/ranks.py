@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dualcba.adaptors.hypergradient import Grads
+from dualcba.engine.ranks import initialised
 from dualcba.errors import expected
 
 Rows = tuple[Tensor, ...]
@@ -17,9 +18,7 @@ Rows = tuple[Tensor, ...]
 
 def count(group: dist.ProcessGroup | None) -> int:
     """Return the number of processes in a group, None being all; 1 without torch.distributed."""
-    if not dist.is_available() or not dist.is_initialized():
-        return 1
-    return dist.get_world_size(group)
+    return dist.get_world_size(group) if initialised() else 1
 
 
 def gather(batches: Sequence[Rows], group: dist.ProcessGroup | None) -> list[list[Rows]]:

@@ -82,16 +82,16 @@ class Tally:
         return f"Of the {values}, {agree}, {others} do not, and {left} have not been run."
 
 
-def tally(found: Iterable[Row], score: str) -> Tally:
-    """Count the cells of a score.
+def tally(found: Iterable[Row], score: str | None = None) -> Tally:
+    """Count the cells of a score, or of all.
 
     >>> from dualcba.report.comparison import Cell, Measure
     >>> cells = [Cell("acc", "bn", m, None, 21.66) for m in (Measure(22.0, None, 1), None)]
     >>> tally([Row("ER", "", "bn", (), (cell,)) for cell in cells], "acc")
     Tally(agree=1, run=1, cells=2)
     """
-    cells = [c for row in found for c in row.cells if c.score == score and c.paper is not None]
-    within = [c.within for c in cells]
+    cells = [c for row in found for c in row.cells if c.paper is not None]
+    within = [c.within for c in cells if score in (None, c.score)]
     return Tally(within.count(True), len(within) - within.count(None), len(within))
 
 

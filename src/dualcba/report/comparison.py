@@ -106,19 +106,6 @@ class Row:
     """What the paper's values are called, see `Entry`."""
 
 
-@dataclass(frozen=True)
-class Share:
-    """How many of the cells that have both values are within the tolerance."""
-
-    within: int
-    cells: int
-
-    @property
-    def percent(self) -> float | None:
-        """The share in percent; None if there is nothing to compare."""
-        return 100 * self.within / self.cells if self.cells else None
-
-
 def serve(experiment: Experiment, results: Iterable[Result]) -> list[Served]:
     """Return each entry with the results that serve it, in the order of seeds, each seed once."""
     index = Index(results)
@@ -221,15 +208,3 @@ def relative_time(served: Served, others: Iterable[Served]) -> Measure | None:
     ]
     ratios = [own / er for own, er in pairs if own is not None and er]
     return Measure(*interval(ratios), len(ratios)) if ratios else None
-
-
-def within_tolerance(rows: Iterable[Row], score: str | None = None) -> Share:
-    """Return the share of cells that are within the tolerance, of one score or of all.
-
-    >>> near = Cell("acc", "bn", Measure(22.0, 1.0, 3), None, 21.66)
-    >>> far = Cell("acc", "bn", Measure(32.3, 1.7, 3), None, 8.28)
-    >>> within_tolerance([Row("ER", "", "bn", (0,), (near,)), Row("LUCIR", "", "bn", (0,), (far,))])
-    Share(within=1, cells=2)
-    """
-    cells = [c.within for row in rows for c in row.cells if score in (None, c.score)]
-    return Share(cells.count(True), cells.count(True) + cells.count(False))

@@ -64,8 +64,8 @@ class Gain:
         return " over ".join(n.removesuffix(", BN").removesuffix(", IBN") for n in names)
 
 
-def gains(served: Sequence[Served], score: str = "acc") -> list[Gain]:
-    """Return the gain of each adaptor over its base method in the same column, each pair once.
+def gains(served: Sequence[Served]) -> list[Gain]:
+    """Return the gain in ACC of each adaptor over its base in the same column, each pair once.
 
     Of two rows with the same runs, the one that is evaluated with IBN gives its name. Of two bases
     that differ only in how they were scored, the one with more seeds in common is taken.
@@ -76,12 +76,12 @@ def gains(served: Sequence[Served], score: str = "acc") -> list[Gain]:
             key = dual.entry.column, _key(base.entry, without=SCORING), _key(dual.entry)
             if key not in found or _better((base, dual), found[key]):
                 found[key] = base, dual
-    return [_gain(base, dual, score) for base, dual in found.values()]
+    return [_gain(base, dual) for base, dual in found.values()]
 
 
-def known_gains(served: Sequence[Served], score: str = "acc") -> list[Gain]:
+def known_gains(served: Sequence[Served]) -> list[Gain]:
     """Return the gains over at least one common seed."""
-    return [g for g in gains([s for s in served if s.results], score) if g.adaptors.seeds]
+    return [g for g in gains([s for s in served if s.results]) if g.adaptors.seeds]
 
 
 def _bases(dual: Served, served: Sequence[Served]) -> list[Served]:
@@ -112,16 +112,16 @@ def _common(base: Served, dual: Served) -> int:
     return len({r.seed for r in base.results} & {r.seed for r in dual.results})
 
 
-def _gain(base: Served, dual: Served, score: str) -> Gain:
+def _gain(base: Served, dual: Served) -> Gain:
     return Gain(
         base.entry.row,
         dual.entry.row,
         dual.entry.column,
-        score,
-        whole=gap(dual, base, ("ibn", "bn"), score),
-        ibn=ibn_alone(base, dual, score),
-        adaptors=gap(dual, base, ("ibn", "ibn"), score),
-        bn=gap(dual, base, ("bn", "bn"), score),
+        "acc",
+        whole=gap(dual, base, ("ibn", "bn")),
+        ibn=ibn_alone(base, dual),
+        adaptors=gap(dual, base, ("ibn", "ibn")),
+        bn=gap(dual, base, ("bn", "bn")),
         kind=split_method(dual.entry.method)[1],
         learnt=_has_learnt_part(dual.entry),
     )
@@ -134,25 +134,21 @@ def _has_learnt_part(entry: Entry) -> bool:
 
 def gap(more: Served, less: Served, statistics: tuple[str, str], score: str = "acc") -> Gap:
     """Return one minus the other, each with its own statistics, over the seeds that both have."""
-    return _gap(_by_seed(more, statistics[0], score), _by_seed(less, statistics[1], score))
+    one, other = (_by_seed(s, k, score) for s, k in zip((more, less), statistics, strict=True))
+    differences = [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
+    return Gap(len(differences), *paired_t(differences))
 
 
-def ibn_alone(base: Served, dual: Served, score: str = "acc") -> Gap:
+def ibn_alone(base: Served, dual: Served) -> Gap:
     """Return what IBN gives the base over the seeds that it shares with an adaptor."""
     seeds = {r.seed for r in dual.results}
     shared = replace(base, results=tuple(r for r in base.results if r.seed in seeds))
-    return gap(shared, shared, ("ibn", "bn"), score)
+    return gap(shared, shared, ("ibn", "bn"))
 
 
 def _by_seed(served: Served, statistics: str, score: str) -> dict[int, float]:
     values = {r.seed: r.value(statistics, score) for r in served.results}
     return {seed: v for seed, v in values.items() if v is not None}
-
-
-def _gap(more: dict[int, float], less: dict[int, float]) -> Gap:
-    common = sorted(more.keys() & less.keys())
-    differences = [more[seed] - less[seed] for seed in common]
-    return Gap(len(common), *paired_t(differences))
 
 
 def paired_t(gaps: Sequence[float]) -> tuple[float | None, float | None, float | None]:

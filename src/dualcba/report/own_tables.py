@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dualcba.errors import at_least, expected, one_of, unknown
-from dualcba.experiments.paper.catalogue import BESIDE, Experiment, make_experiment
+from dualcba.experiments.paper.catalogue import BESIDE, OWN, Experiment, make_experiment
 from dualcba.experiments.paper.scale import SOURCES
 from dualcba.experiments.spec import fields, read_toml
 from dualcba.methods import SUFFIXES
@@ -26,8 +26,6 @@ KEYS = (
     "title", "note", "scores", "figure", "seeds", "spec", "columns", "rows", "beside", "adaptors",
     "imports",
 )  # fmt: skip
-OWN = (*BESIDE, "statistics", "donor", "counted")
-"""Keys of a row, a column or `spec` that are not fields of a spec."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,8 @@ def parse_table(name: str, text: str) -> OwnTable:
     title = content.get("title", name)
     full = {"title": title, "note": "", "scores": ["acc", "fm"], "columns": {title: {}}, **content}
     _check(full)
-    _complete(full)
+    plain = {"dataset": "digits", "method": "er-dual-cba"}  # as a spec has them by default
+    full["spec"] = plain | full.get("spec", {})
     experiment = make_experiment(name, full)
     for entry in experiment.entries:
         try:
@@ -126,7 +125,6 @@ def _check_fields(where: str, part: Any) -> None:
 
 
 def _check_adaptors(given: Any) -> None:
-    """Raise unless these are kinds of adaptors by title."""
     if not isinstance(given, Mapping):
         raise ValueError(expected("adaptors", given, "kinds of adaptors by title"))
     for title, kind in given.items():
@@ -151,9 +149,3 @@ def _check_values(label: str, row: Mapping[str, Any], content: Mapping[str, Any]
     for value in (value for values in given for value in values):
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ValueError(expected(f"rows.{label}.{key}", value, "numbers"))
-
-
-def _complete(content: dict[str, Any]) -> None:
-    """Add the dataset and the method that a spec has by default, which entries must name."""
-    plain = {"dataset": "digits", "method": "er-dual-cba"}
-    content["spec"] = plain | content.get("spec", {})

@@ -12,17 +12,9 @@ from dualcba.experiments.matching import matches
 from dualcba.experiments.paper.catalogue import Experiment
 from dualcba.experiments.purpose import AskedSweep
 from dualcba.experiments.result import Digests, Result
-from dualcba.report.agreement import agreement_tables
+from dualcba.report.agreement import agreement_tables, tally
 from dualcba.report.commands import repeat
-from dualcba.report.comparison import (
-    TOLERANCE,
-    Row,
-    Served,
-    known,
-    rows,
-    split_run,
-    within_tolerance,
-)
+from dualcba.report.comparison import TOLERANCE, Row, Served, known, rows, split_run
 from dualcba.report.experiment_files import table_files
 from dualcba.report.figures import registry as figures
 from dualcba.report.figures.bars import cost, score_bars, seconds
@@ -232,11 +224,12 @@ def _tolerance() -> str:
 
 
 def _agreement(paper: Sequence[Row]) -> list[Fact]:
-    share = within_tolerance(paper)
-    if share.percent is None:
+    found = tally(paper)
+    if not found.run:
         return []
-    detail = f"values within {TOLERANCE} points or our interval ({share.percent:.0f} %)"
-    return [Fact("Comparison with the paper", f"{share.within} of {share.cells}", detail)]
+    percent = 100 * found.agree / found.run
+    detail = f"values within {TOLERANCE} points or our interval ({percent:.0f} %)"
+    return [Fact("Comparison with the paper", found.of_run, detail)]
 
 
 def _largest(groups: list[Collection]) -> list[Collection]:
@@ -289,9 +282,9 @@ def _experiment(experiment: Experiment, served: list[Served], asked: Sequence[st
         name, title = experiment.name, experiment.title
         files = table_files(name, title, tables, served, experiment.scores, found)
         section.items.append(Downloads(files))
-        share = within_tolerance(rows(served, experiment.scores))
-        if share.cells:
-            section.items.append(f"{share.within} of {share.cells} values within the tolerance.")
+        near = tally(rows(served, experiment.scores))
+        if near.run:
+            section.items.append(f"{near.of_run} values within the tolerance.")
         section.items += _paper_bars(experiment, served)
     if experiment.figures:
         plots, remarks = figures.draw_all(experiment.figures, served, experiment.name)

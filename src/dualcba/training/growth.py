@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dualcba.adaptors.outer_step import make_adaptor
 from dualcba.checkpoint import Tensors
-from dualcba.engine.optimizers import first_state
+from dualcba.engine.optimizers import first_states
 from dualcba.nets import Network
 from dualcba.randomness import torch_generator
 from dualcba.tasks.class_sets import ClassSets
@@ -119,11 +119,7 @@ def _loaded_part(parts: Parts, given: LearnerArguments) -> Any:
 def _first_moments(parts: Parts) -> Tensors:
     """Return the state that the adaptor's optimiser has after its first step, at zero."""
     optimizer = parts.outer_loop.optimizer
-    if optimizer is None:
-        return {}
-    phi = [p for group in optimizer.param_groups for p in group["params"]]
-    states = {f"adaptor_optimizer.{i}": first_state(optimizer, p) for i, p in enumerate(phi)}
-    return {f"{name}.{k}": v for name, state in states.items() for k, v in state.items()}
+    return {} if optimizer is None else first_states("adaptor_optimizer", optimizer)
 
 
 def widened(state: Mapping[str, Any], parts: Parts) -> dict[str, Any]:

@@ -197,24 +197,20 @@ class LearnerArguments(TrainingOptions):
         resolved["ibn"] = kind in DUAL if self.ibn is None else self.ibn
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
-        if self.test_flip and (inputs.whole or len(inputs.shape) != 3):
-            wanted = f"False for samples of shape {inputs.shape}: only images are mirrored"
-            raise ValueError(expected("test_flip", True, wanted))
-        if self.standardise:
-            _check_standardised(self.transform, inputs, cached=self.cache_features)
         object.__setattr__(self, "transform", self._choose_transform())
         check_network(self.network)
         outputs = self.num_classes or head_outputs(self.network, self.last_layer)
         object.__setattr__(self, "outputs", outputs)
-        _check_method(base, self.buffer, self.num_classes)
-        if base.needs_boundaries and self.boundaries != "given":
-            name = self.method if isinstance(self.method, str) else type(base).__name__
-            wanted = f"'given': {name} draws by tasks"
-            raise ValueError(expected("boundaries", self.boundaries, wanted))
+        _check_method(self)
 
     def _choose_transform(self) -> Transform:
         """Return the transform of raw samples; raise if they or their features cannot have it."""
         shape, given = self.inputs.shape, self.transform
+        if self.test_flip and (self.inputs.whole or len(shape) != 3):
+            wanted = f"False for samples of shape {shape}: only images are mirrored"
+            raise ValueError(expected("test_flip", True, wanted))
+        if self.standardise:
+            _check_standardised(given, self.inputs, cached=self.cache_features)
         if self.inputs.whole:
             _check_unchanged(given, self.augmentation, self.base)
             given = Unchanged()
@@ -442,9 +438,14 @@ def _check_number(num_classes: int | None, max_classes: int | None) -> None:
             raise ValueError(expected("max_classes", max_classes, wanted))
 
 
-def _check_method(method: Method, buffer: int, num_classes: int | None) -> None:
-    if hasattr(method, "context"):
+def _check_method(given: LearnerArguments) -> None:
+    base, name = given.base, type(given.base).__name__
+    if hasattr(base, "context"):
         raise ValueError("the method object belongs to another learner, expected a new one")
-    if num_classes is not None and method.one_per_class and buffer < num_classes:
-        wanted = f"at least {num_classes}: {type(method).__name__} keeps samples of every class"
-        raise ValueError(expected("buffer", buffer, wanted))
+    if base.one_per_class and given.buffer < (given.num_classes or 0):
+        wanted = f"at least {given.num_classes}: {name} keeps samples of every class"
+        raise ValueError(expected("buffer", given.buffer, wanted))
+    if base.needs_boundaries and given.boundaries != "given":
+        name = given.method if isinstance(given.method, str) else name
+        wanted = f"'given': {name} draws by tasks"
+        raise ValueError(expected("boundaries", given.boundaries, wanted))

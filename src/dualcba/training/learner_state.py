@@ -18,7 +18,7 @@ from dualcba.checkpoint import (
     entries_of,
     load_tensors,
 )
-from dualcba.engine.optimizers import ADAM_FIELDS, first_state
+from dualcba.engine.optimizers import ADAM_FIELDS, first_states
 from dualcba.errors import expected
 from dualcba.randomness import restore_generator, restore_torch_generator
 from dualcba.tasks.labels import Labels
@@ -130,9 +130,22 @@ def check_estimate(own: Tensors, estimate: Any) -> None:
     tensors, samples, task = estimate["tensors"], estimate[count], estimate["task"]
     if not isinstance(tensors, Mapping):
         raise ValueError("the state's 'estimate' has no tensors, expected a dict of them")
+    _check_estimated(own, tensors)
+    if type(samples) is not int or samples < 0:
+        raise ValueError(expected(f"the state's 'estimate.{count}'", samples, "a count"))
+    moved = estimate["moved"]
+    if type(moved) is not float or not 0 <= moved < math.inf:
+        raise ValueError(expected("the state's 'estimate.moved'", moved, "a number of at least 0"))
+    pair = isinstance(task, list) and [type(v) for v in task] == [int, bool]
+    if not pair or task[0] < 0:
+        raise ValueError(expected("the state's 'estimate.task'", task, "a count and a bool"))
+
+
+def _check_estimated(own: Tensors, tensors: Mapping[str, Any]) -> None:
+    """Raise unless the tensors of an estimate are valid."""
     check_dense(tensors)
     # entries of a read-out may be missing, or be there although this learner keeps none
-    optional = {k for k in {*own, *tensors} if k in ROWS and not (k in own and k in tensors)}
+    optional = {k for k in ROWS if not (k in own and k in tensors)}
     check_same_layout(
         {k: v for k, v in own.items() if k not in optional},
         {k: v for k, v in tensors.items() if k not in optional},
@@ -142,14 +155,6 @@ def check_estimate(own: Tensors, estimate: Any) -> None:
             raise ValueError(f"the state's entry {name!r} has values that are not finite")
         if name.endswith("var") and bool((t < 0).any()):
             raise ValueError(f"the state's entry {name!r} has values below 0")
-    if type(samples) is not int or samples < 0:
-        raise ValueError(expected(f"the state's 'estimate.{count}'", samples, "a count"))
-    moved = estimate["moved"]
-    if type(moved) is not float or not 0 <= moved < math.inf:
-        raise ValueError(expected("the state's 'estimate.moved'", moved, "a number of at least 0"))
-    pair = isinstance(task, list) and [type(v) for v in task] == [int, bool]
-    if not pair or task[0] < 0:
-        raise ValueError(expected("the state's 'estimate.task'", task, "a count and a bool"))
 
 
 OPTIMIZERS = {
@@ -230,10 +235,8 @@ def _layout(given: Given) -> Tensors:
         guard = given.parts.guard
         layout |= {"guard.largest": guard.largest, "guard.outliers": guard.outliers}
     if (optimizer := given.parts.outer_loop.optimizer) is not None:
-        for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-            name = f"adaptor_optimizer.{i}"
-            if entries_of(given.tensors, name):
-                layout |= {f"{name}.{k}": v for k, v in first_state(optimizer, p).items()}
+        every = first_states("adaptor_optimizer", optimizer).items()
+        layout |= {k: v for k, v in every if entries_of(given.tensors, k.rpartition(".")[0])}
     if given.parts.method.rereads_task and given.meta["task_open"]:
         layout |= _task_data(given, layout["memory.x"], layout["memory.y"])
     return layout

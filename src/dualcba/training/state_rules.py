@@ -63,30 +63,30 @@ def _whole(value: object, low: int = 0, high: int = LARGEST) -> bool:
     return whole and low <= int(value) <= high  # type: ignore[call-overload]
 
 
-def _wholes(value: object, low: int = 0, high: int = LARGEST) -> bool:
-    return isinstance(value, list) and all(_whole(v, low, high) for v in value)
+def _wholes(value: object, high: int) -> bool:
+    return isinstance(value, list) and all(_whole(v, 0, high) for v in value)
+
+
+def _per_class(value: object, given: Given, valid: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and len(value) == given.classes and all(map(valid, value))
 
 
 def _counts(value: object, given: Given) -> bool:
-    return _wholes(value) and len(value) == given.classes  # type: ignore[arg-type]
+    return _per_class(value, given, _whole)
 
 
 def _mask(value: object, given: Given) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == given.classes
-        and all(isinstance(v, bool) for v in value)
-    )
+    return _per_class(value, given, lambda v: isinstance(v, bool))
 
 
 def _starts(value: Any, given: Given) -> bool:
     step = given.meta["step"]
-    ascending = _wholes(value, high=step) and value == sorted(value)
+    ascending = _wholes(value, step) and value == sorted(value)
     return ascending and (value[0] == 0 if value else step == 0)
 
 
 def _labels(value: Any, given: Given) -> bool:
-    if not _wholes(value, high=given.classes - 1) or value != sorted(set(value)):
+    if not _wholes(value, given.classes - 1) or value != sorted(set(value)):
         return False
     new: list[int] = given["sets.new"].nonzero().flatten().tolist()
     return bool(value == new)
@@ -98,11 +98,7 @@ def _recent(value: Any, given: Given) -> bool:
 
 
 def _below_arrival(value: Any, given: Given) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == given.classes
-        and all(type(v) in (int, float) and 0 <= v < ARRIVED for v in value)
-    )
+    return _per_class(value, given, lambda v: type(v) in (int, float) and 0 <= v < ARRIVED)
 
 
 def _flag(value: Any, given: Given) -> bool:

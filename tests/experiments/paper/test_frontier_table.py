@@ -7,7 +7,6 @@ import json
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -124,12 +123,6 @@ def test_las_beside_the_papers_values_of_cba() -> None:
         same = next(e for e in main.entries if (e.row, e.column) == (one.row, one.column))
         assert {k: v for k, v in one.paper.items() if v is not None} == same.paper
         assert one.spec == same.spec
-
-
-@pytest.mark.parametrize("name", FRONTIER)
-def test_a_copy_is_a_table_of_ones_own(name: str) -> None:
-    text = (files("dualcba.experiments") / "paper" / f"{name}.toml").read_text("utf-8")
-    assert parse_table(name, text).experiment.entries == experiments()[name].entries
 
 
 @pytest.mark.parametrize(

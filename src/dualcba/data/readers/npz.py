@@ -133,7 +133,8 @@ def _read_array(path: Path, name: str, file: zipfile.ZipFile, member: zipfile.Zi
     """Read one array, without NumPy's reader: that allocates what the header claims."""
     with file.open(member) as content:
         dtype, fortran, shape = _read_header(content, f"{path}: {name}")
-        size, packed = math.prod(shape) * dtype.itemsize, min(member.compress_size, _size(path))
+        size = math.prod(shape) * dtype.itemsize
+        packed = min(member.compress_size, path.stat().st_size)
         if size != member.file_size - content.tell() or size > packed * DEFLATE_RATIO:
             given = f"{member.file_size - content.tell()} bytes"
             raise ValueError(f"{path}: {name} holds {given}, expected {dtype} of shape {shape}")
@@ -159,10 +160,6 @@ def _read_header(file: IO[bytes], name: str) -> tuple[np.dtype[Any], bool, tuple
         wanted = f"one with 1 to {MOST_AXES} axes"
         raise ValueError(f"{name} is not an array of numbers, expected {wanted}")
     return np.dtype(match["dtype"]), match["fortran"] == "True", shape
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size
 
 
 def _consecutive(path: Path, labels: list[Array]) -> tuple[list[Any], list[IntArray]]:

@@ -49,6 +49,9 @@ FRONTIER = ("frontier", "frontier-shuffled", "las")
 BESIDE = ("paper", "published")
 """The names of values beside ours."""
 
+OWN = (*BESIDE, "statistics", "donor", "counted")
+"""Keys of a row, a column or `spec` that are not fields of a spec."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -166,8 +169,10 @@ def make_experiment(name: str, content: Mapping[str, Any]) -> Experiment:
             for (column, part), numbers in zip(columns.items(), values, strict=True)
             if numbers
         ]
-    if len({entry.given.get("protocol", "paper") for entry in entries}) > 1:
-        entries = [_with_protocol(entry) for entry in entries]
+    protocols = [entry.given.get("protocol", "paper") for entry in entries]
+    if len(set(protocols)) > 1:
+        named = zip(entries, protocols, strict=True)
+        entries = [replace(entry, row=f"{entry.row}, {protocol}") for entry, protocol in named]
     figure = content.get("figure", [])
     figures = (figure,) if isinstance(figure, str) else tuple(figure)
     kind = "figure" if figures else "table"
@@ -191,18 +196,12 @@ def _rows(content: Mapping[str, Any], beside: str) -> dict[str, Any]:
 def _entry(
     row: str, column: str, given: dict[str, Any], values: dict[str, float | None], beside: str
 ) -> Entry:
-    own = (*BESIDE, "statistics", "donor", "counted")
-    fields = {name: value for name, value in given.items() if name not in own}
+    fields = {name: value for name, value in given.items() if name not in OWN}
     usual = "ibn" if str(fields["method"]).endswith("-dual-cba") else "bn"
     statistics = given.get("statistics", usual)
     counted = column in given.get("counted", [column])
     donor = given.get("donor")
     return Entry(row, column, fields, statistics, values, donor, beside=beside, counted=counted)
-
-
-def _with_protocol(entry: Entry) -> Entry:
-    """Name the protocol in the row, for a table in which protocols differ."""
-    return replace(entry, row=f"{entry.row}, {entry.given.get('protocol', 'paper')}")
 
 
 def _values(scores: tuple[str, ...], values: list[float]) -> dict[str, float | None]:

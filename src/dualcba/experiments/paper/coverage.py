@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dualcba.experiments.matching import Index, matches
-from dualcba.experiments.paper.catalogue import Entry, Experiment
+from dualcba.experiments.paper.catalogue import Experiment
 from dualcba.experiments.paper.scale import source_spec
 from dualcba.experiments.result import Result, frozen, identity
 from dualcba.experiments.run import AGNOSTIC
@@ -57,7 +57,8 @@ class Coverage:
 
 def cover(experiments: Iterable[Experiment], seeds: int, runs: Runs) -> Coverage:
     """Return the runs that experiments need for seeds 0, 1, …, and those that no result serves."""
-    entries = {_key(e): e for one in experiments for e in one.entries}.values()
+    every = [e for one in experiments for e in one.entries]
+    entries = {(frozen(e.given), e.donor, e.scale): e for e in every}.values()
     index = Index(runs.values())
     served = [{r.seed for r in index.serving(entry)} for entry in entries]
     needed: list[Wanted] = []
@@ -73,10 +74,6 @@ def cover(experiments: Iterable[Experiment], seeds: int, runs: Runs) -> Coverage
 
 def _sources(wanted: Iterable[Wanted]) -> list[Wanted]:
     return [Wanted(source) for w in wanted if (source := w.source)]
-
-
-def _key(entry: Entry) -> Hashable:
-    return frozen(entry.given), entry.donor, entry.scale
 
 
 def merged(wanted: Iterable[Wanted]) -> list[Wanted]:

@@ -12,6 +12,7 @@ from dualcba.report.figures.style import (
     INK,
     MUTED,
     Axes,
+    Drawn,
     Plot,
     beside,
     grid,
@@ -19,36 +20,30 @@ from dualcba.report.figures.style import (
     pale,
     styled,
 )
-from dualcba.report.names import STATISTICS, score_info, split_method
+from dualcba.report.names import STATISTICS, split_method
 
 
-def score_bars(
-    rows: Sequence[Row], methods: Sequence[str], name: str, title: str, which: str = "acc"
-) -> Plot:
-    """Draw a line per method: BN pale, IBN full, whiskers for intervals, diamonds for the paper."""
+def score_bars(rows: Sequence[Row], methods: Sequence[str], name: str, title: str) -> Plot:
+    """Draw ACC per method: BN pale, IBN full, whiskers for intervals, diamonds for the paper."""
     with styled():
         labels = [beside(row.row) for row in rows]
         figure, axes = new_figure(height=1.0 + max(0.46, _room(labels)) * max(len(rows), 3))
         ax = axes[0][0]
         for place, (row, method) in enumerate(zip(rows, methods, strict=True)):
-            cell = next(c for c in row.cells if c.score == which)
+            cell = next(c for c in row.cells if c.score == "acc")
             _pair(ax, place, cell, FAMILIES[split_method(method)[1]])
         ax.set_yticks(range(len(rows)), labels)
         ax.set_ylim(len(rows) - 0.4, -0.6)
         ax.set_xlim(0, min(100, ax.get_xlim()[1]))  # an interval may reach beyond
-        ax.set_xlabel(f"{score_info(which).title} (%)")
+        ax.set_xlabel("ACC (%)")
         grid(ax, "x")
         ax.spines["left"].set_visible(False)
-        paper = any(c.paper is not None for r in rows for c in r.cells if c.score == which)
+        paper = any(c.paper is not None for r in rows for c in r.cells if c.score == "acc")
         _key(ax, rows[0].beside if paper else "")
-    caption = (
-        f"{score_info(which).title}, {title}: BN (pale) and IBN (full); whiskers: 95 % interval"
-    )
+    caption = f"ACC, {title}: BN (pale) and IBN (full); whiskers: 95 % interval"
     whose = "the paper’s" if rows[0].beside == "paper" else rows[0].beside
     caption += f"; diamonds: {whose} values." if paper else "."
-    return Plot(
-        name, caption, f"Bars of {score_info(which).title} per method with BN and IBN", figure
-    )
+    return Plot(name, caption, "Bars of ACC per method with BN and IBN", figure)
 
 
 def _pair(ax: Axes, place: float, cell: Cell, colour: str) -> None:
@@ -88,7 +83,7 @@ def _key(ax: Axes, beside: str) -> None:
     )  # fmt: skip
 
 
-def cost(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], list[str]]:
+def cost(served: Sequence[Served], name: str, title: str) -> Drawn:
     """Draw the seconds per run, to train (full) and to evaluate (pale), mean over seeds."""
     served = [s for s in served if None not in (seconds(s, "train"), seconds(s, "evaluate"))]
     if not served:

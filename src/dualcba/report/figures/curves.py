@@ -15,6 +15,7 @@ from dualcba.report.figures.style import (
     FAINT,
     MUTED,
     Axes,
+    Drawn,
     Figure,
     Plot,
     by_family,
@@ -170,7 +171,7 @@ def once(served: Sequence[Served]) -> list[Served]:
     return [min(group, key=lambda s: len(s.entry.row)) for group in groups.values()]
 
 
-def anytime(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], list[str]]:
+def anytime(served: Sequence[Served], name: str, title: str) -> Drawn:
     """Draw the any-time accuracy over the tasks so far, with BN and IBN; a figure per family."""
     usable = with_curves(once(served))
     if not usable:
@@ -219,7 +220,7 @@ def _seeds(served: Sequence[Served]) -> str:
     return "one seed" if counts == {1} else f"mean and 95 % band over {seeds(*counts)}"
 
 
-def stability(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], list[str]]:
+def stability(served: Sequence[Served], name: str, title: str) -> Drawn:
     """Draw one panel per task: its accuracy from its start on; dips are the stability gap."""
     found = once(served)
     statistics = "ibn" if with_curve(found, "ibn") else "bn"
@@ -244,8 +245,8 @@ def _stability(served: Sequence[Served], name: str, title: str, statistics: str)
         ax.set_title(f"task {task + 1}", fontweight="normal", fontsize=10)
         ax.margins(x=0)
         few_ticks(ax, 4)
-    top = 20 * math.ceil(max(ax.get_ylim()[1] for ax in cells) / 20)
-    cells[0].set(ylim=(0, min(top, 100)), yticks=[0, min(top, 100) // 2, min(top, 100)])
+    top = min(20 * math.ceil(max(ax.get_ylim()[1] for ax in cells) / 20), 100)
+    cells[0].set(ylim=(0, top), yticks=[0, top // 2, top])
     for ax in cells[len(shown) :]:
         ax.set_axis_off()
     for ax in cells[len(shown) - columns : len(shown)]:  # no panel below these
@@ -262,7 +263,7 @@ def _stability(served: Sequence[Served], name: str, title: str, statistics: str)
     return Plot(name, caption, f"Accuracy of each task over steps of {names}", figure)
 
 
-def shift(served: Sequence[Served], name: str, title: str) -> tuple[list[Plot], list[str]]:
+def shift(served: Sequence[Served], name: str, title: str) -> Drawn:
     """Draw the accuracy of task 1 under several class orders: the effect of shifting features."""
     usable = with_curves(served)
     if not usable:

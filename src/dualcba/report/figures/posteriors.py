@@ -20,6 +20,8 @@ from dualcba.report.figures.style import (
     MUTED,
     ORANGE,
     Axes,
+    Drawn,
+    Figure,
     Plot,
     by_family,
     colours,
@@ -35,7 +37,6 @@ from dualcba.report.results import task_classes
 from dualcba.report.tables.model import number
 
 Floats = NDArray[np.float64]
-Drawn = tuple[list[Plot], list[str]]
 SMOOTH = 40
 """The number of points from which on a curve is smoothed."""
 
@@ -143,16 +144,21 @@ def _confusions(served: Sequence[Served], name: str, title: str) -> Plot:
         ax.set_title(folded(s.entry.row), fontsize=10)
         if n % columns == 0:
             ax.set_ylabel("true task", fontsize=9.5)
-    bar = figure.colorbar(image, ax=cells, shrink=0.75, aspect=25, ticks=[0, top / 2, top])
-    bar.outline.set_visible(False)
-    bar.set_label("share of the row", fontsize=9.5)
-    bar.ax.tick_params(length=0, labelsize=9)
+    _scale(figure, image, cells, top)
     what = "between tasks" if many else "of classes in order of arrival"
     caption = (
         f"Normalised confusion {what} at the end of the stream, {title}, {_statistics(served)}: "
         "each row sums to 1."
     )
     return Plot(name, caption, "Confusion matrices, one per method", figure)
+
+
+def _scale(figure: Figure, image: Any, cells: Sequence[Axes], top: float) -> None:
+    """Draw the scale of the colours beside the panels."""
+    bar = figure.colorbar(image, ax=cells, shrink=0.75, aspect=25, ticks=[0, top / 2, top])
+    bar.outline.set_visible(False)
+    bar.set_label("share of the row", fontsize=9.5)
+    bar.ax.tick_params(length=0, labelsize=9)
 
 
 def _task_axes(ax: Axes, tasks: list[list[int]], *, lines: bool) -> None:

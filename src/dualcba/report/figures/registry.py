@@ -7,10 +7,7 @@ from collections.abc import Callable, Sequence
 from dualcba.errors import unknown
 from dualcba.report.comparison import Served
 from dualcba.report.figures import curves, posteriors
-from dualcba.report.figures.style import Plot
-
-Drawn = tuple[list[Plot], list[str]]
-"""Figures, and a remark for each that could not be drawn."""
+from dualcba.report.figures.style import Drawn, Plot
 
 FIGURES: dict[str, Callable[[Sequence[Served], str, str], Drawn]] = {
     "anytime": curves.anytime,

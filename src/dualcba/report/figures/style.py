@@ -68,6 +68,10 @@ class Plot:
     figure: Figure
 
 
+Drawn = tuple[list[Plot], list[str]]
+"""Figures, and a remark for each that could not be drawn."""
+
+
 @contextmanager
 def styled() -> Iterator[None]:
     """Draw in this style; the caller's settings are restored."""
@@ -110,11 +114,12 @@ def colours(served: Sequence[Served]) -> list[str]:
 def families(served: Sequence[Served]) -> list[tuple[str, list[Served]]]:
     """Group entries by base method; bases without an entry with an adaptor form the last group."""
     bases: dict[str, list[Served]] = {}
-    for s in served:
-        bases.setdefault(split_method(s.entry.method)[0], []).append(s)
-    alone = [b for b, group in bases.items() if not any(_adapted(s) for s in group)]
-    out = [(base, group) for base, group in bases.items() if base not in alone]
-    rest = [s for base in alone for s in bases[base]]
+    pairs = [(split_method(s.entry.method), s) for s in served]
+    for (base, _), s in pairs:
+        bases.setdefault(base, []).append(s)
+    adapted = {base for (base, kind), _ in pairs if kind}
+    out = [(base, group) for base, group in bases.items() if base in adapted]
+    rest = [s for base, group in bases.items() if base not in adapted for s in group]
     return out + ([("others", rest)] if rest else [])
 
 
@@ -122,10 +127,6 @@ def by_family(served: Sequence[Served], name: str) -> list[tuple[str, list[Serve
     """Return the name of a figure for each family; the plain name if there is only one."""
     groups = families(served)
     return [(name if len(groups) == 1 else f"{name}-{base}", group) for base, group in groups]
-
-
-def _adapted(s: Served) -> bool:
-    return split_method(s.entry.method)[1] != ""
 
 
 def pale(colour: str, share: float = 0.42) -> tuple[float, float, float]:

@@ -33,13 +33,10 @@ def score_table(result: Result) -> Table:
     """Return a table of one line per score of a run."""
     names = dict.fromkeys(name for found in result.scores.values() for name in found)
     pairs = {n: [result.value(s, n) for s in STATISTICS] for n in names}
-    lines = [(score_info(n).arrowed, *map(number, p)) for n, p in pairs.items() if any(_known(p))]
+    known = {name: pair for name, pair in pairs.items() if pair != [None, None]}
+    lines = [(score_info(name).arrowed, *map(number, pair)) for name, pair in known.items()]
     heads = map(Column, STATISTICS.values())
     return Table("", (*text_columns("score"), *heads), tuple(lines))
-
-
-def _known(values: Sequence[float | None]) -> list[bool]:
-    return [value is not None for value in values]
 
 
 def difference_tables(found: Difference) -> list[Table]:

@@ -54,7 +54,7 @@ def column_gains(served: Sequence[Served], scores: Sequence[str]) -> list[Gain]:
 # ---------------------------------------------------------------------- scores
 
 
-def blocks(found: Sequence[Row], note: str = "") -> list[Table]:
+def blocks(found: Sequence[Row]) -> list[Table]:
     """Return one table per column of the experiment, with the paper's values if there are any."""
     tables = []
     for name in dict.fromkeys(row.column for row in found):
@@ -63,7 +63,7 @@ def blocks(found: Sequence[Row], note: str = "") -> list[Table]:
         parts = _parts(here) if wide else [here]
         for k, part in enumerate(parts, 1):
             of = f", part {k} of {len(parts)}" if len(parts) > 1 else ""
-            tables.append(_block(name + of, part, note, wide=wide))
+            tables.append(_block(name + of, part, wide=wide))
     return tables
 
 
@@ -73,7 +73,7 @@ def _parts(found: list[Row]) -> list[list[Row]]:
     return [[dataclasses.replace(r, cells=r.cells[k : k + PAGE]) for r in found] for k in starts]
 
 
-def _block(title: str, rows: list[Row], note: str, *, wide: bool) -> Table:
+def _block(title: str, rows: list[Row], *, wide: bool) -> Table:
     paper = any(c.paper is not None for row in rows for c in row.cells)
     columns = [*text_columns("method"), Column("seeds")]
     columns += text_columns("statistics") if paper else ()
@@ -87,7 +87,7 @@ def _block(title: str, rows: list[Row], note: str, *, wide: bool) -> Table:
         line += [STATISTICS[row.statistics]] if paper else []
         line += [text for cell in row.cells for text in _texts(cell, paper, wide)]
         lines.append(tuple(line))
-    return Table(title, tuple(columns), tuple(lines), note)
+    return Table(title, tuple(columns), tuple(lines))
 
 
 def _texts(cell: Cell, paper: bool, wide: bool) -> list[str]:
