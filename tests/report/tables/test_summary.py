@@ -116,6 +116,11 @@ def test_a_score_that_was_asked_for_has_a_column() -> None:
     assert [line[-4:] for line in lines] == [["–"] * 4, ["12.5", "12.5", "77.0", "77.0"]]
 
 
+def test_a_relative_cost_has_the_digits_of_the_report() -> None:
+    runs = [replace(result("er-cba", s, 40.0), cost={"relative_cost": 1.048}) for s in (0, 1)]
+    assert "1.05±0.00" in text(runs)
+
+
 def test_balanced_accuracy_is_shown_for_long_tails_alone() -> None:
     plain = with_scores(result("er", 0, 40.0), balanced_acc=33.0)
     assert "balanced" not in text([plain])

@@ -46,7 +46,7 @@ def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
     first, note = served[0].results[0].spec, notes(served[0].results[0])
     pairs = [(s, name) for name in scores for s in STATISTICS if s == "bn" or not _is_fixed(name)]
     heads = [Column(_head(*pair), score_info(pair[1]).arrowed) for pair in pairs]
-    lines = [(_name(s), *(short_spread(measure(s.results, *p)) for p in pairs)) for s in served]
+    lines = [(_name(s), *(_text(s, *pair) for pair in pairs)) for s in served]
     over = spread_over(*(len(s.results) for s in served))
     return Table(
         f"{first.dataset}, {first.setting}, buffer {first.buffer}{note}",
@@ -54,6 +54,10 @@ def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
         tuple(lines),
         f"percent; {over}",
     )
+
+
+def _text(served: Served, statistics: str, score: str) -> str:
+    return short_spread(measure(served.results, statistics, score), score_info(score).digits)
 
 
 def _is_fixed(score: str) -> bool:
