@@ -18,6 +18,7 @@ from dualcba.report.comparison import (
     TOLERANCE,
     Row,
     Served,
+    further,
     known,
     rows,
     split_run,
@@ -280,14 +281,15 @@ def _experiment(experiment: Experiment, served: list[Served], asked: Sequence[st
     section = Section(experiment.title, items)
     if experiment.scores:
         tables, found = with_gains(served, experiment.scores)
-        section.items += tables
         for column in dict.fromkeys(s.entry.column for s in served):
             part = [s for s in served if s.entry.column == column]
-            section.items += further_tables(part, column, asked)
+            tables += further_tables(part, column, asked)
+        section.items += tables
         section.items += [in_one_line(found)] if found else []
         section.items += seed_tables(served, experiment.title)
         name, title = experiment.name, experiment.title
-        files = table_files(name, title, tables, served, experiment.scores, found)
+        scores = [*experiment.scores, *further(served, asked)]
+        files = table_files(name, title, tables, served, scores, found)
         section.items.append(Downloads(files))
         share = within_tolerance(rows(served, experiment.scores))
         if share.cells:
@@ -357,7 +359,8 @@ def _scores(group: Collection, name: str, asked: Sequence[str]) -> Section:
         section.items += [line] if line else []
     section.items += seed_tables(group.served, group.title)
     tables = [item for item in section.items if isinstance(item, Table)]
-    files = table_files(slug(group.title), "", tables, group.served, SHOWN, pairs)
+    scores = [*SHOWN, *further(group.served, asked)]
+    files = table_files(slug(group.title), "", tables, group.served, scores, pairs)
     section.items.append(Downloads(files))
     return section
 
