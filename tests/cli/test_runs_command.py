@@ -128,9 +128,21 @@ def test_compare_without_a_pair_is_one_line(dualcba: Run, methods: Path, out: Pa
     got = dualcba("runs", "compare", out)
     assert (got.code, got.out) == (2, "")
     assert got.err == (
-        f"dualcba: {out} has no two methods that share dataset, setting, buffer and a seed, "
-        "expected two with values of acc\n"
+        f"dualcba: {out} has no two methods that share dataset, setting, buffer, protocol and a "
+        "seed, expected two with values of acc\n"
     )
+
+
+def test_a_method_without_a_pair_is_named(dualcba: Run, methods: Path) -> None:
+    spec = Spec(method="gsa", protocol="p10")
+    write_result(methods, spec, Result(spec, 0, {"bn": {"acc": 80.0}}).to_dict())
+    got = dualcba("runs", "compare", methods, "--method", "er,er-cba,gsa")
+    assert (got.code, got.err.count("\n")) == (0, 1)
+    assert got.err.startswith("dualcba: gsa is in no pair: no other of these methods shares ")
+    assert dualcba("runs", "compare", methods).err == ""
+    text = Path(dualcba("report", methods, "--compare", "gsa,er").out.strip()).read_text()
+    assert "er is in no pair: " in text
+    assert "gsa is in no pair: " in text
 
 
 def test_a_report_of_some_pairs(dualcba: Run, methods: Path) -> None:

@@ -24,7 +24,7 @@ from dualcba.experiments.runs import (
 from dualcba.experiments.store import distinct, find_runs
 from dualcba.report.commands import command
 from dualcba.report.names import check_scores, count
-from dualcba.report.pairs import chosen, pairs
+from dualcba.report.pairs import chosen, pairs, unpaired
 from dualcba.report.results import collections
 from dualcba.report.tables.runs import difference_tables, score_table, store_table
 from dualcba.report.tables.scores import pair_table
@@ -87,8 +87,10 @@ def compare_methods(
     found = [pairs(group.served, score) for group in groups for score in scores]
     if not any(found):
         where, wanted = ", ".join(map(str, folders)), f"two with values of {', '.join(scores)}"
-        shared = "dataset, setting, buffer and a seed"
+        shared = "dataset, setting, buffer, protocol and a seed"
         raise ValueError(f"{where} has no two methods that share {shared}, expected {wanted}")
+    for line in unpaired(groups, methods, [pair for part in found for pair in part]):
+        note(line)
     if as_json:
         typer.echo(json.dumps([asdict(pair) for part in found for pair in part]))
         return

@@ -31,7 +31,7 @@ from dualcba.report.figures.style import Plot
 from dualcba.report.gains import Gain, in_one_line, known_gains, means
 from dualcba.report.made_for import MadeFor
 from dualcba.report.names import SCORES, STATISTICS, count, slug
-from dualcba.report.pairs import Paired, chosen, pairs
+from dualcba.report.pairs import Paired, chosen, pairs, unpaired
 from dualcba.report.results import Collection, collections
 from dualcba.report.sweeps import Trial, best_lines, best_of_each, sweep_table
 from dualcba.report.tables.collections import buffer_table, by_stream, seed_tables
@@ -140,7 +140,7 @@ def report_sections(
     sections += [_sweep(*swept) for swept in made.sweeps]
     sections += [_by_buffer(title, part) for title, part in by_stream(rest).items()]
     sections += [_collection(group, asked) for group in rest]
-    sections += _pairs(chosen(groups, compare))
+    sections += _pairs(chosen(groups, compare), compare)
     return facts[:FACTS], [*sections, _provenance(groups, results)]
 
 
@@ -168,16 +168,20 @@ def _by_buffer(title: str, groups: list[Collection]) -> Section:
     return Section(f"{title}: all buffers", [*tables, Downloads(files)])
 
 
-def _pairs(groups: list[Collection]) -> list[Section]:
-    """Return a section with the differences of each two methods, if there are any."""
-    section, shown = Section("Methods in pairs"), list[Paired]()
+def _pairs(groups: list[Collection], methods: Sequence[str]) -> list[Section]:
+    """Return a section with the differences of each two methods, if there are any.
+
+    `methods` are those that were asked for; those that are in no pair are named.
+    """
+    section, shown, every = Section("Methods in pairs"), list[Paired](), list[Paired]()
     for group in groups:
-        found = pairs(group.served)
+        every += (found := pairs(group.served))
         if len(found) > MOST_PAIRS:
             section.remarks.append(_too_many(group, len(found)))
         elif found:
             section.items.append(pair_table(found, group.title))
             shown += found
+    section.remarks += [f"{line}." for line in unpaired(groups, methods, every)]
     if shown:
         tables = [item for item in section.items if isinstance(item, Table)]
         csv, tex = comma_separated(pair_records(shown)), "\n".join(map(latex, tables))
