@@ -19,7 +19,7 @@ LEGEND = (
     "mean accuracy of a task right after its end, without the first task. BN: predictions with the "
     "running statistics of batch normalisation; IBN: with statistics re-estimated from the memory."
 )
-"""What the scores and statistics of the table are, in a line below it."""
+"""What the usual scores and the statistics of the table are, in a line below it."""
 
 ARRIVED = ("newest", "prequential")
 """Scores of what has just arrived, shown where a run has them."""
@@ -35,10 +35,22 @@ def summary_layouts(
     return [_layouts(collection.served, asked) for collection in collections(results)]
 
 
+def legend(results: Sequence[Result], asked: Sequence[str] = ()) -> str:
+    """Return what the scores and statistics of the tables are."""
+    shown = dict.fromkeys(n for c in collections(results) for n in _scores(c.served, asked))
+    others = [score_info(name) for name in shown if name not in (*SCORES, "newest")]
+    lines = [f"{s.title[0].upper()}{s.title[1:]}: {s.meaning}." for s in others]
+    return " ".join([LEGEND, *lines])
+
+
 def _layouts(served: Sequence[Served], asked: Sequence[str]) -> Iterator[list[Table]]:
-    scores = [*SCORES, *measured(served, ARRIVED), *further(served, asked)]
-    scores = list(dict.fromkeys(scores))
+    scores = _scores(served, asked)
     return ([summary_table(served, part) for part in parts] for parts in portions(scores))
+
+
+def _scores(served: Sequence[Served], asked: Sequence[str]) -> list[str]:
+    """Return the scores that the table of a collection shows."""
+    return list(dict.fromkeys([*SCORES, *measured(served, ARRIVED), *further(served, asked)]))
 
 
 def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
