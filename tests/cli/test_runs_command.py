@@ -41,6 +41,23 @@ def test_ls(dualcba: Run, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert listed[1]["scores"]["ibn"]["acc"] == 74.5
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_tables_name_their_rows_where_it_is_narrow(
+    width: int, dualcba: Run, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = dualcba("runs", "ls").out.splitlines()
+    first = next(k for k, line in enumerate(lines) if "74.5" in line)
+    assert TWO.name in "".join(line.split()[0] for line in lines[first : first + 3] if line.strip())
+    record = ["predictions", "prequential", "task-aware", "random-features"]
+    spec = Spec(method="er", record=record)
+    write_result(out, spec, Result(spec, 0, {"bn": {"acc": 70.0}}).to_dict())
+    told = dualcba("runs", "diff", out / ONE.name, out / spec.name).out
+    assert " record " in told
+    assert "'random-features'" in "".join(told.split())
+    assert "…" not in told
+
+
 def test_ls_names_what_is_damaged(dualcba: Run, out: Path) -> None:
     (out / ONE.name / "result.json").write_text("[]")
     got = dualcba("runs", "ls")

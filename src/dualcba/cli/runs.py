@@ -26,9 +26,9 @@ from dualcba.report.commands import command
 from dualcba.report.names import check_scores, count
 from dualcba.report.pairs import chosen, pairs, unpaired
 from dualcba.report.results import collections
-from dualcba.report.tables.runs import difference_tables, score_table, store_table
+from dualcba.report.tables.runs import difference_tables, score_table, store_layouts
 from dualcba.report.tables.scores import pair_table
-from dualcba.report.tables.terminal import rich_table, wide_console
+from dualcba.report.tables.terminal import fitting, rich_table, wide_console
 
 
 def list_runs(folders: Sequence[Path], *, as_json: bool) -> None:
@@ -37,8 +37,9 @@ def list_runs(folders: Sequence[Path], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([run.to_dict() for run in found]))
         return
-    if found:
-        wide_console().print(rich_table(store_table(found)))
+    console = wide_console()
+    for table in fitting(store_layouts(found), console) if found else ():
+        console.print(table)
     for run in found:
         if run.status == DAMAGED:
             note(str(run.problem))

@@ -51,8 +51,12 @@ def rich_table(table: Table, name_width: int | None = None) -> RichTable:
         padding=(0, 1, 0, 0), pad_edge=False,
     )  # fmt: skip
     names, *others = table.columns
-    out.add_column(names.title, min_width=name_width, overflow="fold")
+    texts = not any(c.number for c in others)  # they are folded, and the names of rows are not
+    out.add_column(names.title, min_width=name_width, no_wrap=texts, overflow="fold")
     for c in others:
+        if texts:
+            out.add_column(c.title, overflow="fold")
+            continue
         head = f"{c.group}\n{c.title}" if table.grouped and c.number else c.title
         width = len(c.group or c.title) or None  # of several words, which are not to be cut
         justify = "right" if c.number else "left"
