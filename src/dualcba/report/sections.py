@@ -290,7 +290,7 @@ def _experiment(experiment: Experiment, served: list[Served], asked: Sequence[st
             tables += further_tables(part, column, asked)
         section.items += tables
         section.items += [in_one_line(found)] if found else []
-        section.items += seed_tables(served, experiment.title)
+        section.items += seed_tables(served)
         name, title = experiment.name, experiment.title
         scores = [*experiment.scores, *further(served, asked)]
         files = table_files(name, title, tables, served, scores, found)
@@ -361,7 +361,7 @@ def _scores(group: Collection, name: str, asked: Sequence[str]) -> Section:
         plain = [g for g in pairs if "," not in g.dual + g.base]  # variants are not averaged
         line = in_one_line(pairs if len(pairs) == 1 else plain)
         section.items += [line] if line else []
-    section.items += seed_tables(group.served, group.title)
+    section.items += seed_tables(group.served)
     tables = [item for item in section.items if isinstance(item, Table)]
     scores = [*SHOWN, *further(group.served, asked)]
     files = table_files(slug(group.title), "", tables, group.served, scores, pairs)
