@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,24 @@ def test_a_report_of_some_pairs(dualcba: Run, methods: Path) -> None:
     got = dualcba("report", methods, "--compare", "er,derpp")
     assert (got.code, got.err.count("\n")) == (2, 1)
     assert "unknown method 'derpp'" in got.err
+
+
+def test_runs_of_several_folders_that_contradict_each_other_are_named(
+    dualcba: Run, methods: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(methods, tmp_path / "again")
+    commands = ("report",), ("runs", "compare")
+    for words in commands:
+        assert dualcba(*words, methods, other).err == ""
+    spec = Spec(method="er")
+    write_result(other, spec, Result(spec, 0, {"bn": {"acc": 1.0}}).to_dict())
+    for words in commands:
+        got = dualcba(*words, methods, other)
+        assert got.code == 0
+        assert got.err == (
+            f"dualcba: {other / spec.name} has other scores than {methods / spec.name}, the same "
+            "run, which counts\n"
+        )
 
 
 def test_rm_asks_and_removes(dualcba: Run, out: Path) -> None:

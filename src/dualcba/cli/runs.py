@@ -21,7 +21,7 @@ from dualcba.experiments.runs import (
     remove_run,
     stored_runs,
 )
-from dualcba.experiments.store import distinct, find_runs
+from dualcba.experiments.store import contradictions, distinct, find_runs
 from dualcba.report.commands import command
 from dualcba.report.names import check_scores, count
 from dualcba.report.pairs import chosen, pairs, unpaired
@@ -84,13 +84,15 @@ def compare_methods(
 ) -> None:
     """Print the differences of each two methods, seed by seed, a table per group and score."""
     check_scores(scores)
-    groups = chosen(collections(distinct(find_runs(*folders).values())), methods)
+    runs = find_runs(*folders)
+    groups = chosen(collections(distinct(runs.values())), methods)
     found = [pairs(group.served, score) for group in groups for score in scores]
     if not any(found):
         where, wanted = ", ".join(map(str, folders)), f"two with values of {', '.join(scores)}"
         shared = "dataset, setting, buffer, protocol and a seed"
         raise ValueError(f"{where} has no two methods that share {shared}, expected {wanted}")
-    for line in unpaired(groups, methods, [pair for part in found for pair in part]):
+    alone = unpaired(groups, methods, [pair for part in found for pair in part])
+    for line in (*contradictions(runs), *alone):
         note(line)
     if as_json:
         typer.echo(json.dumps([asdict(pair) for part in found for pair in part]))
