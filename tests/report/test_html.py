@@ -236,6 +236,7 @@ def test_experiments_with_runs_stand_beside_the_paper(
     assert "Comparison with the paper" in page.text
     assert "Small & simple" in page.text
     assert re.search(r"of 3values within", page.text)
+    assert "of 3 values are within 2.5 points or our interval over 3 or more seeds" in page.text
     assert "Curves" in page.text
     assert page.text.count("Digits, M = 50") == page.text.count("Not run: Digits, M = 50.") == 2
     names = [str(one["id"]) for one in page.all("figure")]

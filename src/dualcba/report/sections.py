@@ -15,6 +15,7 @@ from dualcba.experiments.result import Digests, Result
 from dualcba.report.agreement import agreement_tables
 from dualcba.report.commands import repeat
 from dualcba.report.comparison import (
+    FEWEST,
     TOLERANCE,
     Row,
     Served,
@@ -71,7 +72,8 @@ PUBLISHED_NOTE = (
     "Methods of other papers under the protocol that they were published with. The published "
     "values are those of the methods’ own papers or of later comparisons, not of the paper on "
     "Dual-CBA, and were evaluated with BN. Δ is ours minus the published value. It is bold if it "
-    f"exceeds both {TOLERANCE} points and the half-width of our 95 % interval."
+    f"exceeds both {TOLERANCE} points and the half-width of our 95 % interval over {FEWEST} or "
+    "more seeds."
 )
 OWN_NOTE = "Tables that dualcba reproduce made from TOML files of yours."
 MOST_PAIRS = 45
@@ -231,8 +233,8 @@ def _main_gain(shown: list[tuple[Experiment, list[Served]]]) -> list[Fact]:
 def _tolerance() -> str:
     return (
         "Δ is ours minus the paper’s, evaluated with the statistics of the paper’s value. It is "
-        f"bold if it exceeds both {TOLERANCE} points and the half-width of our 95 % interval. The "
-        "paper gives no dispersion."
+        f"bold if it exceeds both {TOLERANCE} points and the half-width of our 95 % interval over "
+        f"{FEWEST} or more seeds. The paper gives no dispersion."
     )
 
 
@@ -297,7 +299,10 @@ def _experiment(experiment: Experiment, served: list[Served], asked: Sequence[st
         section.items.append(Downloads(files))
         share = within_tolerance(rows(served, experiment.scores))
         if share.cells:
-            section.items.append(f"{share.within} of {share.cells} values within the tolerance.")
+            section.items.append(
+                f"{share.within} of {share.cells} values are within {TOLERANCE} points or our "
+                f"interval over {FEWEST} or more seeds; the others are bold."
+            )
         section.items += _paper_bars(experiment, served)
     if experiment.figures:
         plots, remarks = figures.draw_all(experiment.figures, served, experiment.name)

@@ -29,10 +29,8 @@ NAME_WIDTH = 16
 WIDTH = 220
 """Characters per line of an output that is not a terminal."""
 
-BESIDE = {
-    "paper": "; Δ is ours minus the paper's, with the statistics (BN or IBN) of the row",
-    "published": "; Δ is ours minus the published value, with BN",
-}
+BESIDE = "; Δ is ours minus {what}, with the statistics (BN or IBN) of the row"
+VALUES = {"paper": "the paper's", "published": "the published value"}
 SMALL = "; handwritten digits: {whose} values do not apply"
 GAIN = "gain over the base, seed by seed; p of a paired t test"
 
@@ -111,6 +109,6 @@ def show(
 
 def _caption(served: Sequence[Served], found: Sequence[Gain], *, small: bool) -> str:
     over, name = spread_over(*(len(s.results) for s in served)), served[0].entry.beside
-    beside = BESIDE[name] if any(s.entry.paper for s in served) else ""
+    beside = BESIDE.format(what=VALUES[name]) if any(s.entry.paper for s in served) else ""
     scale = SMALL.format(whose=WHOSE[name]) if small else ""
     return over + beside + (f"; {GAIN}" * bool(found)) + scale
