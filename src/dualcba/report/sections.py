@@ -157,7 +157,7 @@ def _sweep(asked: AskedSweep, found: list[Trial]) -> Section:
     served = [trial.served(sweep) for trial in found]
     stem = slug(table.title)
     plots, _ = figures.FIGURES["anytime"]([t.served(sweep) for t in best], stem, table.title)
-    files = table_files(stem, "", [table], served, SHOWN, ())
+    files = table_files(stem, "", [table], served, [*SHOWN, asked.sweep.score], ())
     lines = [line.strip() for line in best_lines(found, sweep)]
     return Section(table.title, [table, *lines, Downloads(files), *plots])
 
