@@ -121,6 +121,13 @@ def test_a_relative_cost_has_the_digits_of_the_report() -> None:
     assert "1.05±0.00" in text(runs)
 
 
+def test_the_time_is_relative_to_that_of_er_as_in_the_report() -> None:
+    runs = [result("er", 0, 40.0), result("er-cba", 0, 50.0)]
+    timed = [replace(r, seconds={"train": 2.0 + 3 * k}) for k, r in enumerate(runs)]
+    lines = [line.split() for line in text(timed, 200, ["relative_time"]).splitlines()]
+    assert [line[-1] for line in lines if line and line[0].startswith("er")] == ["1.00", "2.50"]
+
+
 def test_balanced_accuracy_is_shown_for_long_tails_alone() -> None:
     plain = with_scores(result("er", 0, 40.0), balanced_acc=33.0)
     assert "balanced" not in text([plain])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from dualcba.experiments.result import Result
 from dualcba.options import recipe_of
-from dualcba.report.comparison import Served, further, measure, measured
+from dualcba.report.comparison import Cell, Served, further, measured, rows
 from dualcba.report.names import STATISTICS, method_title, score_info, spread_over
 from dualcba.report.results import collections, notes, recipe_title
 from dualcba.report.tables.layouts import portions
@@ -39,8 +39,7 @@ def legend(results: Sequence[Result], asked: Sequence[str] = ()) -> str:
     """Return what the scores and statistics of the tables are."""
     shown = dict.fromkeys(n for c in collections(results) for n in _scores(c.served, asked))
     others = [score_info(name) for name in shown if name not in (*SCORES, "newest")]
-    lines = [f"{s.title[0].upper()}{s.title[1:]}: {s.meaning}." for s in others]
-    return " ".join([LEGEND, *lines])
+    return " ".join([LEGEND, *(f"{score.title}: {score.meaning}." for score in others)])
 
 
 def _layouts(served: Sequence[Served], asked: Sequence[str]) -> Iterator[list[Table]]:
@@ -58,7 +57,8 @@ def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
     first, note = served[0].results[0].spec, notes(served[0].results[0])
     pairs = [(s, name) for name in scores for s in STATISTICS if s == "bn" or not _is_fixed(name)]
     heads = [Column(_head(*pair), score_info(pair[1]).arrowed) for pair in pairs]
-    lines = [(_name(s), *(_text(s, *pair) for pair in pairs)) for s in served]
+    found = zip(served, rows(served, scores), strict=True)
+    lines = [(_name(s), *(text for cell in row.cells for text in _texts(cell))) for s, row in found]
     over = spread_over(*(len(s.results) for s in served))
     return Table(
         f"{first.dataset}, {first.setting}, buffer {first.buffer}{note}",
@@ -68,8 +68,9 @@ def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
     )
 
 
-def _text(served: Served, statistics: str, score: str) -> str:
-    return short_spread(measure(served.results, statistics, score), score_info(score).digits)
+def _texts(cell: Cell) -> list[str]:
+    values = [cell.bn] if _is_fixed(cell.score) else [cell.bn, cell.ibn]
+    return [short_spread(value, score_info(cell.score).digits) for value in values]
 
 
 def _is_fixed(score: str) -> bool:
