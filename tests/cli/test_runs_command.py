@@ -158,6 +158,8 @@ def test_a_method_without_a_pair_is_named(dualcba: Run, methods: Path) -> None:
     assert (got.code, got.err.count("\n")) == (0, 1)
     assert got.err.startswith("dualcba: gsa is in no pair: no other of these methods shares ")
     assert dualcba("runs", "compare", methods).err == ""
+    got = dualcba("runs", "compare", methods, "--score", "acc,bwt")
+    assert got.err == "dualcba: no two methods that are compared have values of bwt\n"
     text = Path(dualcba("report", methods, "--compare", "gsa,er").out.strip()).read_text()
     assert "er is in no pair: " in text
     assert "gsa is in no pair: " in text

@@ -91,11 +91,13 @@ def compare_methods(
         where, wanted = ", ".join(map(str, folders)), f"two with values of {', '.join(scores)}"
         shared = "dataset, setting, buffer, protocol and a seed"
         raise ValueError(f"{where} has no two methods that share {shared}, expected {wanted}")
-    alone = unpaired(groups, methods, [pair for part in found for pair in part])
-    for line in (*contradictions(runs), *alone):
+    every = [pair for part in found for pair in part]
+    lacking = [name for name in scores if name not in {pair.score for pair in every}]
+    unmeasured = [f"no two methods that are compared have values of {name}" for name in lacking]
+    for line in (*contradictions(runs), *unpaired(groups, methods, every), *unmeasured):
         note(line)
     if as_json:
-        typer.echo(json.dumps([asdict(pair) for part in found for pair in part]))
+        typer.echo(json.dumps([asdict(pair) for pair in every]))
         return
     console = wide_console()
     for part in filter(None, found):
