@@ -29,6 +29,7 @@ from dualcba.report.figures.style import (
     ORANGE,
     Plot,
     apart,
+    by_family,
     colours,
     families,
     render,
@@ -323,6 +324,22 @@ def test_a_family_keeps_its_colour() -> None:
     assert many[0] == BLUE
     assert len(set(many)) == 4
     assert len(colours(named(*["er"] * 20))) == 20
+
+
+@pytest.mark.parametrize("method", ["er", "er-cba", "er-balanced-cba"])
+def test_no_two_curves_of_a_figure_have_one_colour(method: str) -> None:
+    groups = by_family(named(*[method] * 16), "name")
+    assert [(name, len(group)) for name, group in groups] == [
+        ("name", 7), ("name-part-2", 7), ("name-part-3", 2)
+    ]  # fmt: skip
+    assert all(len(set(colours(group))) == len(group) for _, group in groups)
+
+
+def test_the_name_of_a_row_is_not_mathematics(served: tuple[Served, ...]) -> None:
+    row = replace(served[0], entry=replace(served[0].entry, row=r"a $\bad{ b$, C:\x"))
+    for kind in FIGURES:
+        for plot in draw(kind, [row], "name")[0]:
+            assert render(plot, "svg")
 
 
 def test_methods_without_an_adaptor_beside_them_stand_together() -> None:

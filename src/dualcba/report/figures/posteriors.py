@@ -315,7 +315,8 @@ def _alignment(s: Served, name: str, title: str) -> Plot:
         ends += [] if last is None else [(last, label, colour)]
     ax.axhline(0, color=MUTED, linewidth=0.8, zorder=0)
     ax.set_title(s.entry.row, fontsize=10.5)
-    ax.set(xlabel="step", ylabel=r"$\langle G^{\mathrm{buf}}, G^{\mathrm{trn}}\rangle$")
+    ax.set_xlabel("step")
+    ax.set_ylabel(r"$\langle G^{\mathrm{buf}}, G^{\mathrm{trn}}\rangle$", parse_math=True)
     grid(ax)
     ax.margins(x=0)
     label_ends(ax, ends)
