@@ -136,7 +136,8 @@ def test_a_curve_of_one_point_can_be_seen(kind: str, served: tuple[Served, ...])
     once = Anytime([70], [0], {"bn": [[50.0]], "ibn": [[60.0]]})
     results = tuple(replace(r, anytime=once) for r in served[0].results)
     ((plot,), _) = draw(kind, [replace(served[0], results=results)], "name")
-    assert plot.figure.axes[0].lines[0].get_marker() == "o"
+    line = plot.figure.axes[0].lines[0]
+    assert (line.get_marker(), line.get_clip_on()) == ("o", False)  # at 100 it is half outside
 
 
 def vertical(plot: Plot) -> list[float]:
@@ -269,7 +270,11 @@ def test_confusion_is_normalised_and_in_order_of_arrival(served: tuple[Served, .
     counts[0, 9] = 15
     recordings = {"predictions": {"bn": counts.tolist()}}
     result = Result(Spec(class_order=[9, *range(9)]), 0, {}, recordings=recordings)
-    table, _ = confusion(Served(served[0].entry, (result,)), "bn")
+    one = Served(replace(served[0].entry, statistics="bn"), (result,))
+    shares = draw("predictions", [one], "name")[0][0]
+    assert shares.figure.axes[0].patches[0].get_height() == 20  # not 25 of 65 predictions
+    assert "each class counting equally" in shares.caption
+    table, _ = confusion(one, "bn")
     assert (table[1, 0], table[1, 1], table[0, 0]) == (0.75, 0.25, 1.0)
 
 

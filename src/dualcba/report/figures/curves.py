@@ -157,7 +157,9 @@ def draw(
         step, mean, half = band(s.results, own, curve) if own else _NOTHING
         if not len(step):
             continue
-        ax.plot(step, mean, "o" if len(step) == 1 else "-", color=colour, linewidth=width)
+        point = len(step) == 1
+        form = "o" if point else "-"
+        ax.plot(step, mean, form, color=colour, linewidth=width, clip_on=not point)
         if half is not None:
             low, high = np.clip([mean - half, mean + half], 0, 100)
             ax.fill_between(step, low, high, color=colour, alpha=0.14, linewidth=0)

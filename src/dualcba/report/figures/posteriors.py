@@ -110,8 +110,8 @@ def _shares(served: Sequence[Served], name: str, title: str) -> Plot:
     grid(ax)
     key(figure, [s.entry.row for s in served], colours(served))
     caption = (
-        f"Predictions at the end of the stream by task, {title}, {_statistics(served)}. "
-        "Dashed: an unbiased classifier."
+        f"Predictions at the end of the stream by task, each class counting equally, {title}, "
+        f"{_statistics(served)}. Dashed: an unbiased classifier."
     )
     return Plot(name, caption, "Bars: share of predictions on each task, per method", figure)
 
