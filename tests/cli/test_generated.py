@@ -88,6 +88,11 @@ def test_a_line_below_the_table_explains_its_scores(dualcba: Run) -> None:
     assert "ACC" in table
     for word in ("FM: forgetting", "AUC: ", "BN: ", "IBN: "):
         assert word in legend
+    assert "task known" not in legend
+    asked = "--record", "task-aware", "--score", "bwt"
+    legend = dualcba("run", "--method", "er", "--out", "z", *asked, *QUICK).out.split("ACC: ")[1]
+    for word in ("BWT: backward transfer", "ACC, task known: "):
+        assert word in " ".join(legend.split())
     assert "ACC: " not in dualcba("run", "--method", "er", "--out", "y", "--json", *QUICK).out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,23 @@ def test_ls(dualcba: Run, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("er", 100, "complete"), ("er-cba", 50, "complete"),
     ]  # fmt: skip
     assert listed[1]["scores"]["ibn"]["acc"] == 74.5
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_tables_name_their_rows_where_it_is_narrow(
+    width: int, dualcba: Run, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = dualcba("runs", "ls").out.splitlines()
+    first = next(k for k, line in enumerate(lines) if "74.5" in line)
+    assert TWO.name in "".join(line.split()[0] for line in lines[first : first + 3] if line.strip())
+    record = ["predictions", "prequential", "task-aware", "random-features"]
+    spec = Spec(method="er", record=record)
+    write_result(out, spec, Result(spec, 0, {"bn": {"acc": 70.0}}).to_dict())
+    told = dualcba("runs", "diff", out / ONE.name, out / spec.name).out
+    assert " record " in told
+    assert "'random-features'" in "".join(told.split())
+    assert "…" not in told
 
 
 def test_ls_names_what_is_damaged(dualcba: Run, out: Path) -> None:
@@ -128,9 +146,23 @@ def test_compare_without_a_pair_is_one_line(dualcba: Run, methods: Path, out: Pa
     got = dualcba("runs", "compare", out)
     assert (got.code, got.out) == (2, "")
     assert got.err == (
-        f"dualcba: {out} has no two methods that share dataset, setting, buffer and a seed, "
-        "expected two with values of acc\n"
+        f"dualcba: {out} has no two methods that share dataset, setting, buffer, protocol and a "
+        "seed, expected two with values of acc\n"
     )
+
+
+def test_a_method_without_a_pair_is_named(dualcba: Run, methods: Path) -> None:
+    spec = Spec(method="gsa", protocol="p10")
+    write_result(methods, spec, Result(spec, 0, {"bn": {"acc": 80.0}}).to_dict())
+    got = dualcba("runs", "compare", methods, "--method", "er,er-cba,gsa")
+    assert (got.code, got.err.count("\n")) == (0, 1)
+    assert got.err.startswith("dualcba: gsa is in no pair: no other of these methods shares ")
+    assert dualcba("runs", "compare", methods).err == ""
+    got = dualcba("runs", "compare", methods, "--score", "acc,bwt")
+    assert got.err == "dualcba: no two methods that are compared have values of bwt\n"
+    text = Path(dualcba("report", methods, "--compare", "gsa,er").out.strip()).read_text()
+    assert "er is in no pair: " in text
+    assert "gsa is in no pair: " in text
 
 
 def test_a_report_of_some_pairs(dualcba: Run, methods: Path) -> None:
@@ -142,6 +174,24 @@ def test_a_report_of_some_pairs(dualcba: Run, methods: Path) -> None:
     got = dualcba("report", methods, "--compare", "er,derpp")
     assert (got.code, got.err.count("\n")) == (2, 1)
     assert "unknown method 'derpp'" in got.err
+
+
+def test_runs_of_several_folders_that_contradict_each_other_are_named(
+    dualcba: Run, methods: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(methods, tmp_path / "again")
+    commands = ("report",), ("runs", "compare")
+    for words in commands:
+        assert dualcba(*words, methods, other).err == ""
+    spec = Spec(method="er")
+    write_result(other, spec, Result(spec, 0, {"bn": {"acc": 1.0}}).to_dict())
+    for words in commands:
+        got = dualcba(*words, methods, other)
+        assert got.code == 0
+        assert got.err == (
+            f"dualcba: {other / spec.name} has other scores than {methods / spec.name}, the same "
+            "run, which counts\n"
+        )
 
 
 def test_rm_asks_and_removes(dualcba: Run, out: Path) -> None:

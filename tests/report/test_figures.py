@@ -29,6 +29,7 @@ from dualcba.report.figures.style import (
     ORANGE,
     Plot,
     apart,
+    by_family,
     colours,
     families,
     render,
@@ -129,6 +130,16 @@ def test_a_task_has_no_curve_before_it_begins(served: tuple[Served, ...]) -> Non
     assert len(boundaries(result)) == 4
 
 
+@pytest.mark.parametrize("kind", ["anytime", "stability"])
+def test_a_curve_of_one_point_can_be_seen(kind: str, served: tuple[Served, ...]) -> None:
+    """As `--eval-every` leaves it that is nearly as long as the stream, or as a task."""
+    once = Anytime([70], [0], {"bn": [[50.0]], "ibn": [[60.0]]})
+    results = tuple(replace(r, anytime=once) for r in served[0].results)
+    ((plot,), _) = draw(kind, [replace(served[0], results=results)], "name")
+    line = plot.figure.axes[0].lines[0]
+    assert (line.get_marker(), line.get_clip_on()) == ("o", False)  # at 100 it is half outside
+
+
 def vertical(plot: Plot) -> list[float]:
     """The steps of the vertical lines of the first panel."""
     lines = [line.get_xdata() for line in plot.figure.axes[0].lines]
@@ -192,6 +203,51 @@ def test_recorded_steps_around_a_transition_are_at_equal_distances(
     assert "(recorded steps, at equal distances)" in plot.caption
 
 
+def kept_steps(moment: dict[str, Any], kept: slice) -> dict[str, Any]:
+    masses = {who: {m: v[kept] for m, v in moment[who].items()} for who in ("old", "new")}
+    return {**moment, "step": moment["step"][kept], **masses}
+
+
+def test_a_transition_has_the_steps_that_all_seeds_recorded(served: tuple[Served, ...]) -> None:
+    """Tasks of long-tailed streams, or in shuffled orders, have another length for each seed."""
+
+    def shorter(result: Result, kept: slice) -> Result:
+        cut = [kept_steps(moment, kept) for moment in result.recordings["transitions"]]
+        return replace(result, recordings={"transitions": cut})
+
+    one, two = served[0].results
+    results = shorter(one, slice(1, 9)), shorter(two, slice(7))
+    ((plot,), _) = draw("transitions", [replace(served[0], results=results)], "name")
+    line = plot.figure.axes[0].lines[0]
+    both = [r.recordings["transitions"][0]["old"]["p_old"][1:7] for r in (one, two)]
+    assert line.get_ydata() == pytest.approx(np.mean(both, axis=0))
+    assert "from step −2 to 3 around" in plot.caption
+
+
+def test_boundaries_with_more_steps_than_the_first_do_not_overlap(
+    served: tuple[Served, ...],
+) -> None:
+    result = served[0].results[0]
+    first, *rest = result.recordings["transitions"]
+    moments = [kept_steps(first, slice(2, 4)), *rest]
+    result = replace(result, recordings={"transitions": moments})
+    ((plot,), _) = draw("transitions", [replace(served[0], results=(result,))], "name")
+    x = [line.get_xdata() for line in plot.figure.axes[0].lines if len(line.get_xdata()) > 2]
+    assert x[0][-1] < x[2][0]
+    assert "from step −3 to 5 at most around" in plot.caption
+
+
+def test_alignment_at_other_steps_is_interpolated(served: tuple[Served, ...]) -> None:
+    lines = {"without": [0.0, 10.0, 20.0], "with": [1.0] * 3, "bound": [2.0] * 3}
+    first, second = (
+        replace(r, recordings={"alignment": {"step": steps, **lines}})
+        for r, steps in zip(served[0].results, ([10, 20, 30], [0, 20, 40]), strict=True)
+    )
+    (plot,), _ = draw("alignment", [Served(served[0].entry, (first, second))], "name")
+    line = plot.figure.axes[0].lines[1]
+    assert line.get_ydata() == pytest.approx([2.5, 10.0, 17.5])
+
+
 def test_points_that_differ_between_seeds_are_interpolated() -> None:
     curves = (
         Anytime([0, 2, 4], [0, 0, 0], {"bn": [[0.0], [20.0], [40.0]]}),
@@ -201,6 +257,9 @@ def test_points_that_differ_between_seeds_are_interpolated() -> None:
     step, mean, _ = band([one, two], "bn", so_far)
     assert step.tolist() == [0, 2]
     assert mean.tolist() == [5.0, 20.0]
+    late = Result(Spec(), 0, {}, anytime=Anytime([6], [1], {"bn": [[10.0, 50.0]]}))
+    step, mean, _ = band([late, one], "bn", of_task(1))  # one ended before task 2 was scored
+    assert (step.tolist(), mean.tolist()) == ([], [])
 
 
 def test_confusion_is_normalised_and_in_order_of_arrival(served: tuple[Served, ...]) -> None:
@@ -211,7 +270,11 @@ def test_confusion_is_normalised_and_in_order_of_arrival(served: tuple[Served, .
     counts[0, 9] = 15
     recordings = {"predictions": {"bn": counts.tolist()}}
     result = Result(Spec(class_order=[9, *range(9)]), 0, {}, recordings=recordings)
-    table, _ = confusion(Served(served[0].entry, (result,)), "bn")
+    one = Served(replace(served[0].entry, statistics="bn"), (result,))
+    shares = draw("predictions", [one], "name")[0][0]
+    assert shares.figure.axes[0].patches[0].get_height() == 20  # not 25 of 65 predictions
+    assert "each class counting equally" in shares.caption
+    table, _ = confusion(one, "bn")
     assert (table[1, 0], table[1, 1], table[0, 0]) == (0.75, 0.25, 1.0)
 
 
@@ -266,6 +329,22 @@ def test_a_family_keeps_its_colour() -> None:
     assert many[0] == BLUE
     assert len(set(many)) == 4
     assert len(colours(named(*["er"] * 20))) == 20
+
+
+@pytest.mark.parametrize("method", ["er", "er-cba", "er-balanced-cba"])
+def test_no_two_curves_of_a_figure_have_one_colour(method: str) -> None:
+    groups = by_family(named(*[method] * 16), "name")
+    assert [(name, len(group)) for name, group in groups] == [
+        ("name", 7), ("name-part-2", 7), ("name-part-3", 2)
+    ]  # fmt: skip
+    assert all(len(set(colours(group))) == len(group) for _, group in groups)
+
+
+def test_the_name_of_a_row_is_not_mathematics(served: tuple[Served, ...]) -> None:
+    row = replace(served[0], entry=replace(served[0].entry, row=r"a $\bad{ b$, C:\x"))
+    for kind in FIGURES:
+        for plot in draw(kind, [row], "name")[0]:
+            assert render(plot, "svg")
 
 
 def test_methods_without_an_adaptor_beside_them_stand_together() -> None:

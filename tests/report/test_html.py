@@ -53,6 +53,12 @@ class Page(HTMLParser):
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attrs for name, attrs in self.tags if name == tag]
 
+    @property
+    def files(self) -> dict[str, str]:
+        """The texts of the files that the page holds, by their names."""
+        links = {str(a["download"]): str(a["href"]) for a in self.all("a") if "download" in a}
+        return {n: b64decode(link.partition("base64,")[2]).decode() for n, link in links.items()}
+
 
 FIGURES = (
     "acc", "anytime", "stability", "predictions-share", "predictions-confusion", "posterior",
@@ -155,6 +161,20 @@ def test_scores_that_were_asked_for_have_a_table(results: list[Result]) -> None:
     assert f"{value:.1f}" in table
 
 
+def test_scores_that_were_asked_for_are_in_the_files(
+    results: list[Result], experiment: Callable[..., Experiment]
+) -> None:
+    """Those of one's own runs and those of an experiment."""
+    one = experiment()
+    made = MadeFor(paper=[(one, serve(one, results[:1]))])
+    files = Page(make_page(results, "more", made, asked=["learning_acc"])).files
+    for stem in ("digits-online-m-100", "small"):
+        for end in (".csv", "-seeds.csv"):
+            lines = csv.DictReader(files[f"{stem}{end}"].splitlines())
+            assert [line["score"] for line in lines].count("learning_acc") > 0
+        assert "ACC after learning" in files[f"{stem}.tex"]
+
+
 def test_the_facts_are_of_the_collections_with_the_most_runs(results: list[Result]) -> None:
     sizes = [10, 20, 30, 40, 50, 60, 70]
     many = [
@@ -216,6 +236,7 @@ def test_experiments_with_runs_stand_beside_the_paper(
     assert "Comparison with the paper" in page.text
     assert "Small & simple" in page.text
     assert re.search(r"of 3values within", page.text)
+    assert "of 3 values are within 2.5 points or our interval over 3 or more seeds" in page.text
     assert "Curves" in page.text
     assert page.text.count("Digits, M = 50") == page.text.count("Not run: Digits, M = 50.") == 2
     names = [str(one["id"]) for one in page.all("figure")]
@@ -223,11 +244,10 @@ def test_experiments_with_runs_stand_beside_the_paper(
 
 
 def test_the_files_of_a_table_are_in_the_page(page: str, recorded: list[Result]) -> None:
-    links = {a["download"]: str(a["href"]) for a in Page(page).all("a") if "download" in a}
+    texts = Page(page).files
     stem = "digits-online-m-100"
     ends = (".csv", "-seeds.csv", ".tex", "-gains.csv")
-    assert set(links) == {*(f"{stem}{end}" for end in ends), "pairs.csv", "pairs.tex"}
-    texts = {name: b64decode(link.partition("base64,")[2]).decode() for name, link in links.items()}
+    assert set(texts) == {*(f"{stem}{end}" for end in ends), "pairs.csv", "pairs.tex"}
     lines = list(csv.DictReader(texts[f"{stem}-seeds.csv"].splitlines()))
     for result in recorded:
         (line,) = (

@@ -30,7 +30,7 @@ def made(experiment: Experiment) -> list[Result]:
 
 def one(spec: Spec, seed: int, acc: float) -> Result:
     spec = replace(spec, seed=seed)
-    scores = {"acc": acc + seed, "fm": 9.0, "acc_auc": None}
+    scores = {"acc": acc + seed, "fm": 9.0, "acc_auc": None, "acc_auc_last": acc + seed}
     matrix = [[acc + seed] * int(spec.tasks)] * int(spec.tasks)
     both, matrices = {"bn": scores, "ibn": scores}, {"bn": matrix, "ibn": matrix}
     return Result(spec, seed, both, matrices, seconds={"train": 1.0})
@@ -163,7 +163,7 @@ def test_several_folders_each_with_its_own(tmp_path: Path) -> None:
 
 
 def test_a_sweep_has_a_section_of_its_own(tmp_path: Path) -> None:
-    sweep = read_sweep({"buffer": [20, 50]})
+    sweep = read_sweep({"buffer": [20, 50], "score": "acc_auc_last"})
     specs = [Spec(method="er", buffer=m, validation=0.1) for m in (20, 50)]
     write(tmp_path, [one(spec, seed, 40.0 + spec.buffer) for spec in specs for seed in (0, 1)])
     names = [replace(spec, seed=seed).name for spec in specs for seed in (0, 1)]
@@ -179,8 +179,9 @@ def test_a_sweep_has_a_section_of_its_own(tmp_path: Path) -> None:
         r"\caption{Sweep over buffer: Digits, online}"
         in files.files["sweep-over-buffer-digits-online.tex"]
     )
+    assert ",acc_auc_last," in files.files["sweep-over-buffer-digits-online.csv"]
     text = write_report(tmp_path).read_text(encoding="utf-8")
-    assert "best er: buffer 50 (ACC 90.5±6.4, IBN)" in text
+    assert "best er: buffer 50 (AUC, last task 90.5±6.4, IBN)" in text
     assert "on the test data: dualcba run --method er --dataset digits --buffer 50" in text
 
 

@@ -109,3 +109,12 @@ def test_a_file_that_is_missing_or_no_toml(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("[")
     with pytest.raises(ValueError, match=r"bad\.toml is not a TOML file"):
         read_table(tmp_path / "bad.toml")
+
+
+def test_files_whose_names_are_not_latin_are_tables_of_their_own(tmp_path: Path) -> None:
+    """Tables of one name would replace each other's files."""
+    paths = [tmp_path / f"{stem}.toml" for stem in ("表", "図", "größe", "grüße")]
+    for path in paths:
+        path.write_text(MINE, encoding="utf-8")
+    names = [read_table(path).experiment.name for path in paths]
+    assert names == ["表", "図", "größe", "grüße"]

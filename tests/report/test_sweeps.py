@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from dualcba.experiments import Result, Spec
 from dualcba.experiments.sweep import read_sweep
-from dualcba.report.sweeps import best_data, best_lines, best_of_each, sweep_table, trials
+from dualcba.report.sweeps import (
+    best_data,
+    best_lines,
+    best_of_each,
+    sweep_layouts,
+    sweep_table,
+    trials,
+)
+from dualcba.report.tables.terminal import fitting
 
 SWEEP = read_sweep({"buffer": [20, 50], "adaptor_lr": [0.1, 0.01]})
 
@@ -50,6 +60,19 @@ def test_the_table_has_a_column_for_each_option_that_varies() -> None:
     assert table.rows[3][4] == "61.0±12.7"
     assert table.title == "Sweep over buffer and adaptor lr: Digits, online"
     assert "by ACC under IBN, 10 % validation split" in table.note
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_narrow_terminal_has_several_tables_and_nothing_is_cut(width: int) -> None:
+    console = Console(file=StringIO(), width=width)
+    for table in fitting(sweep_layouts(trials(RESULTS, SWEEP), SWEEP), console):
+        console.print(table)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = [line.split()[:4] for line in shown.splitlines() if line.startswith(" er *")]
+    assert lines == [["er", "*", "50", "–"]] * (len(lines) or 1)
+    assert len(lines) == {60: 3, 80: 1, 120: 1}[width]
+    assert "61.0±12.7" in shown
+    assert "…" not in shown
 
 
 @pytest.mark.parametrize(

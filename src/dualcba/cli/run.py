@@ -55,9 +55,9 @@ from dualcba.options import (
 from dualcba.options.values import mapping
 from dualcba.report import summary
 from dualcba.report.names import check_scores, count
-from dualcba.report.sweeps import Trial, best_data, best_lines, sweep_table, trials
-from dualcba.report.tables.summary import LEGEND
-from dualcba.report.tables.terminal import rich_table, wide_console
+from dualcba.report.sweeps import Trial, best_data, best_lines, sweep_layouts, trials
+from dualcba.report.tables.summary import legend
+from dualcba.report.tables.terminal import fitting, wide_console
 from dualcba.report.trackers import check_installed
 
 Options = TypeVar("Options", bound=ExecutionOptions)
@@ -206,9 +206,10 @@ def _print(
         for table in summary(others, console, scores) if others else ():
             console.print(table)
         if others:
-            console.print(LEGEND, highlight=False)
+            console.print(legend(others, scores), highlight=False)
         for asked, found in sweeps:
-            console.print(rich_table(sweep_table(found, asked.sweep, len(asked.runs))))
+            for table in fitting(sweep_layouts(found, asked.sweep, len(asked.runs)), console):
+                console.print(table)
             for line in best_lines(found, asked.sweep):
                 typer.echo(line)
         typer.echo(f"{count(len(results), 'result')} in {out}")

@@ -21,14 +21,14 @@ from dualcba.experiments.runs import (
     remove_run,
     stored_runs,
 )
-from dualcba.experiments.store import distinct, find_runs
+from dualcba.experiments.store import contradictions, distinct, find_runs
 from dualcba.report.commands import command
 from dualcba.report.names import check_scores, count
-from dualcba.report.pairs import chosen, pairs
+from dualcba.report.pairs import chosen, pairs, unpaired
 from dualcba.report.results import collections
-from dualcba.report.tables.runs import difference_tables, score_table, store_table
+from dualcba.report.tables.runs import difference_tables, score_table, store_layouts
 from dualcba.report.tables.scores import pair_table
-from dualcba.report.tables.terminal import rich_table, wide_console
+from dualcba.report.tables.terminal import fitting, rich_table, wide_console
 
 
 def list_runs(folders: Sequence[Path], *, as_json: bool) -> None:
@@ -37,8 +37,9 @@ def list_runs(folders: Sequence[Path], *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([run.to_dict() for run in found]))
         return
-    if found:
-        wide_console().print(rich_table(store_table(found)))
+    console = wide_console()
+    for table in fitting(store_layouts(found), console) if found else ():
+        console.print(table)
     for run in found:
         if run.status == DAMAGED:
             note(str(run.problem))
@@ -83,14 +84,20 @@ def compare_methods(
 ) -> None:
     """Print the differences of each two methods, seed by seed, a table per group and score."""
     check_scores(scores)
-    groups = chosen(collections(distinct(find_runs(*folders).values())), methods)
+    runs = find_runs(*folders)
+    groups = chosen(collections(distinct(runs.values())), methods)
     found = [pairs(group.served, score) for group in groups for score in scores]
     if not any(found):
         where, wanted = ", ".join(map(str, folders)), f"two with values of {', '.join(scores)}"
-        shared = "dataset, setting, buffer and a seed"
+        shared = "dataset, setting, buffer, protocol and a seed"
         raise ValueError(f"{where} has no two methods that share {shared}, expected {wanted}")
+    every = [pair for part in found for pair in part]
+    lacking = [name for name in scores if name not in {pair.score for pair in every}]
+    unmeasured = [f"no two methods that are compared have values of {name}" for name in lacking]
+    for line in (*contradictions(runs), *unpaired(groups, methods, every), *unmeasured):
+        note(line)
     if as_json:
-        typer.echo(json.dumps([asdict(pair) for part in found for pair in part]))
+        typer.echo(json.dumps([asdict(pair) for pair in every]))
         return
     console = wide_console()
     for part in filter(None, found):

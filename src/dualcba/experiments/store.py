@@ -131,8 +131,36 @@ def distinct(results: Iterable[Result]) -> list[Result]:
     every = list(results)
     digests, found = Digests(every), dict[Hashable, Result]()
     for result in every:
-        found.setdefault((result.seed, frozen(result.fields), digests.of(result)), result)
+        found.setdefault(_place(result, digests), result)
     return list(found.values())
+
+
+def _place(result: Result, digests: Digests) -> Hashable:
+    return result.seed, frozen(result.fields), digests.of(result)
+
+
+def contradictions(runs: Mapping[Path, Result]) -> list[str]:
+    """Return a line on runs that `distinct` leaves out though they have other scores, if any."""
+    digests, first, others = Digests(runs.values()), dict[Hashable, Path](), dict[Path, Path]()
+    for folder, result in runs.items():
+        kept = first.setdefault(_place(result, digests), folder)
+        if _differ(result, runs[kept]):
+            others[folder] = kept
+    if not others:
+        return []
+    folder, kept = next(iter(others.items()))
+    more = f"; so have {len(others) - 1} more runs" if len(others) > 1 else ""
+    return [f"{folder} has other scores than {kept}, the same run, which counts{more}"]
+
+
+def _differ(one: Result, two: Result) -> bool:
+    """Return whether two results have other values of a score that both have."""
+    pairs = [
+        (value, two.value(statistics, name))
+        for statistics, found in one.scores.items()
+        for name, value in found.items()
+    ]
+    return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 
 
 def find_results(out: Path) -> list[Result]:

@@ -92,7 +92,7 @@ def table_files(
 
     Captions begin with the title, unless the tables have it already.
     """
-    full = [*scores, *measured(served, NEWEST)]
+    full = list(dict.fromkeys([*scores, *measured(served, NEWEST)]))
     of = "" if {s.entry.column for s in served} == {title} else title
     texts = {
         f"{name}.csv": comma_separated(score_records(rows(served, full))),

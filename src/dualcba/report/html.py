@@ -9,7 +9,7 @@ from importlib.resources import files as resources
 from pathlib import Path
 
 from dualcba.experiments.result import Result
-from dualcba.experiments.store import distinct, find_runs
+from dualcba.experiments.store import contradictions, distinct, find_runs
 from dualcba.io import atomic_write
 from dualcba.report.figures.style import Plot, render
 from dualcba.report.made_for import MadeFor, made_for
@@ -53,7 +53,8 @@ def write_report(
 
     It is `to`, else a file in the folder, or in the current one if there are several.
     `asked` names scores to show beside the usual ones, `compare` the methods to compare in pairs.
-    `tell` is called with a line for each table that is left out, which the page has too.
+    `tell` is called with a line for each table that is left out, which the page has too, and with
+    one if runs are left out that differ from the same runs in an earlier folder.
     """
     check_scores(asked)
     if to is not None and to.is_dir():
@@ -70,7 +71,7 @@ def write_report(
         wanted = "a file that can be written, as --out"
         raise OSError(f"{path} cannot be written: {error.strerror}, expected {wanted}") from error
     if tell is not None:
-        for line in made.left_out:
+        for line in (*made.left_out, *contradictions(runs)):
             tell(line)
     return path
 

@@ -254,8 +254,8 @@ def check_scores(asked: Iterable[str]) -> None:
 def slug(title: str) -> str:
     """Return a title as the name of a file or of an anchor in a page.
 
-    >>> slug("Any-time, M = 100")
-    'any-time-m-100'
+    >>> slug("Any-time, M = 100"), slug("Größe")
+    ('any-time-m-100', 'größe')
     """
-    words = "".join(c if c.isascii() and c.isalnum() else " " for c in title.lower()).split()
+    words = "".join(c if c.isalnum() else " " for c in title.lower()).split()
     return "-".join(words) or "part"

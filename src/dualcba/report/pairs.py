@@ -58,6 +58,21 @@ def chosen(groups: Sequence[Collection], methods: Sequence[str]) -> list[Collect
     return [_only(group, methods or known) for group in groups]
 
 
+def unpaired(
+    groups: Sequence[Collection], methods: Sequence[str], found: Sequence[Paired]
+) -> list[str]:
+    """Return a line for each of the methods that is in no pair."""
+    rows = {(pair.column, row) for pair in found for row in (pair.first, pair.second)}
+    every = [s for group in groups for s in group.served]
+    there = {n for s in every if (s.entry.column, s.entry.row) in rows for n in _names(s)}
+    return [
+        f"{method} is in no pair: no other of these methods shares its dataset, setting, buffer, "
+        "protocol and a seed"
+        for method in methods
+        if method not in there
+    ]
+
+
 def _only(group: Collection, methods: Sequence[str]) -> Collection:
     kept = tuple(s for s in group.served if not _names(s).isdisjoint(methods))
     return replace(group, served=kept)

@@ -14,7 +14,16 @@ from dualcba.experiments.purpose import AskedSweep
 from dualcba.experiments.result import Digests, Result
 from dualcba.report.agreement import agreement_tables, tally
 from dualcba.report.commands import repeat
-from dualcba.report.comparison import TOLERANCE, Row, Served, known, rows, split_run
+from dualcba.report.comparison import (
+    FEWEST,
+    TOLERANCE,
+    Row,
+    Served,
+    further,
+    known,
+    rows,
+    split_run,
+)
 from dualcba.report.experiment_files import table_files
 from dualcba.report.figures import registry as figures
 from dualcba.report.figures.bars import cost, score_bars, seconds
@@ -22,7 +31,7 @@ from dualcba.report.figures.style import Plot
 from dualcba.report.gains import Gain, in_one_line, known_gains, means
 from dualcba.report.made_for import MadeFor
 from dualcba.report.names import SCORES, STATISTICS, count, slug
-from dualcba.report.pairs import Paired, chosen, pairs
+from dualcba.report.pairs import Paired, chosen, pairs, unpaired
 from dualcba.report.results import Collection, collections
 from dualcba.report.sweeps import Trial, best_lines, best_of_each, sweep_table
 from dualcba.report.tables.collections import buffer_table, by_stream, seed_tables
@@ -62,7 +71,8 @@ PUBLISHED_NOTE = (
     "Methods of other papers under the protocol that they were published with. The published "
     "values are those of the methods’ own papers or of later comparisons, not of the paper on "
     "Dual-CBA, and were evaluated with BN. Δ is ours minus the published value. It is bold if it "
-    f"exceeds both {TOLERANCE} points and the half-width of our 95 % interval."
+    f"exceeds both {TOLERANCE} points and the half-width of our 95 % interval over {FEWEST} or "
+    "more seeds."
 )
 OWN_NOTE = "Tables that dualcba reproduce made from TOML files of yours."
 MOST_PAIRS = 45
@@ -131,7 +141,7 @@ def report_sections(
     sections += [_sweep(*swept) for swept in made.sweeps]
     sections += [_by_buffer(title, part) for title, part in by_stream(rest).items()]
     sections += [_collection(group, asked) for group in rest]
-    sections += _pairs(chosen(groups, compare))
+    sections += _pairs(chosen(groups, compare), compare)
     return facts[:FACTS], [*sections, _provenance(groups, results)]
 
 
@@ -146,7 +156,7 @@ def _sweep(asked: AskedSweep, found: list[Trial]) -> Section:
     served = [trial.served(sweep) for trial in found]
     stem = slug(table.title)
     plots, _ = figures.FIGURES["anytime"]([t.served(sweep) for t in best], stem, table.title)
-    files = table_files(stem, "", [table], served, SHOWN, ())
+    files = table_files(stem, "", [table], served, [*SHOWN, asked.sweep.score], ())
     lines = [line.strip() for line in best_lines(found, sweep)]
     return Section(table.title, [table, *lines, Downloads(files), *plots])
 
@@ -159,16 +169,20 @@ def _by_buffer(title: str, groups: list[Collection]) -> Section:
     return Section(f"{title}: all buffers", [*tables, Downloads(files)])
 
 
-def _pairs(groups: list[Collection]) -> list[Section]:
-    """Return a section with the differences of each two methods, if there are any."""
-    section, shown = Section("Methods in pairs"), list[Paired]()
+def _pairs(groups: list[Collection], methods: Sequence[str]) -> list[Section]:
+    """Return a section with the differences of each two methods, if there are any.
+
+    `methods` are those that were asked for; those that are in no pair are named.
+    """
+    section, shown, every = Section("Methods in pairs"), list[Paired](), list[Paired]()
     for group in groups:
-        found = pairs(group.served)
+        every += (found := pairs(group.served))
         if len(found) > MOST_PAIRS:
             section.remarks.append(_too_many(group, len(found)))
         elif found:
             section.items.append(pair_table(found, group.title))
             shown += found
+    section.remarks += [f"{line}." for line in unpaired(groups, methods, every)]
     if shown:
         tables = [item for item in section.items if isinstance(item, Table)]
         csv, tex = comma_separated(pair_records(shown)), "\n".join(map(latex, tables))
@@ -218,8 +232,8 @@ def _main_gain(shown: list[tuple[Experiment, list[Served]]]) -> list[Fact]:
 def _tolerance() -> str:
     return (
         "Δ is ours minus the paper’s, evaluated with the statistics of the paper’s value. It is "
-        f"bold if it exceeds both {TOLERANCE} points and the half-width of our 95 % interval. The "
-        "paper gives no dispersion."
+        f"bold if it exceeds both {TOLERANCE} points and the half-width of our 95 % interval over "
+        f"{FEWEST} or more seeds. The paper gives no dispersion."
     )
 
 
@@ -273,18 +287,22 @@ def _experiment(experiment: Experiment, served: list[Served], asked: Sequence[st
     section = Section(experiment.title, items)
     if experiment.scores:
         tables, found = with_gains(served, experiment.scores)
-        section.items += tables
         for column in dict.fromkeys(s.entry.column for s in served):
             part = [s for s in served if s.entry.column == column]
-            section.items += further_tables(part, column, asked)
+            tables += further_tables(part, column, asked)
+        section.items += tables
         section.items += [in_one_line(found)] if found else []
-        section.items += seed_tables(served, experiment.title)
+        section.items += seed_tables(served)
         name, title = experiment.name, experiment.title
-        files = table_files(name, title, tables, served, experiment.scores, found)
+        scores = [*experiment.scores, *further(served, asked)]
+        files = table_files(name, title, tables, served, scores, found)
         section.items.append(Downloads(files))
         near = tally(rows(served, experiment.scores))
         if near.run:
-            section.items.append(f"{near.of_run} values within the tolerance.")
+            section.items.append(
+                f"{near.of_run} values are within {TOLERANCE} points or our "
+                f"interval over {FEWEST} or more seeds; the others are bold."
+            )
         section.items += _paper_bars(experiment, served)
     if experiment.figures:
         plots, remarks = figures.draw_all(experiment.figures, served, experiment.name)
@@ -348,9 +366,10 @@ def _scores(group: Collection, name: str, asked: Sequence[str]) -> Section:
         plain = [g for g in pairs if "," not in g.dual + g.base]  # variants are not averaged
         line = in_one_line(pairs if len(pairs) == 1 else plain)
         section.items += [line] if line else []
-    section.items += seed_tables(group.served, group.title)
+    section.items += seed_tables(group.served)
     tables = [item for item in section.items if isinstance(item, Table)]
-    files = table_files(slug(group.title), "", tables, group.served, SHOWN, pairs)
+    scores = [*SHOWN, *further(group.served, asked)]
+    files = table_files(slug(group.title), "", tables, group.served, scores, pairs)
     section.items.append(Downloads(files))
     return section
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from dualcba.report.commands import command
 from dualcba.report.comparison import Measure, Served, measure
 from dualcba.report.names import MISSING, STATISTICS, method_title, score_info, spread_over
 from dualcba.report.results import Grouping, dataset_title, protocol_note, validation_note
+from dualcba.report.tables.layouts import portions
 from dualcba.report.tables.model import Column, Strong, Table, short_spread, text_columns
 
 SCORES = ("acc", "fm", "acc_auc")
@@ -115,13 +116,22 @@ def _shared(sweep: Sweep, results: Sequence[Result]) -> list[str]:
     return [value for (value, *others) in values if value and not others]
 
 
-def sweep_table(found: Sequence[Trial], sweep: Sweep, asked: int = 0) -> Table:
+def sweep_layouts(found: Sequence[Trial], sweep: Sweep, asked: int = 0) -> Iterator[list[Table]]:
+    """Yield the ways to lay out the scores of a sweep, widest first: in one or more tables."""
+    for parts in portions(list(dict.fromkeys((sweep.score, *SCORES)))):
+        yield [sweep_table(found, sweep, asked, part) for part in parts]
+
+
+def sweep_table(
+    found: Sequence[Trial], sweep: Sweep, asked: int = 0, scores: Sequence[str] = ()
+) -> Table:
     """Return a table of one line per trial, best first; the best of each method is emphasised.
 
     `asked` is the number of runs of the whole sweep; the note says so if some are not complete.
+    `scores` are by default the one that is compared and the usual ones.
     """
     best = best_of_each(found)
-    scores = dict.fromkeys((sweep.score, *SCORES))
+    scores = scores or list(dict.fromkeys((sweep.score, *SCORES)))
     heads = [Column(s, score_info(name).arrowed) for name in scores for s in STATISTICS.values()]
     options = [Column(title(name)) for name in shown_options(sweep)]
     lines = []

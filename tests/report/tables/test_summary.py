@@ -116,6 +116,18 @@ def test_a_score_that_was_asked_for_has_a_column() -> None:
     assert [line[-4:] for line in lines] == [["–"] * 4, ["12.5", "12.5", "77.0", "77.0"]]
 
 
+def test_a_relative_cost_has_the_digits_of_the_report() -> None:
+    runs = [replace(result("er-cba", s, 40.0), cost={"relative_cost": 1.048}) for s in (0, 1)]
+    assert "1.05±0.00" in text(runs)
+
+
+def test_the_time_is_relative_to_that_of_er_as_in_the_report() -> None:
+    runs = [result("er", 0, 40.0), result("er-cba", 0, 50.0)]
+    timed = [replace(r, seconds={"train": 2.0 + 3 * k}) for k, r in enumerate(runs)]
+    lines = [line.split() for line in text(timed, 200, ["relative_time"]).splitlines()]
+    assert [line[-1] for line in lines if line and line[0].startswith("er")] == ["1.00", "2.50"]
+
+
 def test_balanced_accuracy_is_shown_for_long_tails_alone() -> None:
     plain = with_scores(result("er", 0, 40.0), balanced_acc=33.0)
     assert "balanced" not in text([plain])

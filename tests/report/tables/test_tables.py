@@ -138,6 +138,8 @@ def test_every_format_escapes() -> None:
     assert r"\|" in markdown(table)
     assert escape_latex("a_b & 5 %") == r"a\_b \& 5 \%"
     assert escape_latex("\\{}") == r"\textbackslash{}\{\}"
+    assert escape_latex("[1]*") == "{[}1]{*}"
+    assert escape_latex("α ≤ 2|Ω") == r"$\alpha$ $\leq$ 2\textbar{}$\Omega$"
 
 
 def test_html_says_what_each_heading_heads(rows: list[Row]) -> None:

@@ -63,6 +63,21 @@ def test_a_table_without_columns_has_its_title_once() -> None:
     assert out.getvalue().splitlines()[0] == "My table"
 
 
+def test_published_values_are_compared_with_the_statistics_of_their_rows() -> None:
+    text = """
+        beside = 'published'
+        [rows.ER]
+        method = 'er'
+        statistics = 'ibn'
+        published = [[30.0, nan]]
+    """
+    one, out = parse_table("mine", text).experiment, StringIO()
+    show(one, results(one), Console(file=out, width=160), small=False)
+    (row,) = (line.split() for line in out.getvalue().splitlines() if line.startswith(" ER "))
+    assert row[1:6] == ["IBN", "21.5±3.7", "23.5±3.7", "30.00", "−6.5"]
+    assert "published value, with the statistics (BN or IBN) of the row" in out.getvalue()
+
+
 def test_every_adaptor_has_its_gain_and_two_p() -> None:
     lines = shown("main", 80)
     assert len([line for line in lines if line.startswith("DER-CBA over DER++")]) == 6

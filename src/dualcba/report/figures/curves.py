@@ -86,14 +86,23 @@ def band(
 
     If the points of seeds differ, they are interpolated at those of the first.
     """
-    curves = [curve(r, statistics) for r in results]
-    step = curves[0][0]
-    step = step[step <= min((s[-1] for s, _ in curves if len(s)), default=np.inf)]
-    rows = np.array([v if np.array_equal(s, step) else np.interp(step, s, v) for s, v in curves])
+    step, rows = at_common_steps([curve(r, statistics) for r in results])
     if len(rows) < 2:
         return step, rows[0], None
     halves = [interval(list(column))[1] or 0.0 for column in rows.T]
     return step, rows.mean(0), np.array(halves)
+
+
+def at_common_steps(curves: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+    """Return the steps of the first curve until one of them ends, and the values of all there.
+
+    No steps if a curve has none.
+    """
+    if not all(len(steps) for steps, _ in curves):
+        return np.empty(0), np.empty((len(curves), 0))
+    steps = curves[0][0]
+    steps = steps[steps <= min(own[-1] for own, _ in curves)]
+    return steps, np.array([np.interp(steps, own, values) for own, values in curves])
 
 
 def boundaries(result: Result) -> list[float]:
@@ -149,7 +158,9 @@ def draw(
         step, mean, half = band(s.results, own, curve) if own else _NOTHING
         if not len(step):
             continue
-        ax.plot(step, mean, color=colour, linewidth=width)
+        point = len(step) == 1
+        form = "o" if point else "-"
+        ax.plot(step, mean, form, color=colour, linewidth=width, clip_on=not point)
         if half is not None:
             low, high = np.clip([mean - half, mean + half], 0, 100)
             ax.fill_between(step, low, high, color=colour, alpha=0.14, linewidth=0)

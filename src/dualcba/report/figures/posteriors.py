@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dualcba.experiments.result import Result
 from dualcba.report.comparison import Served
+from dualcba.report.figures.curves import at_common_steps
 from dualcba.report.figures.style import (
     BLUE,
     FAINT,
@@ -110,8 +111,8 @@ def _shares(served: Sequence[Served], name: str, title: str) -> Plot:
     grid(ax)
     key(figure, [s.entry.row for s in served], colours(served))
     caption = (
-        f"Predictions at the end of the stream by task, {title}, {_statistics(served)}. "
-        "Dashed: an unbiased classifier."
+        f"Predictions at the end of the stream by task, each class counting equally, {title}, "
+        f"{_statistics(served)}. Dashed: an unbiased classifier."
     )
     return Plot(name, caption, "Bars: share of predictions on each task, per method", figure)
 
@@ -241,7 +242,8 @@ def _class_bars(
 def transitions(served: Sequence[Served], name: str, title: str) -> Drawn:
     """Draw the posterior mass on old and new classes around task boundaries, one per method.
 
-    Recorded steps, which are sparser far from a boundary, are at equal distances.
+    Recorded steps, which are sparser far from a boundary, are at equal distances. At each boundary
+    they are those that all seeds have, whose tasks may differ in length.
     """
     usable = recorded(served, "transitions")
     if not usable:
@@ -253,15 +255,15 @@ def transitions(served: Sequence[Served], name: str, title: str) -> Drawn:
 def _transitions(s: Served, name: str, title: str) -> Plot:
     figure, axes = new_figure(2, 1, sharex=True, sharey=True, height=4.0)
     recordings = [_recording(r, "transitions") for r in s.results]
-    span = len(recordings[0][0]["step"]) * 1.12
+    moments = [_mean_moment(found) for found in zip(*recordings, strict=True)]
+    span = max(len(moment["step"]) for moment in moments) * 1.12
     ticks = []
     for ax, samples in zip((axes[0][0], axes[1][0]), ("old", "new"), strict=True):
-        for k, moment in enumerate(recordings[0]):
+        for k, moment in enumerate(moments):
             x = np.arange(len(moment["step"])) + k * span
             zero = np.interp(0, moment["step"], x)
             for mass, colour in (("p_old", BLUE), ("p_new", ORANGE)):
-                mean = np.mean([r[k][samples][mass] for r in recordings], axis=0)
-                ax.plot(x, mean, color=colour, linewidth=1.8)
+                ax.plot(x, moment[samples][mass], color=colour, linewidth=1.8)
             ax.axvline(zero, color=MUTED, linewidth=0.8, linestyle=(0, (3, 3)), zorder=0)
             ticks.append((zero, f"{moment['task']}"))
         whose = "of old tasks" if samples == "old" else "of the new task"
@@ -270,16 +272,29 @@ def _transitions(s: Served, name: str, title: str) -> Plot:
         ax.set(ylim=(0, 1.02), ylabel="posterior mass")
         grid(ax)
         ax.margins(x=0.01)
-    axes[1][0].set_xticks(*zip(*ticks[: len(recordings[0])], strict=True))
+    axes[1][0].set_xticks(*zip(*ticks[: len(moments)], strict=True))
     axes[1][0].set_xlabel("task that begins (dashed); recorded steps around it, at equal distances")
     key(figure, ["on old classes", "on new classes"], [BLUE, ORANGE])
-    steps = recordings[0][0]["step"]
+    ranges = {(moment["step"][0], moment["step"][-1]) for moment in moments}
+    first, last = min(a for a, _ in ranges), max(b for _, b in ranges)
     caption = (
         f"{s.entry.row}, {title}: posterior mass on old and on new classes from step "
-        f"{number(steps[0], 0)} to {steps[-1]} around every task boundary (recorded steps, at "
-        f"equal distances), {averaged(len(recordings))}."
+        f"{number(first, 0)} to {last}{' at most' * (len(ranges) > 1)} around every task boundary "
+        f"(recorded steps, at equal distances), {averaged(len(recordings))}."
     )
     return Plot(name, caption, f"Old and new posterior at transitions of {s.entry.row}", figure)
+
+
+def _mean_moment(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the mean over seeds of a recorded boundary, at the steps that all of them have."""
+    steps = sorted(set.intersection(*(set(moment["step"]) for moment in found)))
+
+    def mean(samples: str, mass: str) -> Floats:
+        rows = [dict(zip(m["step"], m[samples][mass], strict=True)) for m in found]
+        return np.asarray(np.mean([[row[step] for step in steps] for row in rows], axis=0))
+
+    masses = {who: {m: mean(who, m) for m in ("p_old", "p_new")} for who in ("old", "new")}
+    return {"task": found[0]["task"], "step": steps, **masses}
 
 
 def alignment(served: Sequence[Served], name: str, title: str) -> Drawn:
@@ -306,7 +321,8 @@ def _alignment(s: Served, name: str, title: str) -> Plot:
         ends += [] if last is None else [(last, label, colour)]
     ax.axhline(0, color=MUTED, linewidth=0.8, zorder=0)
     ax.set_title(s.entry.row, fontsize=10.5)
-    ax.set(xlabel="step", ylabel=r"$\langle G^{\mathrm{buf}}, G^{\mathrm{trn}}\rangle$")
+    ax.set_xlabel("step")
+    ax.set_ylabel(r"$\langle G^{\mathrm{buf}}, G^{\mathrm{trn}}\rangle$", parse_math=True)
     grid(ax)
     ax.margins(x=0)
     label_ends(ax, ends)
@@ -323,18 +339,23 @@ def _alignment_line(
     ax: Axes, recordings: Sequence[Any], part: str, points: int, *, label: str, colour: str
 ) -> float | None:
     """Draw the mean over seeds of a part, smoothed; return where it ends, None if not measured."""
-    steps = np.array(recordings[0]["step"][:points], float)
-    found = [r.get(part, [None] * points)[:points] for r in recordings]
-    mean = np.mean(np.array(found, float), axis=0)
-    measured = np.isfinite(mean)  # null where nothing was measured
-    step, mean = steps[measured], mean[measured]
+    step, rows = at_common_steps([_measured(r, part) for r in recordings])
     if not len(step):
         return None
+    mean = rows.mean(0)
     smooth = running_mean(mean, points // SMOOTH)
     if label != "bound" and points >= SMOOTH:
         ax.plot(step, mean, color=colour, alpha=0.25, linewidth=0.8)
     ax.plot(step, smooth, color=colour, linestyle="--" if label == "bound" else "-")
     return float(smooth[-1])
+
+
+def _measured(recording: Any, part: str) -> tuple[Floats, Floats]:
+    """Return the steps at which a part was measured, and its values; it is null elsewhere."""
+    steps = np.array(recording["step"], float)
+    values = np.array(recording.get(part, [None] * len(steps)), float)
+    there = np.isfinite(values)
+    return steps[there], values[there]
 
 
 def running_mean(values: Floats, width: int) -> Floats:

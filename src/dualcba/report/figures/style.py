@@ -42,6 +42,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.axisbelow": True,
     "text.color": INK,
+    "text.parse_math": False,  # the name of a row may have dollar signs
     "xtick.color": MUTED,
     "ytick.color": MUTED,
     "xtick.labelcolor": INK,
@@ -124,9 +125,17 @@ def families(served: Sequence[Served]) -> list[tuple[str, list[Served]]]:
 
 
 def by_family(served: Sequence[Served], name: str) -> list[tuple[str, list[Served]]]:
-    """Return the name of a figure for each family; the plain name if there is only one."""
+    """Return the name of a figure for each family; the plain name if there is only one.
+
+    A family with more entries than there are colours has several figures.
+    """
     groups = families(served)
-    return [(name if len(groups) == 1 else f"{name}-{base}", group) for base, group in groups]
+    return [
+        (stem if k == 0 else f"{stem}-part-{k // len(MORE) + 1}", group[k : k + len(MORE)])
+        for base, group in groups
+        for stem in [name if len(groups) == 1 else f"{name}-{base}"]
+        for k in range(0, len(group), len(MORE))
+    ]
 
 
 def pale(colour: str, share: float = 0.42) -> tuple[float, float, float]:

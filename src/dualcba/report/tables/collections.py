@@ -41,8 +41,17 @@ def _value(served: Served | None, statistics: str, score: str) -> str:
     return MISSING if served is None else spread(measure(served.results, statistics, score))
 
 
-def seed_tables(served: Sequence[Served], title: str, score: str = "acc") -> list[Table]:
-    """Return a table of one score with a column per seed; none for a single seed or too many."""
+def seed_tables(served: Sequence[Served], score: str = "acc") -> list[Table]:
+    """Return a table of one score for each column of an experiment, with a column per seed.
+
+    There is none for a single seed or too many.
+    """
+    columns = dict.fromkeys(s.entry.column for s in served)
+    parts = {name: [s for s in served if s.entry.column == name] for name in columns}
+    return [table for name, part in parts.items() for table in _seed_table(part, name, score)]
+
+
+def _seed_table(served: Sequence[Served], title: str, score: str) -> list[Table]:
     seeds = sorted({r.seed for s in served for r in s.results})
     if not 1 < len(seeds) <= MOST_SEEDS:
         return []

@@ -6,13 +6,19 @@ from collections.abc import Iterable
 
 from dualcba.report.tables.model import Strong, Table
 
+LETTERS = "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ"
+GREEK = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau "
+    "upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
+)
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     "<": "$<$", ">": "$>$", "±": r"$\pm$", "−": "$-$", "–": "--", "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$", "Δ": r"$\Delta$", "²": "$^2$", "\u2007": r"\phantom{0}", "’": "'",
-    "·": r"$\cdot$", "ν": r"$\nu$", "ω": r"$\omega$", "θ": r"$\theta$", "φ": r"$\phi$",
-    "→": r"$\to$",
+    "↓": r"$\downarrow$", "²": "$^2$", "|": r"\textbar{}", "\u2007": r"\phantom{0}", "’": "'",
+    "·": r"$\cdot$", "→": r"$\to$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$",
+    "[": "{[}", "*": "{*}",  # at the start of a row they would belong to the end of the one before
+    **dict(zip(LETTERS, (rf"$\{n}$" for n in GREEK.split()), strict=True)),
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dualcba.experiments.result import Result
@@ -14,19 +14,34 @@ DIGEST = 12
 """Characters of a digest that a table shows."""
 
 
-def store_table(runs: Sequence[StoredRun]) -> Table:
+NAMED = {
+    "method": Column("method", number=False),
+    "dataset": Column("dataset", number=False),
+    "setting": Column("setting", number=False),
+    "buffer": Column("M"),
+    "seed": Column("seed"),
+}
+"""What the folder of a run is named by, and its columns."""
+
+
+def store_layouts(runs: Sequence[StoredRun]) -> Iterator[list[Table]]:
+    """Return the ways to list runs, widest first: the names of folders say the rest."""
+    return ([store_table(runs, named)] for named in (tuple(NAMED), ()))
+
+
+def store_table(runs: Sequence[StoredRun], named: Sequence[str]) -> Table:
     """Return a table of one line per run: what it is, its ACC, how long it took, its status."""
-    heads = [Column("M"), Column("seed")]
+    heads = [*(NAMED[name] for name in named)]
     heads += [Column(f"ACC, {title}") for title in STATISTICS.values()]
-    columns = (*text_columns("run", "method", "dataset", "setting"), *heads, Column("s"))
     lines = []
     for run in runs:
         found = run.to_dict()
         scores = found["scores"] or {}
-        words = [_text(found[name]) for name in ("method", "dataset", "setting", "buffer", "seed")]
+        words = [_text(found[name]) for name in named]
         acc = [number(scores.get(statistics, {}).get("acc")) for statistics in STATISTICS]
         lines.append((str(run.folder), *words, *acc, number(found["seconds"]), run.status))
-    return Table("", (*columns, *text_columns("status")), tuple(lines))
+    columns = (*text_columns("run"), *heads, Column("s"), *text_columns("status"))
+    return Table("", columns, tuple(lines))
 
 
 def score_table(result: Result) -> Table:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from dualcba.experiments.result import Result
 from dualcba.options import recipe_of
-from dualcba.report.comparison import Served, further, measure, measured
+from dualcba.report.comparison import Cell, Served, further, measured, rows
 from dualcba.report.names import STATISTICS, method_title, score_info, spread_over
 from dualcba.report.results import collections, notes, recipe_title
 from dualcba.report.tables.layouts import portions
@@ -19,7 +19,7 @@ LEGEND = (
     "mean accuracy of a task right after its end, without the first task. BN: predictions with the "
     "running statistics of batch normalisation; IBN: with statistics re-estimated from the memory."
 )
-"""What the scores and statistics of the table are, in a line below it."""
+"""What the usual scores and the statistics of the table are, in a line below it."""
 
 ARRIVED = ("newest", "prequential")
 """Scores of what has just arrived, shown where a run has them."""
@@ -35,10 +35,21 @@ def summary_layouts(
     return [_layouts(collection.served, asked) for collection in collections(results)]
 
 
+def legend(results: Sequence[Result], asked: Sequence[str] = ()) -> str:
+    """Return what the scores and statistics of the tables are."""
+    shown = dict.fromkeys(n for c in collections(results) for n in _scores(c.served, asked))
+    others = [score_info(name) for name in shown if name not in (*SCORES, "newest")]
+    return " ".join([LEGEND, *(f"{score.title}: {score.meaning}." for score in others)])
+
+
 def _layouts(served: Sequence[Served], asked: Sequence[str]) -> Iterator[list[Table]]:
-    scores = [*SCORES, *measured(served, ARRIVED), *further(served, asked)]
-    scores = list(dict.fromkeys(scores))
+    scores = _scores(served, asked)
     return ([summary_table(served, part) for part in parts] for parts in portions(scores))
+
+
+def _scores(served: Sequence[Served], asked: Sequence[str]) -> list[str]:
+    """Return the scores that the table of a collection shows."""
+    return list(dict.fromkeys([*SCORES, *measured(served, ARRIVED), *further(served, asked)]))
 
 
 def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
@@ -46,7 +57,8 @@ def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
     first, note = served[0].results[0].spec, notes(served[0].results[0])
     pairs = [(s, name) for name in scores for s in STATISTICS if s == "bn" or not _is_fixed(name)]
     heads = [Column(_head(*pair), score_info(pair[1]).arrowed) for pair in pairs]
-    lines = [(_name(s), *(short_spread(measure(s.results, *p)) for p in pairs)) for s in served]
+    found = zip(served, rows(served, scores), strict=True)
+    lines = [(_name(s), *(text for cell in row.cells for text in _texts(cell))) for s, row in found]
     over = spread_over(*(len(s.results) for s in served))
     return Table(
         f"{first.dataset}, {first.setting}, buffer {first.buffer}{note}",
@@ -54,6 +66,11 @@ def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
         tuple(lines),
         f"percent; {over}",
     )
+
+
+def _texts(cell: Cell) -> list[str]:
+    values = [cell.bn] if _is_fixed(cell.score) else [cell.bn, cell.ibn]
+    return [short_spread(value, score_info(cell.score).digits) for value in values]
 
 
 def _is_fixed(score: str) -> bool:

@@ -29,10 +29,8 @@ NAME_WIDTH = 16
 WIDTH = 220
 """Characters per line of an output that is not a terminal."""
 
-BESIDE = {
-    "paper": "; Δ is ours minus the paper's, with the statistics (BN or IBN) of the row",
-    "published": "; Δ is ours minus the published value, with BN",
-}
+BESIDE = "; Δ is ours minus {what}, with the statistics (BN or IBN) of the row"
+VALUES = {"paper": "the paper's", "published": "the published value"}
 SMALL = "; handwritten digits: {whose} values do not apply"
 GAIN = "gain over the base, seed by seed; p of a paired t test"
 
@@ -51,8 +49,12 @@ def rich_table(table: Table, name_width: int | None = None) -> RichTable:
         padding=(0, 1, 0, 0), pad_edge=False,
     )  # fmt: skip
     names, *others = table.columns
-    out.add_column(names.title, min_width=name_width, overflow="fold")
+    texts = not any(c.number for c in others)  # they are folded, and the names of rows are not
+    out.add_column(names.title, min_width=name_width, no_wrap=texts, overflow="fold")
     for c in others:
+        if texts:
+            out.add_column(c.title, overflow="fold")
+            continue
         head = f"{c.group}\n{c.title}" if table.grouped and c.number else c.title
         width = len(c.group or c.title) or None  # of several words, which are not to be cut
         justify = "right" if c.number else "left"
@@ -107,6 +109,6 @@ def show(
 
 def _caption(served: Sequence[Served], found: Sequence[Gain], *, small: bool) -> str:
     over, name = spread_over(*(len(s.results) for s in served)), served[0].entry.beside
-    beside = BESIDE[name] if any(s.entry.paper for s in served) else ""
+    beside = BESIDE.format(what=VALUES[name]) if any(s.entry.paper for s in served) else ""
     scale = SMALL.format(whose=WHOSE[name]) if small else ""
     return over + beside + (f"; {GAIN}" * bool(found)) + scale
