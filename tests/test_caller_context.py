@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 from torch import nn
 
 from dualcba import Learner
+from dualcba.estimator import DualCBAClassifier
+from dualcba.serving import load_model
 
 
 @contextmanager
@@ -30,6 +33,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "inference_mode": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "double": lambda: default_dtype(torch.float64),
+    "device": lambda: torch.device("meta"),  # the default device; tensors on it have no values
 }
 
 
@@ -68,6 +72,34 @@ def test_modes_around_the_learner_change_nothing(mode: str, method: str) -> None
     answers = live(make_learner(method=method))
     with MODES[mode]():
         assert torch.equal(live(make_learner(network, method=method)), answers)
+
+
+@pytest.mark.parametrize("mode", ["double", "device"])
+def test_a_growing_learner_is_kept_and_served_as_without_modes(mode: str, tmp_path: Path) -> None:
+    def through(network: nn.Module, same: nn.Module) -> torch.Tensor:
+        learner, again = (
+            make_learner(n, num_classes=None, readout="both") for n in (network, same)
+        )
+        live(learner)
+        learner.save(tmp_path / "state")
+        again.load(tmp_path / "state")
+        again.export(tmp_path / "model.pt2")
+        x = np.ones((3, 6), np.float32)
+        assert torch.equal(again.predict_proba(x), learner.predict_proba(x))
+        return load_model(tmp_path / "model.pt2").predict_proba(x)  # type: ignore[no-any-return]
+
+    networks = [make_network(), make_network()]
+    answers = through(make_network(), make_network())
+    with MODES[mode]():
+        assert torch.equal(through(*networks), answers)
+
+
+def test_a_classifier_has_the_weights_of_its_seed_whatever_the_default_device() -> None:
+    x, y = np.random.default_rng(0).random((20, 3)), np.arange(20) % 2
+    answers = DualCBAClassifier(random_state=0).partial_fit(x, y).predict_proba(x)
+    with MODES["device"]():
+        found = DualCBAClassifier(random_state=0).partial_fit(x, y).predict_proba(x)
+    assert np.array_equal(found, answers)
 
 
 class Own(nn.Linear):

@@ -155,7 +155,8 @@ class Learner:
         self._inputs, self._step = given.inputs, 0
         self._lock = Lock()
         self._listener = ListenerRef()
-        with default_modes(device), engine.scope():  # may fail: before the network is changed
+        host = torch.device("cpu")  # not the default device
+        with default_modes(device), engine.scope(), host:  # may fail: before the network is changed
             sets = ClassSets(given.outputs)
             rng = torch_generator(given.seed, "adaptor")
             adaptor = make_adaptor(given.kind, given, sets, rng)
@@ -171,7 +172,7 @@ class Learner:
             network.use_cosine_head(given.head_scale, learnt=bool(given.learn_scale))
         self._maker = PartsMaker(given) if given.grows else None
         self._labels = given.labels()
-        with default_modes(device), engine.scope():
+        with default_modes(device), engine.scope(), host:
             self._parts = make_parts(engine, network, sets, adaptor, rng, given)
             check_head(network, self._parts.outer_loop, grows=given.grows)
             claim(self, network)
@@ -439,8 +440,9 @@ class Learner:
         assert self._maker is not None
         parts, outputs = self._parts, outputs_for(count, self._maker.given.outputs)
         if outputs != parts.context.sets.num_classes:
-            made = self._maker.resized(parts, outputs, self._receive, trained=self._step > 0)
-            self._parts, self._predictor = made, self._predictor.of(made)
+            with torch.device("cpu"):
+                made = self._maker.resized(parts, outputs, self._receive, trained=self._step > 0)
+                self._parts, self._predictor = made, self._predictor.of(made)
             claim_again(self, made.context.network)
         self._parts.assign(count)
 

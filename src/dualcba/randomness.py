@@ -67,6 +67,6 @@ def restore_torch_generator(state: Tensor) -> torch.Generator:
 @contextmanager
 def first_weights(seed: int) -> Iterator[None]:
     """Initialise networks made inside from the seed; torch's global generator is left unchanged."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(torch_generator(seed, "init").initial_seed())
         yield

@@ -42,7 +42,7 @@ class _MLP(nn.Module):
     def reset(self, generator: torch.Generator) -> None:
         """Initialise in place; weights are drawn on the CPU, so all devices start equal."""
         for layer in (self.hidden, self.output):
-            weight = torch.empty(layer.weight.shape, dtype=torch.float32)
+            weight = torch.empty(layer.weight.shape, dtype=torch.float32, device="cpu")
             nn.init.xavier_normal_(weight, generator=generator)
             with torch.no_grad():
                 layer.weight.copy_(weight)

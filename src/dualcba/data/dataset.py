@@ -176,7 +176,9 @@ def _label_tensor(y: ArrayLike | Tensor, name: str, hint: str = "") -> Tensor:
     try:
         if hasattr(y, "__array__") and not isinstance(y, Tensor | np.ndarray | np.generic):
             y = np.array(y)  # such as a Series, which torch would read by its index
-        labels = torch.as_tensor(_native(y) if isinstance(y, np.ndarray) else y)
+        if not isinstance(y, Tensor):
+            y = torch.as_tensor(_native(y) if isinstance(y, np.ndarray) else y, device="cpu")
+        labels = y
         whole = not (labels.is_floating_point() or labels.is_complex())
         return labels.long() if whole and labels.dtype != torch.bool else labels
     except Exception:  # an object may raise anything, and nested lists a RecursionError
