@@ -80,7 +80,8 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Attributes
     ----------
     classes_
-        The class labels: those of `fit` or `classes` sorted, others in the order of arrival.
+        The class labels: those of `fit` or `classes` sorted, others in the order of arrival. The
+        scorers of scikit-learn that take probabilities, such as `roc_auc`, need them sorted.
     learner_
         The `Learner`.
     seed_

@@ -176,7 +176,17 @@ def check_label(label: Any, name: str) -> None:
         raise ValueError(expected(name, label, "a hashable value that equals itself"))
 
 
+def check_saved_label(label: Any, name: str) -> None:
+    """Raise unless a value can be a label, and part of a state."""
+    check_label(label, name)
+    try:
+        _encode(label)
+    except ValueError:
+        raise ValueError(expected(name, label, SAVED)) from None
+
+
 def _encode(label: Any) -> Any:
+    label = python_object(label)  # of a part of a tuple
     if isinstance(label, tuple):
         return [_encode(part) for part in label]
     if label is None or isinstance(label, str | int):
