@@ -208,10 +208,10 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         `first` is True if the data determine the dtype and the number of features.
         """
         dtypes = [np.float32, np.uint8]  # other types are converted to the first of these
-        with _errors_on_one_line():  # writeable: torch warns about read-only arrays, as joblib's
+        with _errors_on_one_line():
             validated = validate_data(
                 self, _to_numpy(X, "X"), _to_numpy(y, "y"), reset=first, dtype=dtypes,
-                allow_nd=True, force_writeable=True,
+                allow_nd=True,
             )  # fmt: skip
         samples, labels = validated if isinstance(validated, tuple) else (validated, None)
         if not first and self.learner_.dtype == torch.float32:

@@ -287,8 +287,21 @@ def _numeric(x: ArrayLike, name: str) -> Tensor:
 
 
 def _native(array: np.ndarray) -> np.ndarray:
-    """Return an array that torch accepts: contiguous and in native byte order."""
-    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+    """Return an array that torch accepts: contiguous, in native byte order and writeable.
+
+    torch warns about read-only arrays, as those of pandas are. Nothing is written to samples.
+    """
+    native = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+    return native if native.flags.writeable else np.asarray(_Writeable(native))
+
+
+class _Writeable:
+    """Shows a read-only array to NumPy as a writeable one, without a copy."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array  # keeps the memory alive
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
 
 def from_arrays(
