@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -94,12 +95,30 @@ def test_a_growing_learner_is_kept_and_served_as_without_modes(mode: str, tmp_pa
         assert torch.equal(through(*networks), answers)
 
 
-def test_a_classifier_has_the_weights_of_its_seed_whatever_the_default_device() -> None:
-    x, y = np.random.default_rng(0).random((20, 3)), np.arange(20) % 2
-    answers = DualCBAClassifier(random_state=0).partial_fit(x, y).predict_proba(x)
-    with MODES["device"]():
-        found = DualCBAClassifier(random_state=0).partial_fit(x, y).predict_proba(x)
-    assert np.array_equal(found, answers)
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["copy", "pickle"]
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_what_was_copied_in_a_mode_goes_on_without_it(mode: str, copied: Any) -> None:
+    learner = make_learner()
+    live(learner)
+    with MODES[mode]():
+        other = copied(learner)
+    assert torch.equal(live(other), live(learner))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_classifier_that_began_in_a_mode_goes_on_without_it(mode: str) -> None:
+    def begun(network: str | nn.Module) -> DualCBAClassifier:
+        return copy.deepcopy(DualCBAClassifier(network, random_state=0).partial_fit(x, y))
+
+    x, y = np.random.default_rng(0).random((20, 6)), np.arange(20) % 2
+    for network in ("mlp", make_network()):
+        first = begun(network)
+        with MODES[mode]():
+            second = begun(network)
+        answers = [one.partial_fit(x, y + 1).predict_proba(x) for one in (first, second)]
+        assert np.array_equal(*answers)
 
 
 class Own(nn.Linear):

@@ -30,6 +30,7 @@ from dualcba.randomness import first_weights
 from dualcba.serving import Snapshot, export_model
 from dualcba.tasks.labels import as_array, as_list, labels_to_json
 from dualcba.training.growth import widened
+from dualcba.training.precision import default_modes
 from dualcba.training.unannounced import (
     FIRST_OUTPUTS,
     even_batches,
@@ -300,11 +301,11 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         network, shape, arguments = self._recipe
         outputs = self._outputs or (FIRST_OUTPUTS if classes is None else len(classes))
-        if isinstance(network, str):
-            with first_weights(self.seed_):
+        with default_modes(torch.device("cpu")), first_weights(self.seed_):
+            if isinstance(network, str):
                 network = make_network(network, shape, outputs)
-        else:
-            network = copy.deepcopy(network)
+            else:
+                network = copy.deepcopy(network)
         num_classes = None if classes is None else outputs
         return Learner(network, shape, num_classes, **copy.deepcopy(arguments))
 

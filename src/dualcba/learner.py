@@ -623,7 +623,7 @@ class Learner:
         """Return a learner that goes on alike and shares nothing with this one."""
         made = type(self).__new__(type(self))
         memo[id(self)] = made
-        with self._lock:
+        with self._lock, default_modes(self.device):
             self._predictor.check_outside("deepcopy")
             self._parts.engine.finish()
             engine = copy.deepcopy(self._parts.engine, memo)
@@ -789,5 +789,6 @@ class Learner:
 
 def _unpickled(cls: type[Learner], content: bytes) -> Learner:
     made = cls.__new__(cls)
-    made.__dict__.update(torch.load(io.BytesIO(content), weights_only=False))
+    with default_modes(torch.device("cpu")):
+        made.__dict__.update(torch.load(io.BytesIO(content), weights_only=False))
     return made

@@ -23,6 +23,7 @@ from dualcba.randomness import first_weights
 from dualcba.tasks.labels import check_saved_label, python_object, read_labels
 from dualcba.training.growth import widened
 from dualcba.training.learner_state import split_estimate, with_estimate
+from dualcba.training.precision import default_modes
 from dualcba.training.unannounced import FIRST_OUTPUTS, learner_options, unannounced_options
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
     def _make(self, inputs: int) -> Learner:
         if self._seed is None:
             self._seed = int(np.random.default_rng().integers(2**31))
-        with first_weights(self._seed):
+        with default_modes(torch.device("cpu")), first_weights(self._seed):
             network = make_network("mlp", (inputs,), FIRST_OUTPUTS)
         fixed: dict[str, Any] = {
             "method": self.method, "buffer": self.buffer, "batch_size": self.batch_size,
