@@ -83,6 +83,10 @@ def test_arrays_of_any_strides_and_byte_order(vectors: Make) -> None:
     learner.observe(x[::-1].astype(">f8"), np.array([0, 1, 0, 1])[::-1].copy())
     with pytest.raises(ValueError, match="real numbers"):
         learner.observe(torch.zeros(4, 5, dtype=torch.complex64), [0, 1, 0, 1])
+    with pytest.raises(ValueError, match="observed x has masked values"):
+        learner.observe(np.ma.masked_equal(x, 3.0), [0, 1, 0, 1])
+    with pytest.raises(ValueError, match="observed y has masked values"):
+        learner.observe(x, np.ma.masked_equal([0, 1, 0, 1], 1))
     with pytest.raises(ValueError, match="ragged"):
         learner.observe([[1.0], [1.0, 2.0]], [0, 1])
     with pytest.raises(ValueError, match="labels"):

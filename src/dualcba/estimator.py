@@ -21,7 +21,7 @@ from torch import nn
 from dualcba.data.augmentation import is_colour
 from dualcba.data.dataset import plain_tensor
 from dualcba.engine.threads import threads_for
-from dualcba.errors import at_least, expected, reason
+from dualcba.errors import at_least, expected, no_mask, reason
 from dualcba.learner import Learner
 from dualcba.methods import Method
 from dualcba.nets import make_network
@@ -376,6 +376,7 @@ def _unique_classes(classes: ArrayLike) -> Array:
 
 def _to_numpy(given: Any, name: str) -> Any:
     """Return a tensor as an array, and anything else as it is."""
+    no_mask(name, given)
     if not isinstance(given, torch.Tensor):
         return given
     return plain_tensor(given, name).cpu().numpy()

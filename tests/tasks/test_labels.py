@@ -107,6 +107,12 @@ def test_dates_are_read_from_lists_and_arrays_alike() -> None:
     assert read_labels(list(DAYS), 2, "y") == read_labels(DAYS, 2, "y") == list(DAYS)
 
 
+def test_masked_labels_are_refused() -> None:
+    with pytest.raises(ValueError, match="y has masked values"):
+        read_labels(np.ma.masked_equal([1, 2], 2), 2, "y")
+    assert read_labels(np.ma.masked_equal([1, 2], 3), 2, "y") == [1, 2]
+
+
 @pytest.mark.parametrize("start", ["fit", "partial_fit"])
 def test_a_classifier_returns_the_dates_that_it_was_given(start: str) -> None:
     x, y = np.eye(2).repeat(20, 0), DAYS.repeat(20)

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from dualcba.data.transforms import Transform
-from dualcba.errors import at_least, expected
+from dualcba.errors import at_least, expected, no_mask
 
 IntArray = NDArray[np.int64]
 """Labels, or indices of samples."""
@@ -171,6 +171,7 @@ def check_labels(
 
 def _label_tensor(y: ArrayLike | Tensor, name: str, hint: str = "") -> Tensor:
     """Return labels as a tensor, of int64 if they are whole numbers."""
+    no_mask(name, y)
     if isinstance(y, Tensor):
         y = plain_tensor(y, name)
     try:
@@ -274,6 +275,7 @@ def check_finite(samples: Tensor, name: str) -> None:
 
 
 def _numeric(x: ArrayLike, name: str) -> Tensor:
+    no_mask(f"{name} x", x)
     try:
         array = np.asarray(x)
     except ValueError:

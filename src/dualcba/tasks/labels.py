@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualcba.errors import expected, reason
+from dualcba.errors import expected, no_mask, reason
 
 SAVED = "a str, an int, a finite float, a bool, None, a NumPy date or a tuple of these"
 """The labels that can be part of a state."""
@@ -115,6 +115,7 @@ def read_labels(y: Any, length: int | None, name: str) -> list[Any]:
     >>> read_labels(np.array(["a", "b"]), 2, "y")
     ['a', 'b']
     """
+    no_mask(name, y)
     if isinstance(y, list | tuple):
         labels = [python_object(v) for v in y]
         shape: tuple[int, ...] = (len(labels),)
