@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import nn
 from dualcba import Learner
 from dualcba.estimator import DualCBAClassifier
 from dualcba.serving import load_model
+from dualcba.training.precision import default_modes
 
 
 @contextmanager
@@ -119,6 +121,27 @@ def test_a_classifier_that_began_in_a_mode_goes_on_without_it(mode: str) -> None
             second = begun(network)
         answers = [one.partial_fit(x, y + 1).predict_proba(x) for one in (first, second)]
         assert np.array_equal(*answers)
+
+
+def test_another_thread_does_not_end_the_dtype_of_a_call() -> None:
+    first, second = default_modes(torch.device("cpu")), default_modes(torch.device("cpu"))
+    entered, left = threading.Event(), threading.Event()
+    found: list[torch.dtype] = []
+
+    def call() -> None:
+        with second:
+            entered.set()
+            left.wait(10)
+            found.append(torch.get_default_dtype())
+
+    with MODES["double"]():
+        thread = threading.Thread(target=call)
+        with first:
+            thread.start()
+            entered.wait(10)
+        left.set()
+        thread.join()
+        assert (found, torch.get_default_dtype()) == ([torch.float32], torch.float64)
 
 
 class Own(nn.Linear):
