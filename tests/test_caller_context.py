@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,9 @@ import torch
 from torch import nn
 
 from dualcba import Learner
+from dualcba.estimator import DualCBAClassifier
+from dualcba.serving import load_model
+from dualcba.training.precision import default_modes
 
 
 @contextmanager
@@ -30,6 +36,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "inference_mode": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "double": lambda: default_dtype(torch.float64),
+    "device": lambda: torch.device("meta"),  # the default device; tensors on it have no values
 }
 
 
@@ -68,6 +75,73 @@ def test_modes_around_the_learner_change_nothing(mode: str, method: str) -> None
     answers = live(make_learner(method=method))
     with MODES[mode]():
         assert torch.equal(live(make_learner(network, method=method)), answers)
+
+
+@pytest.mark.parametrize("mode", ["double", "device"])
+def test_a_growing_learner_is_kept_and_served_as_without_modes(mode: str, tmp_path: Path) -> None:
+    def through(network: nn.Module, same: nn.Module) -> torch.Tensor:
+        learner, again = (
+            make_learner(n, num_classes=None, readout="both") for n in (network, same)
+        )
+        live(learner)
+        learner.save(tmp_path / "state")
+        again.load(tmp_path / "state")
+        again.export(tmp_path / "model.pt2")
+        x = np.ones((3, 6), np.float32)
+        assert torch.equal(again.predict_proba(x), learner.predict_proba(x))
+        return load_model(tmp_path / "model.pt2").predict_proba(x)  # type: ignore[no-any-return]
+
+    networks = [make_network(), make_network()]
+    answers = through(make_network(), make_network())
+    with MODES[mode]():
+        assert torch.equal(through(*networks), answers)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["copy", "pickle"]
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_what_was_copied_in_a_mode_goes_on_without_it(mode: str, copied: Any) -> None:
+    learner = make_learner()
+    live(learner)
+    with MODES[mode]():
+        other = copied(learner)
+    assert torch.equal(live(other), live(learner))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_classifier_that_began_in_a_mode_goes_on_without_it(mode: str) -> None:
+    def begun(network: str | nn.Module) -> DualCBAClassifier:
+        return copy.deepcopy(DualCBAClassifier(network, random_state=0).partial_fit(x, y))
+
+    x, y = np.random.default_rng(0).random((20, 6)), np.arange(20) % 2
+    for network in ("mlp", make_network()):
+        first = begun(network)
+        with MODES[mode]():
+            second = begun(network)
+        answers = [one.partial_fit(x, y + 1).predict_proba(x) for one in (first, second)]
+        assert np.array_equal(*answers)
+
+
+def test_another_thread_does_not_end_the_dtype_of_a_call() -> None:
+    first, second = default_modes(torch.device("cpu")), default_modes(torch.device("cpu"))
+    entered, left = threading.Event(), threading.Event()
+    found: list[torch.dtype] = []
+
+    def call() -> None:
+        with second:
+            entered.set()
+            left.wait(10)
+            found.append(torch.get_default_dtype())
+
+    with MODES["double"]():
+        thread = threading.Thread(target=call)
+        with first:
+            thread.start()
+            entered.wait(10)
+        left.set()
+        thread.join()
+        assert (found, torch.get_default_dtype()) == ([torch.float32], torch.float64)
 
 
 class Own(nn.Linear):

@@ -378,6 +378,8 @@ def test_digits_by_cross_validation() -> None:
             lambda c, x, y: c.partial_fit(x, y, CLASSES).partial_fit(x, y, ["a", "b"]),
             r"classes is \['a', 'b'\], expected those of the first call",
         ),
+        (lambda c, x, y: c.partial_fit(np.ma.masked_less(x, 0.5), y), "X has masked values"),
+        (lambda c, x, y: c.partial_fit(x, np.ma.masked_equal(y, "a")), "y has masked values"),
         (lambda c, x, y: c.partial_fit(x, y, 4), "classes cannot be read as a list of labels"),
         (
             lambda c, x, y: c.set_params(method="bic").fit(x, y),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dualcba import Dataset, Learner, Transform
+from dualcba.data.dataset import check_samples
 from dualcba.experiments import Spec
 from dualcba.experiments.spec import read_toml
 from dualcba.methods.er import ER
@@ -82,10 +83,32 @@ def test_arrays_of_any_strides_and_byte_order(vectors: Make) -> None:
     learner.observe(x[::-1].astype(">f8"), np.array([0, 1, 0, 1])[::-1].copy())
     with pytest.raises(ValueError, match="real numbers"):
         learner.observe(torch.zeros(4, 5, dtype=torch.complex64), [0, 1, 0, 1])
+    with pytest.raises(ValueError, match="observed x has masked values"):
+        learner.observe(np.ma.masked_equal(x, 3.0), [0, 1, 0, 1])
+    with pytest.raises(ValueError, match="observed y has masked values"):
+        learner.observe(x, np.ma.masked_equal([0, 1, 0, 1], 1))
     with pytest.raises(ValueError, match="ragged"):
         learner.observe([[1.0], [1.0, 2.0]], [0, 1])
     with pytest.raises(ValueError, match="labels"):
         learner.observe(x, None)
+
+
+def test_read_only_arrays_are_learnt_without_a_warning_or_a_copy(vectors: Make) -> None:
+    learner, x, y = vectors(), np.eye(4, 5, dtype=np.float32), np.array([0, 1, 0, 1])
+    learner.new_task([0, 1])
+    for array in (x, y):
+        array.setflags(write=False)
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            learner.observe(x, y)
+            learner.predict(x)
+    finally:
+        torch.set_warn_always(always)
+    assert check_samples(x, "given", (5,)).data_ptr() == x.ctypes.data
+    assert torch.equal(learner.memory.x[:4].sum(0), torch.from_numpy(x.sum(0)))
 
 
 @pytest.mark.parametrize(

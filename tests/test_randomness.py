@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
 
-from dualcba.randomness import entropy, generator, torch_generator
+from dualcba.randomness import entropy, first_weights, generator, torch_generator
 
 
 def test_the_same_name_and_seed_give_the_same_numbers() -> None:
@@ -42,6 +45,24 @@ def test_generators_are_uncorrelated() -> None:
 def test_a_torch_generator_touches_no_global_state() -> None:
     before = torch.get_rng_state()
     torch.randn(3, generator=torch_generator(5, "x"))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_first_weights_are_those_of_the_seed_in_several_threads() -> None:
+    """All threads have one global generator, which is as before afterwards."""
+
+    def weights(seed: int) -> list[float]:
+        made: list[float] = []
+        with first_weights(seed):
+            for _ in range(5):
+                made += torch.rand(1).tolist()
+                time.sleep(0.001)
+        return made
+
+    before = torch.get_rng_state()
+    wanted = [weights(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(weights, range(4))) == wanted
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("river")
 from river import checks, compose, datasets, metrics, preprocessing
 
+from dualcba import Learner
 from dualcba.river import RiverClassifier
 
 FULL = os.environ.get("DUALCBA_FUZZ") == "full"
@@ -227,14 +228,30 @@ def test_a_first_sample_that_is_refused_leaves_nothing_to_predict() -> None:
     assert model.predict_one({"a": 1.0}) == "x"
 
 
-def test_features_that_could_not_be_learnt_are_ignored() -> None:
+def test_features_that_could_not_be_learnt_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
     model = RiverClassifier(seed=0)
-    for k, label in enumerate((frozenset({1}), frozenset({2}))):  # no state can hold such labels
+    for k, label in enumerate("xy"):
         model.learn_one({"a": float(k)}, label)
-    with pytest.raises(ValueError, match="label"):
-        model.learn_one({"a": 1.0, "b": 2.0}, frozenset({1}))
-    assert model.predict_one({"a": 1.0, "b": 2.0}) in (frozenset({1}), frozenset({2}))
-    model.learn_one({"a": 1.0}, frozenset({1}))
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "load_state_dict", fail)
+        with pytest.raises(MemoryError):
+            model.learn_one({"a": 1.0, "b": 2.0}, "x")
+    assert model.predict_one({"a": 1.0, "b": 2.0}) in ("x", "y")
+    model.learn_one({"a": 1.0}, "x")
+
+
+def test_labels_that_no_state_can_hold_are_refused_at_once() -> None:
+    """New inputs and copies need the state: later it would be too late for other labels."""
+    pd = pytest.importorskip("pandas")
+    model = RiverClassifier(seed=0)
+    with pytest.raises(ValueError, match=r"y is frozenset\(\{1\}\), expected a str, an int"):
+        model.learn_one({"a": 1.0}, frozenset({1}))
+    with pytest.raises(ValueError, match=r"y\[1\] is b'x', expected a str, an int"):
+        model.learn_many(pd.DataFrame({"a": [1.0, 2.0]}), ["x", b"x"])  # type: ignore[arg-type]
+    assert model.learner is None
 
 
 def test_a_bad_label_keeps_the_samples_that_wait() -> None:

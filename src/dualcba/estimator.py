@@ -21,7 +21,7 @@ from torch import nn
 from dualcba.data.augmentation import is_colour
 from dualcba.data.dataset import plain_tensor
 from dualcba.engine.threads import threads_for
-from dualcba.errors import at_least, expected, reason
+from dualcba.errors import at_least, expected, no_mask, reason
 from dualcba.learner import Learner
 from dualcba.methods import Method
 from dualcba.nets import make_network
@@ -30,6 +30,7 @@ from dualcba.randomness import first_weights
 from dualcba.serving import Snapshot, export_model
 from dualcba.tasks.labels import as_array, as_list, labels_to_json
 from dualcba.training.growth import widened
+from dualcba.training.precision import default_modes
 from dualcba.training.unannounced import (
     FIRST_OUTPUTS,
     even_batches,
@@ -80,7 +81,8 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Attributes
     ----------
     classes_
-        The class labels: those of `fit` or `classes` sorted, others in the order of arrival.
+        The class labels: those of `fit` or `classes` sorted, others in the order of arrival. The
+        scorers of scikit-learn that take probabilities, such as `roc_auc`, need them sorted.
     learner_
         The `Learner`.
     seed_
@@ -207,10 +209,10 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         `first` is True if the data determine the dtype and the number of features.
         """
         dtypes = [np.float32, np.uint8]  # other types are converted to the first of these
-        with _errors_on_one_line():  # writeable: torch warns about read-only arrays, as joblib's
+        with _errors_on_one_line():
             validated = validate_data(
                 self, _to_numpy(X, "X"), _to_numpy(y, "y"), reset=first, dtype=dtypes,
-                allow_nd=True, force_writeable=True,
+                allow_nd=True,
             )  # fmt: skip
         samples, labels = validated if isinstance(validated, tuple) else (validated, None)
         if not first and self.learner_.dtype == torch.float32:
@@ -298,11 +300,11 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         network, shape, arguments = self._made_from
         outputs = self._outputs or (FIRST_OUTPUTS if classes is None else len(classes))
-        if isinstance(network, str):
-            with first_weights(self.seed_):
+        with default_modes(torch.device("cpu")), first_weights(self.seed_):
+            if isinstance(network, str):
                 network = make_network(network, shape, outputs)
-        else:
-            network = copy.deepcopy(network)
+            else:
+                network = copy.deepcopy(network)
         num_classes = None if classes is None else outputs
         return Learner(network, shape, num_classes, **copy.deepcopy(arguments))
 
@@ -375,6 +377,7 @@ def _unique_classes(classes: ArrayLike) -> Array:
 
 def _to_numpy(given: Any, name: str) -> Any:
     """Return a tensor as an array, and anything else as it is."""
+    no_mask(name, given)
     if not isinstance(given, torch.Tensor):
         return given
     return plain_tensor(given, name).cpu().numpy()

@@ -155,14 +155,15 @@ class Learner:
         self._inputs, self._step = given.inputs, 0
         self._lock = Lock()
         self._listener = ListenerRef()
-        with default_modes(device), engine.scope():  # may fail: before the network is changed
+        host = torch.device("cpu")  # not the default device
+        with default_modes(device), engine.scope(), host:  # may fail: before the network is changed
             sets = ClassSets(given.outputs)
             rng = torch_generator(given.seed, "adaptor")
             adaptor = make_adaptor(given.kind, given, sets, rng)
         given, network = _make_network(given)
         self._maker = PartsMaker(given) if given.grows else None
         self._labels = given.labels()
-        with default_modes(device), engine.scope():
+        with default_modes(device), engine.scope(), host:
             self._parts = make_parts(engine, network, sets, adaptor, rng, given)
             check_head(network, self._parts.outer_loop, grows=given.grows)
             claim(self, network)
@@ -428,8 +429,9 @@ class Learner:
         assert self._maker is not None
         parts, outputs = self._parts, outputs_for(count, self._maker.given.outputs)
         if outputs != parts.context.sets.num_classes:
-            made = self._maker.resized(parts, outputs, self._receive, trained=self._step > 0)
-            self._parts, self._predictor = made, self._predictor.of(made)
+            with torch.device("cpu"):
+                made = self._maker.resized(parts, outputs, self._receive, trained=self._step > 0)
+                self._parts, self._predictor = made, self._predictor.of(made)
             claim_again(self, made.context.network)
         self._parts.assign(count)
 
@@ -606,7 +608,7 @@ class Learner:
         """Return a learner that goes on alike and shares nothing with this one."""
         made = type(self).__new__(type(self))
         memo[id(self)] = made
-        with self._lock:
+        with self._lock, default_modes(self.device):
             self._predictor.check_outside("deepcopy")
             self._parts.engine.finish()
             engine = copy.deepcopy(self._parts.engine, memo)
@@ -787,5 +789,6 @@ def _make_network(given: LearnerArguments) -> tuple[LearnerArguments, Network]:
 
 def _unpickled(cls: type[Learner], content: bytes) -> Learner:
     made = cls.__new__(cls)
-    made.__dict__.update(torch.load(io.BytesIO(content), weights_only=False))
+    with default_modes(torch.device("cpu")):
+        made.__dict__.update(torch.load(io.BytesIO(content), weights_only=False))
     return made

@@ -7,6 +7,7 @@ the same draws on every device.
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -64,9 +65,23 @@ def restore_torch_generator(state: Tensor) -> torch.Generator:
     return rng
 
 
+_in_turns = threading.RLock()
+
+
+@contextmanager
+def global_generator(seed: int | None = None) -> Iterator[None]:
+    """Seed torch's global generator of the host, if a seed is given, and restore it afterwards.
+
+    All threads have the same generator, so they enter in turns.
+    """
+    with _in_turns, torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
+        yield
+
+
 @contextmanager
 def first_weights(seed: int) -> Iterator[None]:
     """Initialise networks made inside from the seed; torch's global generator is left unchanged."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(torch_generator(seed, "init").initial_seed())
+    with global_generator(torch_generator(seed, "init").initial_seed()), torch.device("cpu"):
         yield

@@ -20,9 +20,10 @@ from dualcba.learner import Learner
 from dualcba.nets import make_network
 from dualcba.options import with_recipe
 from dualcba.randomness import first_weights
-from dualcba.tasks.labels import check_label, python_object, read_labels
+from dualcba.tasks.labels import check_saved_label, python_object, read_labels
 from dualcba.training.growth import widened
 from dualcba.training.learner_state import split_estimate, with_estimate
+from dualcba.training.precision import default_modes
 from dualcba.training.unannounced import FIRST_OUTPUTS, learner_options, unannounced_options
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
     def learn_one(self, x: Features, y: Hashable) -> None:
         """Learn a sample, or keep it until there are `batch_size` of them."""
         label = python_object(y)
-        check_label(label, "y")
+        check_saved_label(label, "y")
         self._waiting.append((_numbers(x), label))
         known = [] if self._learner is None else self._learner.classes_
         if len(self._waiting) >= self.batch_size or self._waiting[-1][1] not in known:
@@ -113,7 +114,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         rows, labels = X.to_dict("records"), read_labels(y, len(X), "y")
         for k, (x, label) in enumerate(zip(rows, labels, strict=True)):
             _numbers(x)
-            check_label(label, f"y[{k}]")
+            check_saved_label(label, f"y[{k}]")
         for x, label in zip(rows, labels, strict=True):
             self.learn_one(x, label)
 
@@ -145,7 +146,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
     def _make(self, inputs: int) -> Learner:
         if self._seed is None:
             self._seed = int(np.random.default_rng().integers(2**31))
-        with first_weights(self._seed):
+        with default_modes(torch.device("cpu")), first_weights(self._seed):
             network = make_network("mlp", (inputs,), FIRST_OUTPUTS)
         fixed: dict[str, Any] = {
             "method": self.method, "buffer": self.buffer, "batch_size": self.batch_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from dualcba import Dataset, Learner
 from dualcba.data import disjoint
 from dualcba.engine import Captured, Eager, make_engine, resolve_device
+from dualcba.engine.threads import threads as torch_threads
 from dualcba.evaluation import Evaluator
 from dualcba.experiments import Hardware, Run, Spec, run_all
 from dualcba.methods import method_names
@@ -43,6 +45,41 @@ def test_unknown_devices(name: str) -> None:
 def test_more_devices_than_there_are() -> None:
     with pytest.raises(ValueError, match=r"device is 'cuda:64', expected one of the \d+ CUDA"):
         resolve_device("cuda:64")
+
+
+def test_overlapping_contexts_leave_new_threads_the_number_of_before() -> None:
+    """A thread begins with the number that was set last, in any thread."""
+    entered, second, left = (threading.Event() for _ in range(3))
+    found: list[int] = []
+
+    def first_call() -> None:
+        with torch_threads(1):
+            entered.set()
+            second.wait(10)
+        left.set()
+
+    def second_call() -> None:
+        entered.wait(10)
+        with torch_threads(1), torch_threads(1):
+            second.set()
+            left.wait(10)
+            found.append(torch.get_num_threads())
+        found.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        calls = [threading.Thread(target=call) for call in (first_call, second_call)]
+        for thread in calls:
+            thread.start()
+        for thread in calls:
+            thread.join()
+        last = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        last.start()
+        last.join()
+    finally:
+        torch.set_num_threads(before)
+    assert found == [1, 3, 3]
 
 
 def test_engines_by_name() -> None:

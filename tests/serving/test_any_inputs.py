@@ -53,9 +53,10 @@ def test_tokens(tmp_path: Path) -> None:
     x = words(50)
     wanted = learner.predict_proba(x)
     assert torch.allclose(learner.snapshot().predict_proba(x), wanted)
-    learner.export(tmp_path / "words.pt2")
-    read = load_model(tmp_path / "words.pt2")
-    assert torch.allclose(read.predict_proba(x), wanted, atol=1e-6)
+    for name, network in (("words.pt2", None), ("words.safetensors", Words())):
+        learner.export(tmp_path / name)
+        read = load_model(tmp_path / name, network)
+        assert torch.allclose(read.predict_proba(x), wanted, atol=1e-6)
     with pytest.raises(ValueError, match="dtype of given x"):
         read.predict(x.float())
 

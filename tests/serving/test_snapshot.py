@@ -43,11 +43,17 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("method", WAYS)
+LOW = ("er-dual-cba", "er+ccl-dc", "icarl", "clser", "er-ace")
+"""Methods whose snapshots are also made in bfloat16."""
+
+
+@pytest.mark.parametrize(
+    ("method", "precision"), [*((name, "fp32") for name in WAYS), *((name, "bf16") for name in LOW)]
+)
 def test_a_snapshot_answers_as_the_learner_and_keeps_doing_so(
-    method: str, images: Dataset, make_learner: Make, teach: Teach, differ: Any
+    method: str, precision: str, images: Dataset, make_learner: Make, teach: Teach, differ: Any
 ) -> None:
-    learner = teach(make_learner(method, **WAYS[method]), tasks=2)
+    learner = teach(make_learner(method, precision=precision, **WAYS[method]), tasks=2)
     before = learner.state_dict()
     snapshot, x = learner.snapshot(), images.test_x
     assert differ(before, learner.state_dict()) == []

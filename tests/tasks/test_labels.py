@@ -95,8 +95,22 @@ def test_a_wrong_date_in_a_state_is_refused(value: dict[str, Any]) -> None:
         Labels(None).from_json([value])
 
 
+def test_numpy_numbers_in_tuples_can_be_saved() -> None:
+    learner, again = growing(), growing()
+    labels = [(np.int64(1), "a"), (np.bool_(False), np.float32(0.5))]
+    learner.observe(torch.eye(2), labels)
+    again.load_state_dict(learner.state_dict())
+    assert again.classes_ == [(1, "a"), (False, 0.5)] == learner.classes_
+
+
 def test_dates_are_read_from_lists_and_arrays_alike() -> None:
     assert read_labels(list(DAYS), 2, "y") == read_labels(DAYS, 2, "y") == list(DAYS)
+
+
+def test_masked_labels_are_refused() -> None:
+    with pytest.raises(ValueError, match="y has masked values"):
+        read_labels(np.ma.masked_equal([1, 2], 2), 2, "y")
+    assert read_labels(np.ma.masked_equal([1, 2], 3), 2, "y") == [1, 2]
 
 
 @pytest.mark.parametrize("start", ["fit", "partial_fit"])

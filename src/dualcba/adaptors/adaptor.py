@@ -24,6 +24,7 @@ from dualcba.options import (
     check_logit_space,
     definitions,
 )
+from dualcba.randomness import global_generator
 from dualcba.tasks.class_sets import ClassSets
 
 WIDTH: int = definitions(TrainingOptions)["width"].default
@@ -34,7 +35,7 @@ class _MLP(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, width: int, generator: torch.Generator) -> None:
         super().__init__()
-        with torch.random.fork_rng(devices=[]):  # the default initial weights are discarded
+        with global_generator():  # the default initial weights are discarded
             self.hidden = nn.Linear(inputs, width)
             self.output = nn.Linear(width, outputs)
         self.reset(generator)
@@ -42,7 +43,7 @@ class _MLP(nn.Module):
     def reset(self, generator: torch.Generator) -> None:
         """Initialise in place; weights are drawn on the CPU, so all devices start equal."""
         for layer in (self.hidden, self.output):
-            weight = torch.empty(layer.weight.shape, dtype=torch.float32)
+            weight = torch.empty(layer.weight.shape, dtype=torch.float32, device="cpu")
             nn.init.xavier_normal_(weight, generator=generator)
             with torch.no_grad():
                 layer.weight.copy_(weight)

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from dualcba.data.transforms import Transform
-from dualcba.errors import at_least, expected
+from dualcba.errors import at_least, expected, no_mask
 
 IntArray = NDArray[np.int64]
 """Labels, or indices of samples."""
@@ -171,12 +171,15 @@ def check_labels(
 
 def _label_tensor(y: ArrayLike | Tensor, name: str, hint: str = "") -> Tensor:
     """Return labels as a tensor, of int64 if they are whole numbers."""
+    no_mask(name, y)
     if isinstance(y, Tensor):
         y = plain_tensor(y, name)
     try:
         if hasattr(y, "__array__") and not isinstance(y, Tensor | np.ndarray | np.generic):
             y = np.array(y)  # such as a Series, which torch would read by its index
-        labels = torch.as_tensor(_native(y) if isinstance(y, np.ndarray) else y)
+        if not isinstance(y, Tensor):
+            y = torch.as_tensor(_native(y) if isinstance(y, np.ndarray) else y, device="cpu")
+        labels = y
         whole = not (labels.is_floating_point() or labels.is_complex())
         return labels.long() if whole and labels.dtype != torch.bool else labels
     except Exception:  # an object may raise anything, and nested lists a RecursionError
@@ -272,6 +275,7 @@ def check_finite(samples: Tensor, name: str) -> None:
 
 
 def _numeric(x: ArrayLike, name: str) -> Tensor:
+    no_mask(f"{name} x", x)
     try:
         array = np.asarray(x)
     except ValueError:
@@ -285,8 +289,21 @@ def _numeric(x: ArrayLike, name: str) -> Tensor:
 
 
 def _native(array: np.ndarray) -> np.ndarray:
-    """Return an array that torch accepts: contiguous and in native byte order."""
-    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+    """Return an array that torch accepts: contiguous, in native byte order and writeable.
+
+    torch warns about read-only arrays, as those of pandas are. Nothing is written to samples.
+    """
+    native = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
+    return native if native.flags.writeable else np.asarray(_Writeable(native))
+
+
+class _Writeable:
+    """Shows a read-only array to NumPy as a writeable one, without a copy."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array  # keeps the memory alive
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
 
 def from_arrays(

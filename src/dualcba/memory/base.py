@@ -152,7 +152,7 @@ class Memory(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """Return the number of samples seen, for `state_dict`."""
-        return torch.tensor(self.seen)
+        return torch.tensor(self.seen, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         """Load the number of samples seen from a `state_dict`."""

@@ -32,6 +32,7 @@ from dualcba.methods.views import chain_of_views
 from dualcba.methods.wrapper import Wrapper
 from dualcba.nets import Network
 from dualcba.normalization.statistics import evaluation_mode
+from dualcba.randomness import global_generator
 
 CHAIN = ("v0", "v1", "v2", "v3")
 """The views of a sample, each more distorted than the one before."""
@@ -209,8 +210,7 @@ def fresh_copy(network: Network) -> Network:
     """
     copy = deepcopy(network).cpu()
     seed = zlib.crc32(b"".join(p.detach().numpy().tobytes() for p in copy.parameters()))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with global_generator(seed):
         for module in copy.modules():
             _reset(module)
     return copy

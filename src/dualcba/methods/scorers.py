@@ -16,6 +16,7 @@ from dualcba.methods.discriminant import discriminant_scores
 from dualcba.methods.nearest_mean import both_read_outs, scores_by_means
 from dualcba.nets import Network
 from dualcba.nets.inputs import logits_of
+from dualcba.nets.network import full_precision
 
 if TYPE_CHECKING:
     from dualcba.methods.base import Method
@@ -38,16 +39,16 @@ class Logits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits (n, C) of normalised inputs."""
-        return self.head(self.features(x))  # type: ignore[no-any-return]
+        return self.outputs(x)[0]
 
     def features(self, x: Tensor) -> Tensor:
         """Return the inputs (n, d) of the last layer."""
         return logits_of(self.inputs.call(self.trunk, x, {}))  # type: ignore[no-any-return]
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits (n, C) and features (n, d) of normalised inputs."""
+        """Return logits (n, C) and features (n, d) of normalised inputs, as the network does."""
         h = self.features(x)
-        return self.head(h), h
+        return full_precision(self.head(h)), full_precision(h)
 
     def whole(self) -> nn.Module:
         """Return the network with its last layer in its place, as one module."""

@@ -127,7 +127,7 @@ class Network(nn.Module):
                 z = logits_of(self.inputs.call(self.module, x, self._cast_weights))
         finally:
             hook.remove()
-        return _full_precision(z), _full_precision(features[-1])
+        return full_precision(z), full_precision(features[-1])
 
     @contextmanager
     def cast_weights(self, dtype: torch.dtype) -> Iterator[None]:
@@ -248,5 +248,6 @@ def find_head(module: nn.Module, name: str | None) -> str:
     return name or linear[-1]
 
 
-def _full_precision(t: Tensor) -> Tensor:
+def full_precision(t: Tensor) -> Tensor:
+    """Return the outputs of a forward pass in float32, if they are in half precision."""
     return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t

@@ -96,7 +96,7 @@ class BiasAdaptor:
         self._loss = loss
         self._weight = self._parameters[0]
         device = self._weight.device
-        with default_modes(device):
+        with default_modes(device), torch.device("cpu"):
             self.class_sets = ClassSets(len(self._weight))
             rng = torch_generator(seed, "adaptor")
             made = make_adaptor(kind, self._options, self.class_sets, rng)

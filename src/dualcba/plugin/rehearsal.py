@@ -17,6 +17,7 @@ from dualcba.memory.pool import balanced_rows
 from dualcba.plugin.given import labels
 from dualcba.plugin.states import State, check_tensors, split_state
 from dualcba.randomness import generator, restore_generator
+from dualcba.training.precision import default_modes
 
 Samples = tuple[Tensor, Tensor]
 """Raw samples and their labels."""
@@ -88,7 +89,8 @@ class RehearsalMemory:
         """Offer a batch of the stream to the memory: raw samples (n, ...) and labels (n,)."""
         x, y = self._check(x, y)
         if self._reservoir is None:
-            self._reservoir = Reservoir(self.size, tuple(x.shape[1:]), x.dtype).to(x.device)
+            with default_modes(x.device):
+                self._reservoir = Reservoir(self.size, tuple(x.shape[1:]), x.dtype).to(x.device)
         slots = torch.from_numpy(self._reservoir.slots(len(x), self._rng))
         self._reservoir.write(to_device(slots, x.device), x, y, {})
         self.updates += 1

@@ -9,8 +9,8 @@ besides, such as the labels, is JSON in the same file, under the name `about.jso
     step          the number of steps that the learner had made
 
 In a state dict, whose keys are those of the network, it also has `scale` and `shift`: the network's
-inputs are `scale` · x + `shift`, by channel; and `hidden`: the columns of classes that are not
-predicted.
+inputs are `scale` · x + `shift`, by channel, and tokens as they are; and `hidden`: the columns of
+classes that are not predicted.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from dualcba.errors import expected, install, reason
 from dualcba.io import atomic_write, user_path
 from dualcba.methods.scorers import Corrected, Discriminants, Logits, NearestMeans
 from dualcba.nets.heads import resize_head
-from dualcba.nets.inputs import SeveralInputs
+from dualcba.nets.inputs import WHOLE, SeveralInputs
 from dualcba.serving.folding import fold_normalization
 from dualcba.serving.model import Model
 from dualcba.serving.snapshot import Snapshot
 from dualcba.tasks.labels import Labels
+from dualcba.training.precision import default_modes
 
 META = "about.json"
 ONNX_PACKAGES = ("onnx", "onnxscript")
@@ -67,7 +68,14 @@ def export_model(snapshot: Snapshot, path: str | Path, *, fold: bool = True) -> 
         raise ValueError("the snapshot was read from a file, expected one of a learner")
     if isinstance(snapshot.inputs, SeveralInputs):
         raise ValueError("samples have several inputs, expected one input: use a snapshot")
-    model = copy.deepcopy(snapshot.model).cpu()
+    with default_modes(torch.device("cpu")):
+        content = _content(snapshot, snapshot.model, path.suffix, fold)
+    with atomic_write(path) as draft:
+        draft.write_bytes(content)
+
+
+def _content(snapshot: Snapshot, model: Model, ending: str, fold: bool) -> bytes:
+    model = copy.deepcopy(model).cpu()
     if len(snapshot.inputs.shape) == 3:
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     example = _example(snapshot)
@@ -81,9 +89,7 @@ def export_model(snapshot: Snapshot, path: str | Path, *, fold: bool = True) -> 
         inputs = model.transform(inputs)
         for part in [m for m in model.modules() if isinstance(m, Logits)]:
             part.trunk = fold_normalization(part.trunk, inputs)
-    content = WRITERS[path.suffix](model, example, about(snapshot))
-    with atomic_write(path) as draft:
-        draft.write_bytes(content)
+    return WRITERS[ending](model, example, about(snapshot))
 
 
 def about(snapshot: Snapshot) -> dict[str, Any]:
@@ -102,10 +108,10 @@ def _example(snapshot: Snapshot) -> Tensor:
     """Return some raw samples: below 1 where they are floats, since these may be tokens."""
     shape, rng = (4, *snapshot.inputs.shape), torch.Generator().manual_seed(0)
     if snapshot.inputs.whole:
-        return torch.zeros(shape, dtype=snapshot.inputs.dtype)
+        return torch.zeros(shape, dtype=snapshot.inputs.dtype, device="cpu")
     if snapshot.inputs.dtype == torch.uint8:
-        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=rng)
-    return torch.rand(shape, generator=rng)
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=rng, device="cpu")
+    return torch.rand(shape, generator=rng, device="cpu")
 
 
 def _state_dict(model: Model, example: Tensor, meta: dict[str, Any]) -> bytes:
@@ -156,7 +162,7 @@ def _preprocessing(transform: Transform, example: Tensor) -> dict[str, list[floa
 
 
 class Affine(nn.Module):
-    """`scale` · x + `shift`, by channel."""
+    """`scale` · x + `shift`, by channel; tokens as they are."""
 
     def __init__(self, scale: list[float], shift: list[float]) -> None:
         super().__init__()
@@ -165,6 +171,8 @@ class Affine(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the inputs of the network."""
+        if x.dtype in WHOLE:
+            return x
         shape = (-1, *[1] * (x.dim() - 2))
         scale, shift = self.scale.view(shape), self.shift.view(shape)  # type: ignore[operator]
         return torch.addcmul(shift, x.to(scale.dtype), scale)

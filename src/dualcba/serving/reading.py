@@ -15,13 +15,17 @@ from torch import Tensor, nn
 
 from dualcba.errors import expected, install, reason
 from dualcba.io import user_path
-from dualcba.nets.inputs import DTYPES, make_inputs
+from dualcba.nets.inputs import DTYPES, WHOLE, make_inputs
 from dualcba.serving.export import META, Affine
 from dualcba.serving.folding import fold, pairs
 from dualcba.serving.snapshot import Snapshot
 from dualcba.tasks.labels import Labels, as_array
+from dualcba.training.precision import default_modes
 
 Scores = Callable[[Tensor], Tensor]
+
+TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+"""The types of raw samples by their names in `about.json`."""
 
 
 def load_model(path: str | Path, network: nn.Module | None = None) -> Snapshot:
@@ -43,15 +47,15 @@ def load_model(path: str | Path, network: nn.Module | None = None) -> Snapshot:
     if (network is None) == (path.suffix == ".safetensors"):
         wanted = "an nn.Module" if network is None else "None: the file has the network"
         raise ValueError(expected(f"network for {path.name}", network, wanted))
-    scores, text = READERS[path.suffix](path, network)
+    with default_modes(torch.device("cpu")):
+        scores, text = READERS[path.suffix](path, network)
     if not text:
         raise ValueError(f"{path} has no {META}, expected an exported model")
     meta = json.loads(text)
     names = Labels(None).from_json(meta["classes"])
     numbers = names == list(range(len(names))) and all(type(name) is int for name in names)
     labels = None if numbers else as_array(names)  # False and 0.0 equal 0
-    dtype = {str(t).removeprefix("torch."): t for t in DTYPES}[meta["dtype"]]
-    inputs = make_inputs(tuple(meta["input_shape"]), dtype)
+    inputs = make_inputs(tuple(meta["input_shape"]), TYPES[meta["dtype"]])
     return Snapshot(scores, len(names), inputs, labels=labels, step=meta["step"])
 
 
@@ -74,8 +78,11 @@ def _fitting(
 ) -> nn.Module:
     """Return a copy of the network with these weights, its normalisation folded if theirs is."""
     made = copy.deepcopy(network).cpu().eval().requires_grad_(False)
+    kind = TYPES[meta["dtype"]]
+    shape, kind = (2, *meta["input_shape"]), kind if kind in WHOLE else torch.float32
+    example = torch.zeros(shape, dtype=kind, device="cpu")
     try:
-        for pair in pairs(made, torch.zeros(2, *meta["input_shape"])):
+        for pair in pairs(made, example):
             if f"{pair[1]}.running_mean" not in tensors:
                 fold(made, pair)
         made.load_state_dict(dict(tensors))
@@ -101,7 +108,8 @@ class _Restored(nn.Module):
 def _program(path: Path, network: nn.Module | None) -> tuple[Scores, str]:
     extra = {META: ""}
     try:
-        program = torch.export.load(path, extra_files=extra)
+        with torch.device("cpu"):  # torch cannot read it if the default device is another one
+            program = torch.export.load(path, extra_files=extra)
     except Exception as error:  # torch raises many kinds
         raise ValueError(f"{path} cannot be read by torch.export: {reason(error)}") from error
     return program.module(), extra[META]

@@ -101,7 +101,7 @@ class ClassSets(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """Return the number of the task, for `state_dict`."""
-        return torch.tensor(self.task)
+        return torch.tensor(self.task, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         """Load the number of the task from a `state_dict`."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualcba.errors import expected, reason
+from dualcba.errors import expected, no_mask, reason
 
 SAVED = "a str, an int, a finite float, a bool, None, a NumPy date or a tuple of these"
 """The labels that can be part of a state."""
@@ -115,6 +115,7 @@ def read_labels(y: Any, length: int | None, name: str) -> list[Any]:
     >>> read_labels(np.array(["a", "b"]), 2, "y")
     ['a', 'b']
     """
+    no_mask(name, y)
     if isinstance(y, list | tuple):
         labels = [python_object(v) for v in y]
         shape: tuple[int, ...] = (len(labels),)
@@ -176,7 +177,17 @@ def check_label(label: Any, name: str) -> None:
         raise ValueError(expected(name, label, "a hashable value that equals itself"))
 
 
+def check_saved_label(label: Any, name: str) -> None:
+    """Raise unless a value can be a label, and part of a state."""
+    check_label(label, name)
+    try:
+        _encode(label)
+    except ValueError:
+        raise ValueError(expected(name, label, SAVED)) from None
+
+
 def _encode(label: Any) -> Any:
+    label = python_object(label)  # of a part of a tuple
     if isinstance(label, tuple):
         return [_encode(part) for part in label]
     if label is None or isinstance(label, str | int):

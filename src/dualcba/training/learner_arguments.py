@@ -257,7 +257,9 @@ def keywords_of(
             for name in given:
                 if name not in inspect.signature(arguments).parameters:
                     raise TypeError(unknown("option", name, known))
-            init(self, arguments(*args, **given))
+            with torch.device("cpu"):
+                made = arguments(*args, **given)
+            init(self, made)
 
         checked.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
         checked.__name__, checked.__qualname__ = init.__name__, init.__qualname__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 
@@ -9,6 +10,33 @@ import torch
 
 from dualcba.kernels.conv_norm import has_bfloat16
 from dualcba.nets import Network
+
+
+class _Float32:
+    """A context in which the default dtype is float32, until the last thread has left it.
+
+    torch has one default dtype for all threads.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.users:
+                self.before = torch.get_default_dtype()
+            self.users += 1
+            torch.set_default_dtype(torch.float32)
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            if self.users == 1:
+                torch.set_default_dtype(self.before)
+            self.users -= 1
+
+
+_float32 = _Float32()
 
 
 class default_modes:  # noqa: N801 - used as a function
@@ -26,17 +54,17 @@ class default_modes:  # noqa: N801 - used as a function
         self.stack: ExitStack | None = None
 
     def __enter__(self) -> None:
-        default = torch.get_default_dtype()
+        single = torch.get_default_dtype() == torch.float32 and not _float32.users
         if (
-            torch.is_grad_enabled()
+            single
+            and torch.is_grad_enabled()
             and not torch.is_inference_mode_enabled()
             and not torch.is_autocast_enabled(self.kind)
-            and default == torch.float32
         ):
             return  # the usual case
         with ExitStack() as stack:
-            torch.set_default_dtype(torch.float32)
-            stack.callback(torch.set_default_dtype, default)
+            if not single:
+                stack.enter_context(_float32)
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(torch.autocast(self.kind, enabled=False))
