@@ -7,8 +7,6 @@ import math
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 
-import numpy as np
-
 LARGEST_INT = 2**63 - 1
 MOST_NAMES, SOME_NAMES = 30, 8  # up to how many names an error shows all; how many of more
 LONGEST = 1000  # letters of a value that an error shows
@@ -52,18 +50,6 @@ def expected(field: str, value: object, wanted: str) -> str:
     'buffer is 0, expected a whole number of at least 1'
     """
     return f"{field} is {shown(value)}, expected {wanted}"
-
-
-def no_mask(name: str, values: object) -> None:
-    """Raise if values are an array with masked ones, which would be used as if they were not.
-
-    >>> no_mask("x", np.ma.masked_equal([1, -999], -999))
-    Traceback (most recent call last):
-    ...
-    ValueError: x has masked values, expected a value in each place
-    """
-    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
-        raise ValueError(f"{name} has masked values, expected a value in each place")
 
 
 def shown(value: object) -> str:

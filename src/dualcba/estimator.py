@@ -21,14 +21,14 @@ from torch import nn
 from dualcba.data.augmentation import is_colour
 from dualcba.data.dataset import plain_tensor
 from dualcba.engine.threads import threads_for
-from dualcba.errors import at_least, expected, no_mask, reason
+from dualcba.errors import at_least, expected, reason
 from dualcba.learner import Learner
 from dualcba.methods import Method
 from dualcba.nets import make_network
 from dualcba.options import with_recipe
 from dualcba.randomness import first_weights
 from dualcba.serving import Snapshot, export_model
-from dualcba.tasks.labels import as_array, as_list, labels_to_json
+from dualcba.tasks.labels import as_array, as_list, labels_to_json, no_mask
 from dualcba.training.growth import widened
 from dualcba.training.precision import default_modes
 from dualcba.training.unannounced import (

@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from dualcba.data.transforms import Transform
-from dualcba.errors import at_least, expected, no_mask
+from dualcba.errors import at_least, expected
+from dualcba.tasks.labels import no_mask
 
 IntArray = NDArray[np.int64]
 """Labels, or indices of samples."""

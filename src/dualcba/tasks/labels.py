@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualcba.errors import expected, no_mask, reason
+from dualcba.errors import expected, reason
 
 SAVED = "a str, an int, a finite float, a bool, None, a NumPy date or a tuple of these"
 """The labels that can be part of a state."""
@@ -164,6 +164,18 @@ def python_object(label: Any) -> Any:
     """Return a label without NumPy's or torch's type; a date, which may have no other, as it is."""
     plain = isinstance(label, np.generic | Tensor) and not isinstance(label, DATES)
     return label.item() if plain else label
+
+
+def no_mask(name: str, values: object) -> None:
+    """Raise if values are an array with masked ones, which would be used as if they were not.
+
+    >>> no_mask("x", np.ma.masked_equal([1, -999], -999))
+    Traceback (most recent call last):
+    ...
+    ValueError: x has masked values, expected a value in each place
+    """
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise ValueError(f"{name} has masked values, expected a value in each place")
 
 
 def check_label(label: Any, name: str) -> None:
