@@ -153,7 +153,7 @@ def test_a_row_names_what_departs_from_its_protocol() -> None:
     assert [s.entry.row for s in group.served] == [whole, "DER++"]
     results.append(made(protocol="p10"))
     rows = [s.entry.row for s in collections(results)[0].served]
-    assert rows == [whole, "ER", "DER++"]
+    assert rows == ["ER", whole, "DER++"]
     (group,) = collections([made(protocol="p10", optimizer="sgd")])
     assert [s.entry.row for s in group.served] == ["ER, optimizer sgd, lr 0.03"]
 

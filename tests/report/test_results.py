@@ -38,8 +38,8 @@ def test_groups_of_one_method_are_named_by_what_differs() -> None:
     assert (first.title, second.title) == ("Digits, online, M = 100", "Digits, online, M = 50")
     assert [s.entry.row for s in first.served] == [
         "ER",
-        "ER-Dual-CBA, specific none",
         "ER-Dual-CBA",
+        "ER-Dual-CBA, specific none",
     ]
     assert [r.seed for r in first.served[0].results] == [0, 1]
 

@@ -252,7 +252,8 @@ def _group(result: Result, grouping: Grouping) -> Group:
 def _serve(column: str, groups: list[Group], compared: list[Group]) -> list[Served]:
     """Return groups as the entries of a column, named by what they differ in from those compared.
 
-    These are of all columns that may stand beside this one.
+    These are of all columns that may stand beside this one. The row of a method that names no
+    options comes before those that do.
     """
     brief, full = [other.brief for other in compared], [other.full for other in compared]
     labels = [_label(group.brief, brief, without=SCORING) for group in groups]
@@ -262,7 +263,7 @@ def _serve(column: str, groups: list[Group], compared: list[Group]) -> list[Serv
         entry = Entry(row, column, group.full, "ibn", {})
         results = tuple(group.results[seed] for seed in sorted(group.results))
         served.append(Served(entry, results))
-    return sorted(served, key=lambda s: _place(s.entry.method))
+    return sorted(served, key=lambda s: (_place(s.entry.method), "," in s.entry.row))
 
 
 def _place(method: str) -> tuple[int, str, int]:
