@@ -35,14 +35,17 @@ def test_loss_and_outer_loss_are_those_of_derpp() -> None:
     assert (rar.draws, rar.columns) == (2, ("logits", "raw_logits"))
 
 
+@pytest.mark.parametrize(("options", "own"), [({}, 1), ({"operations": 2, "magnitude": 9}, 2)])
 def test_trains_with_crop_and_randaugment_and_no_flip(
-    make_learner: Callable[..., Learner], teach: Any
+    options: dict[str, int], own: int, make_learner: Callable[..., Learner], teach: Any
 ) -> None:
-    learner = make_learner("rar-cba", outer_every=1)
+    learner = make_learner("rar-cba", outer_every=1, method_options=options)
     transform = learner.parts.context.transform
     assert isinstance(transform, RandAugmentTransform)
     assert (transform.pad, transform.flip) == (1, False)
-    assert (transform.randaugment.operations, transform.randaugment.magnitudes) == (1, (14,))
+    magnitude = options.get("magnitude", 14)
+    assert transform.randaugment.operations == own
+    assert transform.randaugment.magnitudes == (magnitude,)
     shapes: list[tuple[int, ...]] = []
     augment = transform.augment
 
@@ -53,7 +56,8 @@ def test_trains_with_crop_and_randaugment_and_no_flip(
     transform.augment = recorded  # type: ignore[method-assign]
     teach(learner, tasks=2, steps=5)
     # the new batch, at all steps but the first with two draws; in the second task after the outer
-    assert shapes == [(8, 4)] + [(24, 4)] * 4 + [(8, 4), (24, 4)] * 5
+    few, many = (8, 3 + own), (24, 3 + own)
+    assert shapes == [few] + [many] * 4 + [few, many] * 5
 
 
 def test_the_network_sees_augmented_samples(
