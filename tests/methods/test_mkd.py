@@ -131,6 +131,7 @@ def test_mixed_views_against_numpy(forward: str, make_learner: Any, teach: Any) 
     [
         ("er", {"share": 0.25}, [8, 8]),
         ("derpp", {}, [8, 8, 8]),
+        ("las", {}, [8, 8]),
         ("gsa", {"base_mirror": False, "base_own": 3, "base_balanced": 5, "mild": True}, [3, 5, 8]),
     ],
 )
@@ -148,6 +149,9 @@ def test_a_draw_of_its_own_against_numpy(
         assert [list(b.views) for b in mem] == [[]] * len(others) + [["raw"]]
         stored = learner.memory.y[: learner.memory.filled].unique()
         assert set(own.y.tolist()) <= set(stored.tolist())
+        if base == "las":  # it observes its own draws alone
+            labels = np.concatenate([numbers(b.y) for b in (new, *others)])
+            assert method.method.counts.tolist() == [np.bincount(labels, minlength=6).tolist()]
         batches = [new, own]
         z, raw = (np.concatenate([numbers(v.z) for v in views]) for views in (
             batches, [b.views["raw"] for b in batches]))  # fmt: skip
@@ -303,11 +307,14 @@ def test_the_teacher_is_a_moving_average(make_learner: Any, teach: Any, images: 
 
 
 @pytest.mark.parametrize("statistics", ["bn", "ibn"])
+@pytest.mark.parametrize(("predict", "part"), [("average", 0.5), ("teacher", 1.0)])
 def test_predictions_use_averaged_weights(
-    statistics: str, make_learner: Any, teach: Any, images: Dataset, differ: Any
-) -> None:
+    predict: str, part: float, statistics: str, make_learner: Any, teach: Any, images: Dataset,
+    differ: Any,
+) -> None:  # fmt: skip
     """IBN estimates its statistics for these weights: a learner that has them predicts the same."""
-    learner = teach(make_learner("er+mkd", ibn=statistics == "ibn"))
+    given = {"ibn": statistics == "ibn", "method_options": {"predict": predict}}
+    learner = teach(make_learner("er+mkd", **given))
     before = learner.state_dict()
     answers = learner.predict_proba(images.test_x)
     assert differ(before, learner.state_dict()) == []
@@ -316,7 +323,7 @@ def test_predictions_use_averaged_weights(
     student = other.predict_proba(images.test_x)
     with torch.no_grad():
         for p, q in zip(other.network.parameters(), mkd(learner).teacher.parameters(), strict=True):
-            p.copy_((p + q) / 2)
+            p.copy_((1 - part) * p + part * q)
     other.parts.context.network.eval()
     other._predictor.forget()
     torch.testing.assert_close(other.predict_proba(images.test_x), answers, rtol=1e-4, atol=1e-5)
