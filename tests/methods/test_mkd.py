@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -17,8 +19,10 @@ from dualcba.data.augmentation import ResizedCrop
 from dualcba.experiments import Spec
 from dualcba.losses import Batch, Divergence, identity, inner_batches
 from dualcba.methods import Method, check_options, parse_method
+from dualcba.methods.ccl_dc import CCLDC
 from dualcba.methods.derpp import DERpp
 from dualcba.methods.er import ER
+from dualcba.methods.fixmatch import FixMatch
 from dualcba.methods.mkd import MKD, default_weight
 from dualcba.methods.wrapper import Wrapper
 
@@ -400,3 +404,27 @@ def test_semi_supervised_is_refused() -> None:
 def test_a_wrapper_hands_everything_on() -> None:
     hooks = {name for name, member in vars(Method).items() if callable(member)}
     assert hooks - vars(Wrapper).keys() == {"loss"}  # which is the sum of the terms
+
+
+@pytest.mark.parametrize("wrapper", [MKD, CCLDC, FixMatch])
+def test_a_wrapper_calls_the_hooks_that_it_defines_too(
+    wrapper: Any, make_learner: Any, teach: Any, images: Dataset
+) -> None:
+    calls: list[str] = []
+
+    class Base(ER):
+        def observe(self, new: Batch, mem: Sequence[Batch]) -> None:
+            calls.append("observe")
+
+        def after_step(self, noise: Tensor | None) -> None:
+            calls.append("after_step")
+
+        @contextmanager
+        def predicting(self) -> Iterator[None]:
+            calls.append("predicting")
+            yield
+            calls.append("predicted")
+
+    learner = teach(make_learner(wrapper(Base())), tasks=1, steps=2)
+    learner.predict(images.test_x[:4])
+    assert calls == ["observe", "after_step"] * 2 + ["predicting", "predicted"]
