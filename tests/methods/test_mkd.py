@@ -225,6 +225,8 @@ def test_the_target_of_a_single_sample_has_the_networks_statistics(
     monkeypatch.setattr(MKD, "targets", spy)
     learner.observe(images.train_x[:1], images.train_y[:1])
     torch.testing.assert_close(found[0], wanted[0])
+    lent = {id(b) for b in learner.network.buffers()}
+    assert not any(id(b) in lent for b in mkd(learner).teacher.buffers())  # borrowed for this pass
 
 
 @pytest.mark.parametrize(("base", "count"), [("er", 1), ("derpp", 2), ("gsa", 2)])

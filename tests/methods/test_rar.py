@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from dualcba import Learner
 from dualcba.data import Transform
 from dualcba.data.randaugment import RandAugment, RandAugmentTransform
-from dualcba.losses import Batch, identity, total
+from dualcba.losses import Batch, Term, identity, total
 from dualcba.methods.derpp import DERpp
 from dualcba.methods.rar import RAR
 from dualcba.nets import MLP, make_network
@@ -92,8 +92,16 @@ def test_steps_are_repeated_and_samples_stored_once(
     learner = make_learner("rar-cba", buffer=200, method_options={"repeats": repeats})
     moves: list[int] = []
     learner.parts.optimizer.register_step_post_hook(lambda *_: moves.append(learner.step))
+    terms, draws = learner.method.terms, []
+
+    def recorded(new: Batch, mem: Sequence[Batch]) -> list[Term]:
+        draws.append(len(mem))
+        return terms(new, mem)
+
+    learner.method.terms = recorded  # type: ignore[method-assign]
     teach(learner, steps=4)
     assert moves == [step for step in range(8) for _ in range(repeats)]
+    assert draws[: repeats + 1] == [0] * repeats + [2]  # stored in the last of them
     assert learner.memory.seen == 64
     arrived = [x for task in make_batches(3, steps=4)[:2] for x, _ in task]
     assert torch.equal(learner.memory.x[:64], torch.cat(arrived))
