@@ -14,6 +14,7 @@ from dualcba.data import Transform
 from dualcba.data.randaugment import RandAugment, RandAugmentTransform
 from dualcba.losses import Batch, Term, identity, total
 from dualcba.methods.derpp import DERpp
+from dualcba.methods.fixmatch import FixMatch
 from dualcba.methods.rar import RAR
 from dualcba.nets import MLP, make_network
 
@@ -106,6 +107,17 @@ def test_steps_are_repeated_and_samples_stored_once(
     arrived = [x for task in make_batches(3, steps=4)[:2] for x, _ in task]
     assert torch.equal(learner.memory.x[:64], torch.cat(arrived))
     assert learner.parts.loss_monitor.values[:8].isfinite().all()
+
+
+def test_labelled_samples_are_stored_once_too(
+    make_learner: Callable[..., Learner], make_batches: Any
+) -> None:
+    learner = make_learner(FixMatch(RAR(repeats=3)))
+    x, y = make_batches(3)[0][0]
+    learner.new_task([0, 1])
+    learner.observe(x, torch.where(torch.arange(len(y)) < 3, y, -1))
+    assert (learner.memory.seen, learner.memory.filled) == (3, 3)
+    assert torch.equal(learner.memory.x[:3], x[:3])
 
 
 def test_the_adaptor_learns_in_the_first_of_the_repeats_alone(
