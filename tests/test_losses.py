@@ -56,7 +56,7 @@ def weighted(b: Batch, rng: torch.Generator) -> tuple[Term, Callable[[Tensor], T
         rows = zip(each.double(), z.log_softmax(1), b.y, strict=True)
         return 0.5 * torch.stack([-w * row[y] for w, row, y in rows]).mean()
 
-    return CrossEntropy(b, weight=0.5, each=each), oracle
+    return CrossEntropy(replace(b, each=each), weight=0.5), oracle
 
 
 def squares(b: Batch, rng: torch.Generator) -> tuple[Term, Callable[[Tensor], Tensor]]:
