@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor
 from dualcba.losses import (
     Batch,
     CrossEntropy,
+    Divergence,
     MeanSquaredError,
+    Shifted,
     Term,
     identity,
     merge_terms,
@@ -53,7 +56,7 @@ def weighted(b: Batch, rng: torch.Generator) -> tuple[Term, Callable[[Tensor], T
         rows = zip(each.double(), z.log_softmax(1), b.y, strict=True)
         return 0.5 * torch.stack([-w * row[y] for w, row, y in rows]).mean()
 
-    return CrossEntropy(b, weight=0.5, each=each), oracle
+    return CrossEntropy(replace(b, each=each), weight=0.5), oracle
 
 
 def squares(b: Batch, rng: torch.Generator) -> tuple[Term, Callable[[Tensor], Tensor]]:
@@ -61,7 +64,27 @@ def squares(b: Batch, rng: torch.Generator) -> tuple[Term, Callable[[Tensor], Te
     return MeanSquaredError(b, target, weight=0.2), lambda z: 0.2 * ((z - target) ** 2).mean()
 
 
-@pytest.mark.parametrize("make", [plain, masked, weighted, squares])
+def divergence(b: Batch, rng: torch.Generator) -> tuple[Term, Callable[[Tensor], Tensor]]:
+    target = 3 * torch.randn(b.z.shape, generator=rng, dtype=torch.float64)
+    each, T = torch.rand(len(b.y), generator=rng, dtype=torch.float64), 2.5
+    p = (target / T).softmax(1)
+
+    def oracle(z: Tensor) -> Tensor:
+        q = (z / T).softmax(1)
+        return 0.3 * T**2 * ((p * (p / q).log()).sum(1) * each).mean()
+
+    return Divergence(replace(b, each=each), target, T, weight=0.3), oracle
+
+
+def shifted(b: Batch, rng: torch.Generator) -> tuple[Term, Callable[[Tensor], Tensor]]:
+    shift = torch.randn(b.z.shape[1], generator=rng, dtype=torch.float64)
+    return Shifted(CrossEntropy(b), shift), lambda z: F.cross_entropy(z + shift, b.y)
+
+
+TERMS = [plain, masked, weighted, squares, divergence, shifted]
+
+
+@pytest.mark.parametrize("make", TERMS)
 @given(n=st.integers(1, 7), C=st.integers(2, 9), seed=st.integers(0, 2**31))
 def test_value_gradient_and_curvature(make: Make, n: int, C: int, seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
@@ -78,7 +101,7 @@ def test_value_gradient_and_curvature(make: Make, n: int, C: int, seed: int) -> 
     torch.testing.assert_close(term.curvature(b.z, s), curvature, **close)
 
 
-@pytest.mark.parametrize("make", [plain, masked, weighted, squares])
+@pytest.mark.parametrize("make", TERMS)
 def test_the_value_can_be_differentiated(make: Make) -> None:
     rng = torch.Generator().manual_seed(0)
     b = batch(4, 5, rng)
@@ -101,6 +124,8 @@ def test_total_sums_adapted_and_raw_terms() -> None:
     got = total(terms, lambda b: b.z + b.y[:, None])
     want = 2 * F.cross_entropy(one.z + one.y[:, None], one.y) + F.cross_entropy(two.z, two.y)
     torch.testing.assert_close(got, want)
+    kept: list[Term] = [Shifted(terms[1], torch.zeros(4))]  # raw, as its term
+    torch.testing.assert_close(total(kept, lambda b: b.z + b.y[:, None]), terms[1].value(two.z))
     torch.testing.assert_close(total(terms[:1], identity), 2 * F.cross_entropy(one.z, one.y))
 
 
@@ -153,6 +178,7 @@ def test_rows_of_a_joint_forward_pass_are_stacked_without_a_copy() -> None:
         [whole[:2], whole[:2]],
         [whole.T[:1], whole.T[1:]],
         [whole[:, :2], whole[:, :2]],
+        [torch.randn(2, 3), torch.randn(3, 3)[2:]],  # at the place after it, but in other memory
     ],
 )
 def test_other_rows_are_copied(parts: list[Tensor]) -> None:

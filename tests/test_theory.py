@@ -79,6 +79,8 @@ def test_neither_loss_can_be_lowered(seed: int) -> None:
     (slope,) = torch.autograd.grad(outer_loss(one, inner_solution(one, phi)), phi)
     assert slope.abs().max() < 1e-9
     lowest = outer_loss(one, exact.theta)
+    apart = one.X_buf.T.numpy() @ exact.theta.numpy() - one.Y_buf.numpy()
+    assert lowest.item() == pytest.approx((apart**2).sum() / 20)
     for k in range(20):
         g = torch.Generator().manual_seed(k)
         other = exact.phi + 0.1 * torch.randn(3, 3, generator=g, dtype=torch.float64)

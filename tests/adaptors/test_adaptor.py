@@ -270,7 +270,7 @@ def test_probability_space_gives_distributions(options: dict[str, Any]) -> None:
     if not adaptor.continual:
         assert bool((g[:, UNSEEN] == 0).all())
     want = (g + z.softmax(1)) / 2
-    torch.testing.assert_close(adaptor.adapt(z, g).softmax(1), want)
+    torch.testing.assert_close(adaptor.adapt(z, g).exp(), want)
 
 
 def test_shapes_do_not_depend_on_the_task() -> None:

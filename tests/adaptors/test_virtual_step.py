@@ -147,10 +147,14 @@ def test_the_reference_and_the_virtual_step_are_torchs_step(name: str, steps: in
     virtual, unrolled = [], []
     for p, g in zip(live, grads, strict=True):
         with torch.no_grad():
-            virtual.append(problem.step.moved(p, g)[0])
-            state = dict(problem.optimizer.state.get(p, {}))
-            unrolled.append(reference(problem.options, p, g, state, problem.size.lr))
-        p.grad = g
+            moved, factor = problem.step.moved(p, g)
+        state = dict(problem.optimizer.state.get(p, {}))
+        step = reference(problem.options, p.detach(), g.requires_grad_(), state, problem.size.lr)
+        (slope,) = torch.autograd.grad(step.sum(), g)  # of each entry, in its own gradient
+        torch.testing.assert_close(factor.expand_as(p), -slope, rtol=1e-12, atol=1e-12)
+        virtual.append(moved)
+        unrolled.append(step.detach())
+        p.grad = g.detach()
     problem.optimizer.step()
     torch.testing.assert_close([p.detach() for p in live], virtual, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close([p.detach() for p in live], unrolled, rtol=1e-12, atol=1e-12)

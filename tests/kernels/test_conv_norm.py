@@ -251,6 +251,7 @@ def test_a_cumulative_average_continues_over_parts() -> None:
         together.momentum = 1 / (start + 1)
         with grouped_statistics([together], 2, cumulative=True):
             together(x.chunk(2)[start // 2])
+        assert together.momentum == 1 / (start + 1)
     assert "forward" not in vars(together)
     for a, b in zip(apart.buffers(), together.buffers(), strict=True):
         torch.testing.assert_close(a, b)

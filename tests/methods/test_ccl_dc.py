@@ -95,6 +95,9 @@ def test_samples_that_fill_up_a_draw_count_in_no_mean(
 def test_each_view_starts_from_the_one_before(make_learner: Any, teach: Any) -> None:
     learner = make_learner("er+ccl-dc-cba")
     views = learner.parts.forward_pass.views
+    assert views["v1"].area == (0.6, 1.0)
+    for strong in (views["v2"].randaugment, views["v3"].randaugment):
+        assert (strong.operations, strong.magnitudes) == (3, (15,))
     made: dict[str, tuple[Any, Any]] = {}
 
     def spied(name: str, augment: Any) -> Any:

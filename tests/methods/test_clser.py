@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -314,6 +315,11 @@ def test_a_second_pass_weighs_the_memory_by_seventy_percent() -> None:
     method.terms(new, mem)  # the outer step evaluates the terms too; there is one pass more
     a, b = new.x.mean(0), mem[0].x.mean(0)
     assert torch.allclose(norm.running_mean, 0.081 * a + 0.19 * b)  # 0.19 / 0.271 is 70 %
+    before = norm.running_mean.clone()
+    one, other = (replace(b, x=b.x[:1], y=b.y[:1], z=b.z[:1], h=b.h[:1]) for b in (new, mem[0]))
+    method.terms(one, [replace(mem[0], x=mem[0].x.clone())])  # a new sample used the statistics
+    method.terms(new, [other])  # or a single stored one
+    assert torch.equal(norm.running_mean, before)
 
 
 def test_second_pass_is_true_or_false() -> None:

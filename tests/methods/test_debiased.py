@@ -65,6 +65,8 @@ def test_probabilities_too_small_for_floats_are_compared() -> None:
     assert known.all()
     assert log_o.isfinite().all()
     assert log_o[1] < -290  # e⁻³⁰⁰ is 0 in float32
+    z[1:, 0] = -torch.inf  # class 0 has no probability at all from samples of others
+    assert wrong_share(z.log_softmax(1), torch.arange(3))[1].tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize("y", [[], [1, 1, 1], [-1, -1]])
@@ -82,3 +84,5 @@ def test_a_class_without_a_sample_keeps_its_logit() -> None:
     assert found.bias[2:].tolist() == [0.0, 0.0]
     assert found.bias[:2].abs().min() > 0
     assert float(found.bias.sum()) == pytest.approx(0.0, abs=1e-6)
+    found.clear()
+    assert torch.equal(found.scores(z, z), z)

@@ -12,7 +12,7 @@ from sklearn.covariance import oas
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from dualcba import Dataset, Learner
-from dualcba.methods.discriminant import Discriminant
+from dualcba.methods.discriminant import Discriminant, shrink
 
 Make = Callable[..., Any]
 
@@ -79,6 +79,31 @@ def test_against_scikit_learn() -> None:
     theirs.fit(h, y)
     want = theirs.decision_function(h) - np.log(theirs.priors_) + np.log(priors)
     np.testing.assert_allclose(standard(got), standard(want), atol=2e-3)
+
+
+@pytest.mark.parametrize("n", [2, 3, 40])
+def test_the_shrinkage_is_that_of_scikit_learn(n: int) -> None:
+    """With two samples the formula gives 1.5, of which at most 1 is used."""
+    x = np.eye(6)[:2] if n == 2 else np.random.default_rng(n).normal(size=(n, 6))
+    want, _ = oas(x, assume_centered=True)
+    got = shrink(torch.from_numpy(x.T @ x / n), torch.tensor(n))
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-12, atol=1e-12)
+
+
+def test_unlabelled_samples_are_left_out_and_without_others_the_logits_decide() -> None:
+    rng = torch.Generator().manual_seed(0)
+    h, z = (torch.randn(9, n, generator=rng) for n in (4, 3))
+    y = torch.tensor([0, 1, 2, 0, 1, 2, -1, -1, -1])
+    one, other = (Discriminant(3, torch.zeros(3, 4)) for _ in range(2))
+    for found, n in ((one, 9), (other, 6)):
+        found.update(h[:n], y[:n])
+        found.finish()
+    torch.testing.assert_close(one.scores(z, h), other.scores(z, h))
+    one.clear()
+    assert torch.equal(one.scores(z, h), z)
+    one.update(h[6:], y[6:])
+    one.finish()
+    assert torch.equal(one.scores(z, h), z)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0])

@@ -60,6 +60,9 @@ def test_unlabelled_samples_are_not_counted(bench: Callable[..., Any]) -> None:
     (new,) = batches(own, [0, -1, 4, -1])
     FixMatch(method).observe(new, [])
     assert method.counts.sum(0).tolist() == [1, 0, 0, 0, 1, 0]
+    (new,) = batches(own, [0, 1, 4, 4])  # labels behind the leading two are not used
+    FixMatch(method, labelled=2, every=True).observe(new, [])
+    assert method.counts.sum(0).tolist() == [1, 1, 0, 0, 0, 0]
     assert Spec(method="las", setting="semi-0.2").method == "las"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -17,8 +19,10 @@ from dualcba.data.augmentation import ResizedCrop
 from dualcba.experiments import Spec
 from dualcba.losses import Batch, Divergence, identity, inner_batches
 from dualcba.methods import Method, check_options, parse_method
+from dualcba.methods.ccl_dc import CCLDC
 from dualcba.methods.derpp import DERpp
 from dualcba.methods.er import ER
+from dualcba.methods.fixmatch import FixMatch
 from dualcba.methods.mkd import MKD, default_weight
 from dualcba.methods.wrapper import Wrapper
 
@@ -131,6 +135,7 @@ def test_mixed_views_against_numpy(forward: str, make_learner: Any, teach: Any) 
     [
         ("er", {"share": 0.25}, [8, 8]),
         ("derpp", {}, [8, 8, 8]),
+        ("las", {}, [8, 8]),
         ("gsa", {"base_mirror": False, "base_own": 3, "base_balanced": 5, "mild": True}, [3, 5, 8]),
     ],
 )
@@ -148,6 +153,9 @@ def test_a_draw_of_its_own_against_numpy(
         assert [list(b.views) for b in mem] == [[]] * len(others) + [["raw"]]
         stored = learner.memory.y[: learner.memory.filled].unique()
         assert set(own.y.tolist()) <= set(stored.tolist())
+        if base == "las":  # it observes its own draws alone
+            labels = np.concatenate([numbers(b.y) for b in (new, *others)])
+            assert method.method.counts.tolist() == [np.bincount(labels, minlength=6).tolist()]
         batches = [new, own]
         z, raw = (np.concatenate([numbers(v.z) for v in views]) for views in (
             batches, [b.views["raw"] for b in batches]))  # fmt: skip
@@ -217,6 +225,8 @@ def test_the_target_of_a_single_sample_has_the_networks_statistics(
     monkeypatch.setattr(MKD, "targets", spy)
     learner.observe(images.train_x[:1], images.train_y[:1])
     torch.testing.assert_close(found[0], wanted[0])
+    lent = {id(b) for b in learner.network.buffers()}
+    assert not any(id(b) in lent for b in mkd(learner).teacher.buffers())  # borrowed for this pass
 
 
 @pytest.mark.parametrize(("base", "count"), [("er", 1), ("derpp", 2), ("gsa", 2)])
@@ -303,11 +313,14 @@ def test_the_teacher_is_a_moving_average(make_learner: Any, teach: Any, images: 
 
 
 @pytest.mark.parametrize("statistics", ["bn", "ibn"])
+@pytest.mark.parametrize(("predict", "part"), [("average", 0.5), ("teacher", 1.0)])
 def test_predictions_use_averaged_weights(
-    statistics: str, make_learner: Any, teach: Any, images: Dataset, differ: Any
-) -> None:
+    predict: str, part: float, statistics: str, make_learner: Any, teach: Any, images: Dataset,
+    differ: Any,
+) -> None:  # fmt: skip
     """IBN estimates its statistics for these weights: a learner that has them predicts the same."""
-    learner = teach(make_learner("er+mkd", ibn=statistics == "ibn"))
+    given = {"ibn": statistics == "ibn", "method_options": {"predict": predict}}
+    learner = teach(make_learner("er+mkd", **given))
     before = learner.state_dict()
     answers = learner.predict_proba(images.test_x)
     assert differ(before, learner.state_dict()) == []
@@ -316,7 +329,7 @@ def test_predictions_use_averaged_weights(
     student = other.predict_proba(images.test_x)
     with torch.no_grad():
         for p, q in zip(other.network.parameters(), mkd(learner).teacher.parameters(), strict=True):
-            p.copy_((p + q) / 2)
+            p.copy_((1 - part) * p + part * q)
     other.parts.context.network.eval()
     other._predictor.forget()
     torch.testing.assert_close(other.predict_proba(images.test_x), answers, rtol=1e-4, atol=1e-5)
@@ -393,3 +406,27 @@ def test_semi_supervised_is_refused() -> None:
 def test_a_wrapper_hands_everything_on() -> None:
     hooks = {name for name, member in vars(Method).items() if callable(member)}
     assert hooks - vars(Wrapper).keys() == {"loss"}  # which is the sum of the terms
+
+
+@pytest.mark.parametrize("wrapper", [MKD, CCLDC, FixMatch])
+def test_a_wrapper_calls_the_hooks_that_it_defines_too(
+    wrapper: Any, make_learner: Any, teach: Any, images: Dataset
+) -> None:
+    calls: list[str] = []
+
+    class Base(ER):
+        def observe(self, new: Batch, mem: Sequence[Batch]) -> None:
+            calls.append("observe")
+
+        def after_step(self, noise: Tensor | None) -> None:
+            calls.append("after_step")
+
+        @contextmanager
+        def predicting(self) -> Iterator[None]:
+            calls.append("predicting")
+            yield
+            calls.append("predicted")
+
+    learner = teach(make_learner(wrapper(Base())), tasks=1, steps=2)
+    learner.predict(images.test_x[:4])
+    assert calls == ["observe", "after_step"] * 2 + ["predicting", "predicted"]

@@ -19,7 +19,13 @@ from dualcba.evaluation import Evaluator
 from dualcba.experiments import Hardware, Run, Spec
 from dualcba.memory import Indices, Memory, Reservoir
 from dualcba.methods.er import ER
-from dualcba.methods.nearest_mean import class_means, class_sums, nearness, scores_by_means
+from dualcba.methods.nearest_mean import (
+    NearestMean,
+    class_means,
+    class_sums,
+    nearness,
+    scores_by_means,
+)
 from dualcba.training.learner_state import ROWS
 
 Make = Callable[..., Any]
@@ -59,7 +65,19 @@ def test_distances_of_features_as_they_are() -> None:
     rng = np.random.default_rng(0)
     h, means = rng.normal(size=(7, 5)), rng.normal(size=(3, 5))
     got = nearness(torch.from_numpy(h), torch.from_numpy(means), normalise=False)
-    np.testing.assert_allclose(got.numpy(), -((h[:, None] - means) ** 2).sum(2), atol=1e-12)
+    want = -((h[:, None] - means) ** 2).sum(2)
+    np.testing.assert_allclose(got.numpy(), want, atol=1e-12)
+    z, known = torch.zeros(7, 3, dtype=torch.float64), torch.tensor([True, True, True])
+    both = (torch.from_numpy(a) for a in (h, means))
+    np.testing.assert_allclose(scores_by_means(z, *both, known, normalise=False), want, atol=1e-12)
+
+
+def test_without_a_mean_the_logits_decide() -> None:
+    found, z = NearestMean(3, torch.zeros(3, 5)), torch.randn(4, 3)
+    found.update(found.rows(z, torch.randn(4, 5)), torch.tensor([0, 1, 1, 2]))
+    assert not torch.equal(found.scores(z, torch.randn(4, 5)), z)
+    found.clear()
+    assert torch.equal(found.scores(z, torch.randn(4, 5)), z)
 
 
 # ---------------------------------------------------------------------- as a read-out

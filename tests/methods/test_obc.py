@@ -126,3 +126,14 @@ def test_what_does_not_fit_is_refused() -> None:
         Spec(method="obc", setting="semi-0.2")
     with pytest.raises(ValueError, match="rate is 'x', expected a number of at least 0"):
         OBC(rate="x")  # type: ignore[arg-type]
+
+
+def test_the_further_draw_leaves_running_statistics_unchanged(
+    make_learner: Any, teach: Any
+) -> None:
+    counts = []
+    for method in ("obc", "er"):
+        learner = teach(make_learner(method))
+        layers = learner.parts.forward_pass.norm_layers
+        counts.append([int(layer.num_batches_tracked) for layer in layers])
+    assert counts[0] == counts[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ import torch
 from dualcba import Learner
 from dualcba.data import Transform
 from dualcba.data.randaugment import RandAugment, RandAugmentTransform
-from dualcba.losses import Batch, identity, total
+from dualcba.losses import Batch, Term, identity, total
 from dualcba.methods.derpp import DERpp
+from dualcba.methods.fixmatch import FixMatch
 from dualcba.methods.rar import RAR
 from dualcba.nets import MLP, make_network
 
@@ -35,14 +36,17 @@ def test_loss_and_outer_loss_are_those_of_derpp() -> None:
     assert (rar.draws, rar.columns) == (2, ("logits", "raw_logits"))
 
 
+@pytest.mark.parametrize(("options", "own"), [({}, 1), ({"operations": 2, "magnitude": 9}, 2)])
 def test_trains_with_crop_and_randaugment_and_no_flip(
-    make_learner: Callable[..., Learner], teach: Any
+    options: dict[str, int], own: int, make_learner: Callable[..., Learner], teach: Any
 ) -> None:
-    learner = make_learner("rar-cba", outer_every=1)
+    learner = make_learner("rar-cba", outer_every=1, method_options=options)
     transform = learner.parts.context.transform
     assert isinstance(transform, RandAugmentTransform)
     assert (transform.pad, transform.flip) == (1, False)
-    assert (transform.randaugment.operations, transform.randaugment.magnitudes) == (1, (14,))
+    magnitude = options.get("magnitude", 14)
+    assert transform.randaugment.operations == own
+    assert transform.randaugment.magnitudes == (magnitude,)
     shapes: list[tuple[int, ...]] = []
     augment = transform.augment
 
@@ -53,7 +57,8 @@ def test_trains_with_crop_and_randaugment_and_no_flip(
     transform.augment = recorded  # type: ignore[method-assign]
     teach(learner, tasks=2, steps=5)
     # the new batch, at all steps but the first with two draws; in the second task after the outer
-    assert shapes == [(8, 4)] + [(24, 4)] * 4 + [(8, 4), (24, 4)] * 5
+    few, many = (8, 3 + own), (24, 3 + own)
+    assert shapes == [few] + [many] * 4 + [few, many] * 5
 
 
 def test_the_network_sees_augmented_samples(
@@ -88,12 +93,31 @@ def test_steps_are_repeated_and_samples_stored_once(
     learner = make_learner("rar-cba", buffer=200, method_options={"repeats": repeats})
     moves: list[int] = []
     learner.parts.optimizer.register_step_post_hook(lambda *_: moves.append(learner.step))
+    terms, draws = learner.method.terms, []
+
+    def recorded(new: Batch, mem: Sequence[Batch]) -> list[Term]:
+        draws.append(len(mem))
+        return terms(new, mem)
+
+    learner.method.terms = recorded  # type: ignore[method-assign]
     teach(learner, steps=4)
     assert moves == [step for step in range(8) for _ in range(repeats)]
+    assert draws[: repeats + 1] == [0] * repeats + [2]  # stored in the last of them
     assert learner.memory.seen == 64
     arrived = [x for task in make_batches(3, steps=4)[:2] for x, _ in task]
     assert torch.equal(learner.memory.x[:64], torch.cat(arrived))
     assert learner.parts.loss_monitor.values[:8].isfinite().all()
+
+
+def test_labelled_samples_are_stored_once_too(
+    make_learner: Callable[..., Learner], make_batches: Any
+) -> None:
+    learner = make_learner(FixMatch(RAR(repeats=3)))
+    x, y = make_batches(3)[0][0]
+    learner.new_task([0, 1])
+    learner.observe(x, torch.where(torch.arange(len(y)) < 3, y, -1))
+    assert (learner.memory.seen, learner.memory.filled) == (3, 3)
+    assert torch.equal(learner.memory.x[:3], x[:3])
 
 
 def test_the_adaptor_learns_in_the_first_of_the_repeats_alone(

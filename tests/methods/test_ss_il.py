@@ -101,8 +101,8 @@ def test_memory_is_class_balanced(bench: Make) -> None:
 
 def test_terms_are_the_loss_with_its_derivatives(bench: Make) -> None:
     b = bench(SSIL(weight=3.0))
-    b.begin([0, 1], [3, 4], [2])
-    new, mem = b.batch([2, 2, 2], 1), b.batch([0, 1, 3, 2, 4], 2)
+    b.begin([0, 1], [3], [2, 4])  # two new classes, which are not distilled
+    new, mem = b.batch([2, 4, 2], 1), b.batch([0, 1, 3, 2, 4], 2)
     r = torch.from_numpy(np.random.default_rng(3).normal(size=(8, 6)))
 
     def adapt(batch: Batch) -> torch.Tensor:

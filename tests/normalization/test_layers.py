@@ -174,7 +174,13 @@ def test_adab2n_gives_exact_gradients_to_everything_it_learns():
     assert torch.autograd.gradcheck(lambda *a: value(*a)[0], (x, psi, weight, bias))
     # the running statistics are constants in the penalty, though they depend on x
     grads = torch.autograd.grad(value(x, psi, weight, bias)[1], (x, psi))
-    assert all(bool((g != 0).any()) for g in grads)
+    counts = torch.tensor([3.0, 1.0, 2.0])
+    share = ((psi.exp() + counts) / (psi.exp() + counts).sum() / counts)[tasks].view(6, 1, 1, 1)
+    mean = (share * x / 4).sum((0, 2, 3))
+    var = (share * (x - mean.view(3, 1, 1)) ** 2 / 4).sum((0, 2, 3))
+    apart = torch.stack([mean - layer.running_mean, var - layer.running_var])
+    want = torch.autograd.grad(0.1 * apart.square().mean(1).sum(), (x, psi))
+    torch.testing.assert_close(grads, want)
 
 
 def test_adab2n_increases_the_weight_of_a_rare_task():
@@ -196,10 +202,14 @@ def test_the_penalty_is_the_mean_over_forward_passes_and_is_returned_once():
             with sample_tasks([alone], torch.zeros(8, dtype=torch.long)):
                 alone(batch((8, 4), s))
         values.append(alone.penalty().item())
-    with sample_tasks([layer], torch.zeros(8, dtype=torch.long)):
+    layers = [layer, nn.ReLU(), copy.deepcopy(layer)]
+    with sample_tasks(layers, torch.zeros(8, dtype=torch.long)):
         for seed in (0, 1):
-            layer(batch((8, 4), seed))
-    assert collect_penalties([layer, nn.ReLU()]).item() == pytest.approx(np.mean(values), rel=1e-5)
+            for one in layers:
+                one(batch((8, 4), seed))
+        with torch.no_grad():  # as that of the outer batch
+            layer(batch((8, 4), 2))
+    assert collect_penalties(layers).item() == pytest.approx(2 * np.mean(values), rel=1e-5)
     assert collect_penalties([layer]).item() == 0.0
     assert collect_penalties([BatchNorm(4), nn.ReLU()]) is None
 

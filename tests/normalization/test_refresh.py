@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dualcba import Dataset, Learner
-from dualcba.normalization.refresh import PART
+from dualcba.normalization.refresh import PART, Due, MovingEstimate
 from dualcba.prediction.memory_classifier import MemoryClassifier
 
 Make = Callable[..., Learner]
@@ -344,3 +344,27 @@ def test_a_refused_step_changes_no_answer(
         learner.observe(*batches[0])
     assert learner.step == 50
     assert torch.equal(learner.predict_proba(images.test_x), before)
+
+
+@pytest.mark.parametrize(("filled", "size"), [(1000, 32), (60, 15), (5, 2)])
+def test_a_part_has_a_quarter_of_the_memory_and_at_most_32_samples(filled: int, size: int) -> None:
+    estimate = MovingEstimate([])
+    estimate.keep((0, True))
+    for samples, parts in ((size - 1, 0), (1, 1), (1, 1)):
+        estimate.observe(samples)
+        assert estimate.due(filled, (0, True)) == Due(parts=parts, size=size)
+    estimate.observe(filled - size - 2)
+    assert not estimate.due(filled, (0, True)).whole
+    estimate.observe(1)
+    assert estimate.due(filled, (0, True)).whole
+
+
+def test_weights_that_have_moved_far_need_one_exact_estimate() -> None:
+    estimate = MovingEstimate([])
+    estimate.keep((0, True))
+    estimate.follow(torch.ones(4))
+    assert not estimate.due(100, (0, True)).whole
+    estimate.follow(1.1 * torch.ones(4))
+    assert estimate.due(100, (0, True)).whole
+    estimate.keep((0, True))
+    assert not estimate.due(100, (0, True)).whole

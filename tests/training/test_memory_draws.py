@@ -17,6 +17,7 @@ from torch import Tensor
 from dualcba import Learner, Transform
 from dualcba.losses import Batch
 from dualcba.methods.er import ER
+from dualcba.methods.fixmatch import FixMatch
 
 Make = Callable[..., Learner]
 Differ = Callable[[dict[str, Any], dict[str, Any]], list[str]]
@@ -104,6 +105,19 @@ def test_the_first_batch_is_stored_and_changes_no_weight(
     now = learner.state_dict()["tensors"]
     assert any(not torch.equal(after[k], now[k]) for k in kept if k.startswith("network."))
     assert learner.memory.filled == 16
+
+
+def test_of_the_first_batch_labelled_samples_are_stored(
+    make_learner: Make, make_batches: Any
+) -> None:
+    learner = make_learner(FixMatch(ER()), while_empty="store")
+    x, y = make_batches(3)[0][0]
+    labelled = torch.arange(len(y)) % 3 == 0
+    learner.new_task([0, 1])
+    learner.observe(x, torch.where(labelled, y, -1))
+    assert learner.memory.filled == 3
+    assert torch.equal(learner.memory.x[:3], x[labelled])
+    assert torch.equal(learner.memory.y[:3], y[labelled])
 
 
 def test_a_batch_that_cannot_be_stored_is_undone(

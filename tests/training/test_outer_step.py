@@ -290,14 +290,16 @@ def test_the_outer_step_is_adam_on_the_hypergradient(
 
 
 @pytest.mark.parametrize("method", ["er-cba", "er-dual-cba", "derpp-dual-cba"])
-@pytest.mark.parametrize("levels", ["joint", "buffer"])
+@pytest.mark.parametrize(
+    ("levels", "outer_loss"), [("joint", "method"), ("buffer", "method"), ("buffer", "ce")]
+)
 def test_a_single_level_is_adam_on_the_loss_of_the_adapted_network(
-    levels: str, method: str, make_learner: Make, teach: Teach, make_batches: Any, monkeypatch: Any
-) -> None:
+    levels: str, outer_loss: str, method: str, make_learner: Make, teach: Teach,
+    make_batches: Any, monkeypatch: Any,
+) -> None:  # fmt: skip
     """Joint: the very loss that θ then moves by, at φ before. Buffer: that of a fresh draw."""
-    learner = teach(
-        make_learner(method, levels=levels, outer_every=1, adaptor_lr=0.02), tasks=1, steps=2
-    )
+    given = {"levels": levels, "outer_loss": outer_loss, "outer_every": 1, "adaptor_lr": 0.02}
+    learner = teach(make_learner(method, **given), tasks=1, steps=2)
     learner.new_task([2, 3])
     learner.parts.forward_pass.samplewise = False  # so that each batch has a forward of its own
     network, adaptor = copy.deepcopy(learner.network.module), copy.deepcopy(learner.adaptor)
@@ -323,7 +325,7 @@ def test_a_single_level_is_adam_on_the_loss_of_the_adapted_network(
     if levels == "buffer":
         (_, labels, columns) = read[-1]
         loss = F.cross_entropy(adapted[-1], labels)
-        if draws == 2:
+        if draws == 2 and outer_loss == "method":
             loss = loss + F.mse_loss(adapted[-1], columns["raw_logits"])
     elif draws == 2:
         loss = F.cross_entropy(adapted[0], y) + 0.5 * F.cross_entropy(adapted[2], mem[1][1])
