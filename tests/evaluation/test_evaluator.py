@@ -70,8 +70,11 @@ def every_second(step: int, last: bool) -> str | None:
     return "both" if last else "anytime" if step % 2 == 0 else None
 
 
-def test_a_whole_run(images: Dataset, make_learner: Make, make_batches: Any) -> None:
-    learner = make_learner(lr=0.1)
+@pytest.mark.parametrize("norm_layers", [True, False])  # without them IBN is BN, at each point
+def test_a_whole_run(
+    norm_layers: bool, images: Dataset, make_learner: Make, make_net: Any, make_batches: Any
+) -> None:
+    learner = make_learner("er-dual-cba", make_net(norm=norm_layers), lr=0.1)
     evaluator, truth = run(learner, images, make_batches, every_second)
     result = evaluator.result()
     assert result["anytime"]["step"] == [2, 4, 6, 8, 10, 12]
