@@ -136,6 +136,16 @@ def test_tasks_of_any_number_and_length(tasks: Any, images: Dataset) -> None:
         assert not run.recorders["transitions"].boundaries[0].x  # type: ignore[attr-defined]
 
 
+def test_a_boundary_is_measured_from_the_first_step_before_it_to_the_last_one_after(
+    images: Dataset,
+) -> None:
+    """Three tasks of five steps: from five steps before the steps 5 and 10 to four after."""
+    run = Run(spec(batch_size=9, record=["transitions"]), images, CPU)
+    assert run.total == 15
+    due = run.recorders["transitions"].due  # type: ignore[attr-defined]
+    assert sorted(due) == [0, *range(4, 15)]
+
+
 # ---------------------------------------------------------------- no trace
 
 VARIANTS: dict[str, dict[str, Any]] = {
