@@ -146,6 +146,11 @@ def test_a_boundary_is_measured_from_the_first_step_before_it_to_the_last_one_af
     assert sorted(due) == [0, *range(4, 15)]
 
 
+def test_shortly_after_a_boundary_is_the_fifth_step(images: Dataset) -> None:
+    entries = finish(spec(batch_size=4, record=["transitions"]), images).result()["recordings"]
+    assert [one["classes"]["steps"] for one in entries["transitions"]] == [[0, 5], [0, 5]]
+
+
 # ---------------------------------------------------------------- no trace
 
 VARIANTS: dict[str, dict[str, Any]] = {
