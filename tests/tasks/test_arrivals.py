@@ -64,14 +64,16 @@ class ByHand:
 
 
 def test_the_rule_by_hand_on_streams_with_strays_and_classes_that_stay() -> None:
-    found = 0
+    found: list[int] = []  # the number of classes of each arrival
     for seed in range(14):
         rng, rule, arrivals = np.random.default_rng(seed), ByHand(), Arrivals(8)
         counts, before, own = Counter[int](), set[int](), {0, 1, 2}
         share = np.array([5, 5, 5, 0.05, 0.1, 0.2, 0.5, 0])
         for k in range(200):
             if k in (70, 140):
-                share[rng.integers(3, 8)] = 5
+                share[3 + rng.choice(5, 2, replace=False)] = 5
+            if k % 30 == 29:  # a class that waits may be an own one by its frequency
+                own = own | set(rng.choice(8, 1).tolist())
             y = rng.choice(8, rng.integers(1, 12), p=share / share.sum())
             arrays = [np.bincount(list(part), minlength=8) for part in (y, counts.elements())]
             masks = [np.isin(np.arange(8), list(part)) for part in (before, own)]
@@ -87,14 +89,15 @@ def test_the_rule_by_hand_on_streams_with_strays_and_classes_that_stay() -> None
                 other.start(known)
                 assert other.state_dict() == arrivals.state_dict()
             if want or rng.random() < 0.02:
-                found += bool(want)
+                found += [len(want)] * bool(want)
                 appeared, own = set(counts) - before, own | want
                 masks = [np.isin(np.arange(8), list(part)) for part in (appeared, own)]
                 arrivals.begin(masks[0], masks[1])
                 rule.begin(appeared, own)
                 before = (before | appeared) - want
                 counts = Counter()
-    assert found > 7
+    assert len(found) > 7
+    assert max(found) > 1
 
 
 def test_a_class_that_was_a_tasks_own_is_no_stray_when_it_comes_back() -> None:
