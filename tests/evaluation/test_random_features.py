@@ -87,6 +87,7 @@ def test_order_does_not_matter_and_an_unseen_class_is_never_predicted() -> None:
     weights = []
     for order in (np.arange(30), rng.permutation(30)):
         lda = ShrinkageLDA(5, 4, torch.device("cpu"))
+        lda.update(phi[order[:9]], torch.full((9,), -1))  # without a label
         for rows in np.array_split(order, 4):
             lda.update(phi[rows], y[rows])
         weights.append(lda.classifier())
