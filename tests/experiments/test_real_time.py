@@ -64,6 +64,8 @@ def shown(lengths: list[int], cost: float) -> str:
         ([1, 1], 3, "b0 a0 e0 |0 b1 a1 e1 |1"),
         # the step on batch 1 ends in the last batch's time: task 1 is announced at the end
         ([2, 1], 2.5, "b0 a0 |0 a1 |1 a2 s0 b1 e1 |2"),
+        # or, if there is a next batch, with task 2 when it arrives, which is the end of task 0
+        ([2, 1, 1], 2.5, "b0 a0 |0 a1 |1 a2 s0 |2 b1 b2 a3 e2 |3"),
     ],
 )
 def test_what_happens_by_hand(lengths: list[int], cost: float, want: str) -> None:
@@ -264,6 +266,8 @@ def test_the_relative_cost_is_counted_against_er(digits: Dataset) -> None:
         step_flops(spec(method="er-dual-cba", outer_every=k), digits, CPU) for k in (1, 2, 4)
     )
     assert one - two == 2 * (two - four) > 0  # an outer step every k steps: a k-th part of one
+    warm = spec(method="er-dual-cba", outer_every=4, outer_warmup=20)
+    assert step_flops(warm, digits, CPU) == four  # of the steps after the start of a task
     often = count_relative_cost(spec(method="er-dual-cba", outer_every=1), digits, CPU)
     assert 1 < often == round(one / step_flops(spec(), digits, CPU), 3) < 3
     run, result = finished(spec(method="derpp", eval_every=0), digits)
