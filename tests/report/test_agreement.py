@@ -100,7 +100,8 @@ def test_what_was_tried_for_a_cell_has_its_data_and_its_class_agnostic_part() ->
     assert names_of_tried(own, "er-dual-cba") == []  # the cell itself
     for other in ({"buffer": 5000}, {"tasks": 20}, {"validation": 0.1}, {"protocol": "p10"}):
         assert names_of_tried(own, "er-dual-cba", lr=0.1, **other) == []
-    assert names_of_tried(own, "er-dual-cba", "cifar10", lr=0.1) == []
+    for donor in ("cifar10", ""):  # or a part of which nothing is known
+        assert names_of_tried(own, "er-dual-cba", donor, lr=0.1) == []
     individual = {"specific": "individual", "divide": True}
     assert names_of_tried(given, "er-dual-cba", "cifar10", **individual) == ["divide = yes"]
     assert names_of_tried(given, "er-dual-cba", "tiny-imagenet", **individual) == []
