@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from dualcba.randomness import entropy, first_weights, generator, torch_generator
+from dualcba.randomness import (
+    entropy,
+    first_weights,
+    generator,
+    global_generator,
+    torch_generator,
+)
 
 
 def test_the_same_name_and_seed_give_the_same_numbers() -> None:
@@ -19,6 +25,7 @@ def test_the_same_name_and_seed_give_the_same_numbers() -> None:
 
 def test_other_names_and_seeds_give_others() -> None:
     keys = [(0, "memory"), (0, "order"), (1, "memory"), (0, "memory", 1), (0,), (1,)]
+    keys += [(0, "ibn", 1, 2), (0, "ibn", 2, 1), (0, 1, "ibn", 2)]
     firsts = {tuple(generator(*key).integers(2**62, size=2)) for key in keys}  # type: ignore[arg-type]
     torches = {torch_generator(*key).initial_seed() for key in keys}  # type: ignore[arg-type]
     assert len(firsts) == len(torches) == len(keys)
@@ -61,8 +68,18 @@ def test_first_weights_are_those_of_the_seed_in_several_threads() -> None:
 
     before = torch.get_rng_state()
     wanted = [weights(seed) for seed in range(4)]
+    assert len({tuple(made) for made in wanted}) == 4
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(weights, range(4))) == wanted
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_the_global_generator_is_seeded_inside_the_context_alone(seed: int) -> None:
+    before = torch.get_rng_state()
+    with global_generator(seed):
+        made = torch.rand(3)
+    assert torch.equal(made, torch.rand(3, generator=torch.Generator().manual_seed(seed)))
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -141,14 +141,16 @@ def test_i_blurry_without_disjoint_classes_is_blurry() -> None:
     assert np.array_equal(*tasks)
 
 
-def test_every_class_is_as_likely_to_be_disjoint() -> None:
-    stream, labels = make_stream([[40] * 4, [40] * 2])
+@pytest.mark.parametrize(("sizes", "number"), [([[40] * 4, [40] * 2], 3), ([[40] * 2] * 3, 1)])
+def test_every_class_is_as_likely_to_be_disjoint(sizes: list[list[int]], number: int) -> None:
+    """Also if there are fewer disjoint classes than tasks."""
+    stream, labels = make_stream(sizes)
     before = table(stream, labels)
     found = [
-        (table(i_blurry(stream, labels, 50, 50, rng(k)), labels) == before).all(0)
+        (table(i_blurry(stream, labels, 100 * number / 6, 50, rng(k)), labels) == before).all(0)
         for k in range(400)
     ]
-    assert abs(np.mean(found, 0) - 0.5).max() < 0.125  # five standard deviations
+    assert abs(np.mean(found, 0) - number / 6).max() < 0.125  # five standard deviations
 
 
 @pytest.mark.parametrize(

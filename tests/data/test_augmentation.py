@@ -30,7 +30,7 @@ from dualcba.data.colour import (
     shift_hue,
     to_grey,
 )
-from dualcba.data.randaugment import RandAugment, to_grey_levels
+from dualcba.data.randaugment import RandAugment, RandAugmentTransform, to_grey_levels
 from dualcba.data.resized_crop import base_grid, draw_boxes, grid_columns, resized_crop
 from dualcba.data.transforms import Transform
 
@@ -186,6 +186,41 @@ def test_greyscale_agrees_with_pillow() -> None:
         assert np.abs(out - want).max() <= 0.55
 
 
+def test_a_box_may_be_as_high_as_the_image_or_as_wide() -> None:
+    *_, height, width = draw_boxes(np.random.default_rng(0), 4000, (8, 8), (0.2, 1.0)).T
+    high, wide = (height == 8) & (width < 8), (width == 8) & (height < 8)
+    assert high.sum() > 100
+    assert stats.binomtest(int(high.sum()), int(high.sum() + wide.sum())).pvalue > 0.01
+
+
+def test_the_only_box_with_the_area_of_a_square_image_is_the_image() -> None:
+    """Also where ten tries find no box."""
+    boxes = draw_boxes(np.random.default_rng(0), 500, (40, 40), (1.0, 1.0))
+    assert (boxes == [0, 0, 40, 40]).all()
+
+
+@pytest.mark.parametrize("name", ["full", "strong"])
+def test_crops_have_a_fifth_of_the_area_or_more(name: str) -> None:
+    params = base((3, 64, 64), name).draw(np.random.default_rng(3), 3000)
+    assert 0.19 < np.abs(params[:, 1] * params[:, 4]).min() < 0.22  # half sides, of 1
+
+
+def test_randaugment_without_flips_has_crops_without_flips() -> None:
+    crop = ResizedCrop(base(), (0.2, 1.0))
+    for flip in (True, False):
+        t = RandAugmentTransform(crop, RandAugment(), flip=flip)
+        half_x = t.draw(np.random.default_rng(0), 50)[:, 1]
+        assert (half_x < 0).any() == flip
+
+
+def test_rectangles_of_cutmix_fit_images_that_are_not_square() -> None:
+    view = cutmix(base((3, 4, 16)))
+    _, top, bottom, left, right = view.draw(np.random.default_rng(0), 200).T
+    assert (top.min(), bottom.max(), left.min(), right.max()) == (0, 4, 0, 16)
+    assert (top <= bottom).all()
+    assert (left <= right).all()
+
+
 def test_no_jitter_changes_nothing() -> None:
     params = torch.from_numpy(ColourJitter(jitter=0.0, grey=0.0).draw(np.random.default_rng(0), 9))
     x = torch.from_numpy(pictures(9)) / 255
@@ -198,7 +233,9 @@ def test_the_parameters_have_torchvisions_distributions() -> None:
     blends = params[:, :21].reshape(n, 7, 3)
     jittered = params[:, 21] != 0
     assert stats.binomtest(int(jittered.sum()), n, 0.8).pvalue > 0.01
-    assert stats.binomtest(int((blends[:, 6, 0] == 0).sum()), n, 0.2).pvalue > 0.01
+    grey = blends[:, 6, 0] == 0
+    assert stats.binomtest(int(grey.sum()), n, 0.2).pvalue > 0.01
+    assert stats.binomtest(int((grey & ~jittered).sum()), n, 0.2 * 0.2).pvalue > 0.01
     assert stats.kstest(params[jittered, 21] * 5 + 0.5, "uniform").pvalue > 0.01
     used = (blends[jittered, :6, 0] != 1).astype(int)
     assert (used.sum(1) == 3).all()

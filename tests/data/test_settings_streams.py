@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualcba import Dataset, from_arrays
-from dualcba.data import Task, batches, blurry, disjoint, labelled
+from dualcba.data import Task, batches, blurry, cycled, disjoint, labelled
 from dualcba.data.stream import split_classes
 
 seeds = st.integers(0, 2**32 - 1)
@@ -62,6 +62,20 @@ def test_each_epoch_has_an_order_of_its_own(n: int, seed: int) -> None:
     first, second = (batches(task_of(n), 4, generator) for _ in range(2))
     assert not np.array_equal(first, second)
     assert np.array_equal(first, batches(task_of(n), 4, rng(seed)))
+
+
+def test_any_sample_may_be_left_out_and_come_at_any_place() -> None:
+    """Of ten samples in batches of four, two are left out: in every epoch other ones."""
+    epochs = np.array([batches(task_of(10), 4, rng(k)).ravel() - 100 for k in range(400)])
+    came = np.array([np.bincount(place, minlength=10) for place in epochs.T]) / 400
+    assert abs(came - 0.1).max() < 5 * np.sqrt(0.1 * 0.9 / 400)  # of each place and sample
+
+
+def test_labelled_samples_of_cycled_batches_come_in_any_order() -> None:
+    mask = np.arange(120) % 2 == 0  # five labelled samples of task_of(10)
+    first = [cycled(task_of(10), mask, 2, rng(k))[0][0, 0] for k in range(400)]
+    share = np.bincount(first, minlength=110)[100::2] / 400
+    assert abs(share - 0.2).max() < 5 * np.sqrt(0.2 * 0.8 / 400)
 
 
 # ---------------------------------------------------------------- classes of the tasks
@@ -183,6 +197,17 @@ def test_blurry_leaves_classes_test_tasks_and_the_given_stream_alone(
 def test_blurry_is_decided_by_the_generator(stream: list[Task], seed: int) -> None:
     one, two = (blurry(stream, 30, rng(seed)) for _ in range(2))
     assert all(np.array_equal(a.train, b.train) for a, b in zip(one, two, strict=True))
+
+
+def test_any_sample_may_move_to_any_other_task() -> None:
+    """Of 10 samples in the order of the data 4 move, 2 to each of two other tasks."""
+    stream = [Task((t,), np.arange(10 * t, 10 * t + 10), np.arange(1)) for t in range(3)]
+    came = np.zeros((3, 30))
+    for k in range(400):
+        for to, task in enumerate(blurry(stream, 40, rng(k))):
+            came[to, task.train] += 1 / 400
+    share = np.where(np.eye(3, dtype=bool), 0.6, 0.2).repeat(10, 1)
+    assert abs(came - share).max() < 5 * np.sqrt(0.25 / 400)
 
 
 def test_blurry_with_the_papers_numbers() -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dualcba import Transform
-from dualcba.data.transforms import crop_by_gather, crop_by_window
+from dualcba.data.transforms import Mirrored, crop_by_gather, crop_by_window
 
 
 def one_image(
@@ -51,6 +51,8 @@ def test_each_image_equals_the_numpy_result(
     for image, p, out in zip(x, params.tolist(), got.numpy(), strict=True):
         want = one_image(image, *p, pad, mean, std)
         assert out == pytest.approx(want, rel=1e-4, abs=1e-4 * np.abs(want).max(initial=1))
+    mirrored = Mirrored(t)(torch.from_numpy(x), torch.from_numpy(params))
+    assert torch.equal(mirrored, got.flip(-1))
     plain = t(torch.from_numpy(x)).numpy()
     for image, out in zip(x, plain, strict=True):
         want = one_image(image, pad, pad, 0, pad, mean, std)

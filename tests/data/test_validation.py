@@ -8,6 +8,7 @@ import torch
 
 from dualcba import Dataset
 from dualcba.data import validation_split
+from dualcba.randomness import generator
 
 
 def rows(x: torch.Tensor) -> set[bytes]:
@@ -31,6 +32,11 @@ def test_the_split_is_always_the_same_one(images: Dataset) -> None:
     one, two = validation_split(images, 0.25), validation_split(images, 0.25)
     assert torch.equal(one.test_x, two.test_x)
     assert torch.equal(one.train_y, two.train_y)
+    found = []  # of each class by a generator of its own; so it is in results of earlier versions
+    for c in range(6):
+        own = np.flatnonzero(images.train_y.numpy() == c)
+        found += generator(0, "holdout", c).permutation(own)[:6].tolist()
+    assert torch.equal(one.test_x, images.train_x[sorted(found)])
 
 
 def test_the_rest_of_the_dataset_stays(images: Dataset) -> None:

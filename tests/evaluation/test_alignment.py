@@ -204,6 +204,19 @@ def test_without_an_adaptor_there_is_no_with(images: Dataset) -> None:
         judge(got)
 
 
+def test_what_a_recording_says_by_hand() -> None:
+    one = {
+        "with": [2.0, 1.0, 1.0, -1.0], "bound": [1.0, 2.0, 2.0, 1.0],
+        "norm_trn": [2.0, 1.0, 1.0, 0.5], "loss_after": [0.9, 0.9, 0.9, 1.0],
+        "without": [-3.0, -1.0, 1.0, -1.0], "bound_without": [-4.0, -2.0, 2.0, -1.0],
+        "norm_trn_without": [3.0, 1.0, 1.0, 1.0], "loss_after_without": [1.1, 0.9, 1.1, 1.1],
+        "norm_buf": [2.0, 2.0, 2.0, 2.0], "loss": [1.0, 1.0, 1.0, 1.0],
+    }  # fmt: skip
+    assert judge(one) == {"aligned": 0.75, "bound": 0.25, "falls": 1.0, "cosine": 0.125}
+    want = {"aligned": 0.25, "bound": 0.75, "falls": 0.25, "cosine": -0.25}
+    assert judge(one, "without") == want
+
+
 def test_one_task_has_no_alignment(images: Dataset) -> None:
     got = recording(images, tasks=1)
     assert got["step"] == got["with"] == got["head"]["without"] == []

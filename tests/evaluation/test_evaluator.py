@@ -70,8 +70,11 @@ def every_second(step: int, last: bool) -> str | None:
     return "both" if last else "anytime" if step % 2 == 0 else None
 
 
-def test_a_whole_run(images: Dataset, make_learner: Make, make_batches: Any) -> None:
-    learner = make_learner(lr=0.1)
+@pytest.mark.parametrize("norm_layers", [True, False])  # without them IBN is BN, at each point
+def test_a_whole_run(
+    norm_layers: bool, images: Dataset, make_learner: Make, make_net: Any, make_batches: Any
+) -> None:
+    learner = make_learner("er-dual-cba", make_net(norm=norm_layers), lr=0.1)
     evaluator, truth = run(learner, images, make_batches, every_second)
     result = evaluator.result()
     assert result["anytime"]["step"] == [2, 4, 6, 8, 10, 12]
@@ -186,10 +189,14 @@ def test_the_accuracy_at_a_point_is_under_the_norm_that_is_scored_there(
     images: Dataset, make_learner: Make, teach: Teach
 ) -> None:
     learner = teach(make_learner(lr=0.1))
-    evaluator = Evaluator(learner, images, disjoint(images, 3), anytime=("ibn",))
-    evaluator.evaluate("anytime")
+    one, other = (
+        Evaluator(learner, images, disjoint(images, 3), anytime=("ibn",)) for _ in range(2)
+    )
+    one.evaluate("anytime")
+    other.load_state_dict(one.state_dict())
     want = np.mean(by_hand(learner, images, 3)["ibn"][:2])
-    assert evaluator.accuracy("bn") == evaluator.accuracy("ibn") == pytest.approx(want)
+    for evaluator in (one, other):
+        assert evaluator.accuracy("bn") == evaluator.accuracy("ibn") == pytest.approx(want)
 
 
 def test_before_anything_is_learnt(images: Dataset, make_learner: Make) -> None:

@@ -13,11 +13,16 @@ from dualcba.experiments import Hardware, Run, Spec
 
 
 @pytest.mark.parametrize("statistics", ["bn", "ibn"])
-@pytest.mark.parametrize("method", ["er-dual-cba", "icarl"])
-def test_accuracies_are_those_by_hand(statistics: str, method: str, images: Dataset) -> None:
+@pytest.mark.parametrize(
+    ("method", "buffer", "present"), [("er-dual-cba", 20, 6), ("icarl", 20, 6), ("er", 6, 4)]
+)
+def test_accuracies_are_those_by_hand(
+    statistics: str, method: str, buffer: int, present: int, hard_images: Dataset
+) -> None:
+    """Also where the memory has no sample of a class."""
     small: dict[str, Any] = {"dataset": "digits", "network": "mlp", "tasks": 3, "batch_size": 8}
-    spec = Spec(**small, method=method, buffer=20, eval_every=0, record=["neighbours"])
-    run = Run(spec, images, Hardware(device="cpu"))
+    spec = Spec(**small, method=method, buffer=buffer, eval_every=0, record=["neighbours"])
+    run, images = Run(spec, hard_images, Hardware(device="cpu")), hard_images
     list(run.steps())
     result = run.result()
     found, scores = result["recordings"]["neighbours"][statistics], result["scores"][statistics]
@@ -33,6 +38,7 @@ def test_accuracies_are_those_by_hand(statistics: str, method: str, images: Data
     stored, test = (h / np.linalg.norm(h, axis=1, keepdims=True) for h in (stored, test))
     labels, y = learner.memory.y[: learner.memory.filled].numpy(), images.test_y.numpy()
     classes = np.unique(labels)
+    assert len(classes) == present
     means = np.stack([stored[labels == c].mean(0) for c in classes])
     means /= np.linalg.norm(means, axis=1, keepdims=True)
     own = np.stack([stored[labels == c].mean(0) for c in classes]).astype(np.float64)
@@ -48,3 +54,5 @@ def test_accuracies_are_those_by_hand(statistics: str, method: str, images: Data
         tasks = [100 * right[np.isin(y, [2 * t, 2 * t + 1])].mean() for t in range(3)]
         assert found[name]["tasks"] == pytest.approx(tasks)
         assert found[name]["acc"] == pytest.approx(np.mean(tasks))
+        assert 0 < found[name]["acc"] < 100
+    assert len({each["acc"] for each in found.values()}) > 1

@@ -127,23 +127,53 @@ def test_it_is_measured_under_the_statistics_of_anytime(
     assert [s for s, scores in result["scores"].items() if "prequential" in scores] == found
 
 
-@pytest.mark.parametrize(("every", "steps"), [(4, [1, 4, 8, 16]), (0, [1, 5, 10, 15])])
+@pytest.mark.parametrize(
+    ("every", "size", "steps"),
+    [(4, 8, [1, 4, 8, 16]), (0, 8, [1, 5, 10, 15]), (40, 1, [2, 40])],
+)
 def test_ibn_is_estimated_every_few_steps(
-    every: int, steps: list[int], images: Dataset, monkeypatch: pytest.MonkeyPatch
+    every: int, size: int, steps: list[int], images: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And in between the network predicts under the last estimate, with its newest weights."""
     at: list[int] = []
+    estimates: dict[int, list[torch.Tensor]] = {}
     over_all = MemoryPass._over_all
 
     def noticed(self: MemoryPass, *args: Any, **more: Any) -> None:
         at.append(run.learner.step)
         over_all(self, *args, **more)
+        estimates[run.learner.step] = [t.clone() for t in running]
 
     monkeypatch.setattr(MemoryPass, "_over_all", noticed)
-    run = Run(spec(eval_every=every), images, CPU)
+    tasks: Any = 3 if size > 1 else [[0, 1]]
+    run = Run(spec(eval_every=every, batch_size=size, tasks=tasks), images, CPU)
+    layers = run.learner.parts.forward_pass.trained_norm_layers
+    running = [t for layer in layers for t in (layer.running_mean, layer.running_var)]
+    network, recorder = run.learner.network.module, run.recorders["prequential"]
+    right: list[list[bool]] = []
+    kept: list[torch.Tensor] = []  # the last estimate of the recorder
+    before_step = recorder.before_step
+
+    @torch.no_grad()
+    def predict_first(x: torch.Tensor, y: torch.Tensor) -> None:
+        live, step = [t.clone() for t in running], run.learner.step
+        with torch.enable_grad():
+            before_step(x, y)
+        assert all(map(torch.equal, live, running))
+        if step == steps[0] or (step > steps[0] and step % (every or 5) == 0):
+            kept[:] = estimates[step]
+        for t, value in zip(running, kept or live, strict=True):
+            t.copy_(value)
+        right.append((network.eval()(images.transform()(x)).argmax(1) == y).tolist())
+        network.train()
+        for t, value in zip(running, live, strict=True):
+            t.copy_(value)
+
+    recorder.before_step = predict_first  # type: ignore[method-assign]
     list(run.steps())
-    within = [step for step in at if step % 6]  # without task ends, where it is estimated anyway
-    assert within == steps  # each once: any-time evaluation and recorder share an estimate
+    task = 48 // size  # without task ends, where it is estimated anyway
+    assert [step for step in at if step % task] == steps  # any-time evaluation shares an estimate
+    assert run.result()["scores"]["ibn"]["prequential"] == pytest.approx(percent(right))
 
 
 def test_without_normalisation_layers_ibn_is_bn(

@@ -136,6 +136,21 @@ def test_tasks_of_any_number_and_length(tasks: Any, images: Dataset) -> None:
         assert not run.recorders["transitions"].boundaries[0].x  # type: ignore[attr-defined]
 
 
+def test_a_boundary_is_measured_from_the_first_step_before_it_to_the_last_one_after(
+    images: Dataset,
+) -> None:
+    """Three tasks of five steps: from five steps before the steps 5 and 10 to four after."""
+    run = Run(spec(batch_size=9, record=["transitions"]), images, CPU)
+    assert run.total == 15
+    due = run.recorders["transitions"].due  # type: ignore[attr-defined]
+    assert sorted(due) == [0, *range(4, 15)]
+
+
+def test_shortly_after_a_boundary_is_the_fifth_step(images: Dataset) -> None:
+    entries = finish(spec(batch_size=4, record=["transitions"]), images).result()["recordings"]
+    assert [one["classes"]["steps"] for one in entries["transitions"]] == [[0, 5], [0, 5]]
+
+
 # ---------------------------------------------------------------- no trace
 
 VARIANTS: dict[str, dict[str, Any]] = {

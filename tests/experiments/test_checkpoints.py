@@ -87,7 +87,7 @@ def test_every_method_goes_on_alike(
 
 @pytest.mark.parametrize("record", list(RECORDERS))
 def test_every_recorder_goes_on_alike(record: str, images: Dataset, check: Check) -> None:
-    wanted = spec(record=[record], eval_every=2)
+    wanted = spec(record=[record], eval_every=4)
     length = len(Run(wanted, images, CPU).schedule[0][0])
     check(wanted, images, length, 2 * length + 3)
 

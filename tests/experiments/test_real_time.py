@@ -64,6 +64,8 @@ def shown(lengths: list[int], cost: float) -> str:
         ([1, 1], 3, "b0 a0 e0 |0 b1 a1 e1 |1"),
         # the step on batch 1 ends in the last batch's time: task 1 is announced at the end
         ([2, 1], 2.5, "b0 a0 |0 a1 |1 a2 s0 b1 e1 |2"),
+        # or, if there is a next batch, with task 2 when it arrives, which is the end of task 0
+        ([2, 1, 1], 2.5, "b0 a0 |0 a1 |1 a2 s0 |2 b1 b2 a3 e2 |3"),
     ],
 )
 def test_what_happens_by_hand(lengths: list[int], cost: float, want: str) -> None:
@@ -260,12 +262,27 @@ def test_the_relative_cost_is_counted_against_er(digits: Dataset) -> None:
     assert count_relative_cost(spec(), digits, CPU) == 1
     assert count_relative_cost(spec(method="derpp"), digits, CPU) == 1.5
     assert count_relative_cost(spec(method="rar", method_options={"repeats": 2}), digits, CPU) == 3
+    one, two, four = (
+        step_flops(spec(method="er-dual-cba", outer_every=k), digits, CPU) for k in (1, 2, 4)
+    )
+    assert one - two == 2 * (two - four) > 0  # an outer step every k steps: a k-th part of one
+    warm = spec(method="er-dual-cba", outer_every=4, outer_warmup=20)
+    assert step_flops(warm, digits, CPU) == four  # of the steps after the start of a task
     often = count_relative_cost(spec(method="er-dual-cba", outer_every=1), digits, CPU)
-    seldom = count_relative_cost(spec(method="er-dual-cba", outer_every=10), digits, CPU)
-    assert 1 < seldom < often < 3
+    assert 1 < often == round(one / step_flops(spec(), digits, CPU), 3) < 3
     run, result = finished(spec(method="derpp", eval_every=0), digits)
     assert result["cost"]["relative_cost"] == 1.5
     assert run.learner.step == int(run.total / Fraction("1.5"))
+
+
+def test_a_relative_cost_is_rounded_and_at_least_1(
+    digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flops, module = {"er": 3.0, "derpp": 4.0, "er-ace": 2.0}, "dualcba.experiments.relative_cost"
+    monkeypatch.setattr(f"{module}.step_flops", lambda spec, *rest: flops[spec.method])
+    monkeypatch.setattr(f"{module}._known", {})
+    found = [count_relative_cost(spec(method=m), digits, CPU) for m in ("derpp", "er-ace")]
+    assert found == [1.333, 1.0]
 
 
 def test_operations_are_counted_with_a_memory_that_has_whole_draws(digits: Dataset) -> None:

@@ -246,6 +246,17 @@ def test_any_distance_between_scores_gives_a_result(eval_every: int, digits: Dat
     json.dumps(result, allow_nan=False)
 
 
+def test_it_is_scored_after_every_few_steps_also_where_a_task_ends(images: Dataset) -> None:
+    """Three tasks of six steps: a task end is a point of the any-time curve if its step is."""
+    for every, steps in ((3, [3, 6, 9, 12, 15, 18]), (4, [4, 8, 12, 16])):
+        given = {"dataset": "digits", "tasks": 3, "batch_size": 8, "buffer": 20}
+        run = Run(Spec(method="er", eval_every=every, **given), images, CPU)
+        list(run.steps())
+        result = run.result()
+        assert result["anytime"]["step"] == steps
+        assert result["task_ends"] == [6, 12, 18]
+
+
 def test_two_epochs_are_twice_the_steps(digits: Dataset) -> None:
     once, twice = (Run(spec(epochs=e), digits, CPU) for e in (1, 2))
     assert twice.total == 2 * once.total

@@ -24,7 +24,7 @@ from dualcba.experiments import (
     write_plan,
     write_result,
 )
-from dualcba.experiments.store import result_path
+from dualcba.experiments.store import contradictions, distinct, result_path
 
 ONE, TWO = Spec(method="er", seed=0), Spec(method="er", seed=1)
 
@@ -64,6 +64,22 @@ def test_a_report_finds_runs_at_any_depth_and_each_once(tmp_path: Path) -> None:
     write(tmp_path, "other/b", made(seed=1))
     write(tmp_path, "c", made(method="er-cba", status="stopped"))
     assert [r.seed for r in find_results(tmp_path)] == [0, 1]
+
+
+def test_of_runs_of_a_spec_and_seed_the_first_counts_and_those_that_differ_are_named() -> None:
+    first, again, other, seed = made(1.5), made(2.5), made(1.5, lr=0.1), made(1.5, seed=1)
+    found = distinct([first, again, other, seed])
+    assert [id(result) for result in found] == [id(first), id(other), id(seed)]
+    runs = {Path("a"): first, Path("b"): again, Path("c"): other, Path("d"): seed}
+    assert contradictions(runs) == ["b has other scores than a, the same run, which counts"]
+    more = replace(first, scores={"bn": {"acc": 1.5, "fm": 3.0}, "ibn": {"acc": 9.0}})
+    assert contradictions({Path("a"): first, Path("b"): more}) == []  # the first has no such score
+
+
+def test_a_spec_that_is_planned_twice_is_in_the_plan_once(tmp_path: Path) -> None:
+    write_plan(tmp_path, [ONE])
+    write_plan(tmp_path, [TWO, ONE])
+    assert read_plan(tmp_path) == [ONE, TWO]
 
 
 def test_a_folder_that_is_missing_or_empty_is_one_line(tmp_path: Path) -> None:

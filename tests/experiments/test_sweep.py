@@ -17,7 +17,7 @@ from dualcba.experiments.purpose import (
     add_tables,
     read_purpose,
 )
-from dualcba.experiments.sweep import VALIDATION, Range, Sweep, read_sweep, sweep_specs
+from dualcba.experiments.sweep import Range, Sweep, read_sweep, sweep_specs
 
 LR = {"low": 0.001, "high": 0.1, "log": True}
 
@@ -39,7 +39,7 @@ def test_each_method_and_seed_is_run_at_each_point() -> None:
 
 def test_runs_are_scored_on_a_validation_split_unless_it_is_given() -> None:
     sweep = read_sweep({"buffer": [20]})
-    assert [s.validation for s in sweep_specs(sweep, {})] == [VALIDATION]
+    assert [s.validation for s in sweep_specs(sweep, {})] == [0.1]
     assert [s.validation for s in sweep_specs(sweep, {"validation": 0.2})] == [0.2]
     assert [s.validation for s in sweep_specs(sweep, {"validation": 0.0})] == [0.0]
 
@@ -103,6 +103,18 @@ def test_points_with_one_name_are_all_run(monkeypatch: Any) -> None:
     monkeypatch.setattr("dualcba.experiments.spec.DIGITS", 1)
     specs = sweep_specs(read_sweep({"lr": [k / 100 for k in range(1, 21)]}), {"method": "er"})
     assert len(specs) == 20 > len({s.name for s in specs})
+
+
+def test_some_points_of_a_grid_are_drawn_by_the_seed() -> None:
+    sweep = read_sweep({"buffer": list(range(1, 41)), "samples": 10})
+    first, again, other = (
+        [s.buffer for s in sweep_specs(sweep, {"method": "er", "seed": k})] for k in (3, 3, 4)
+    )
+    assert first == again == sorted(set(first))
+    assert len(first) == len(other) == 10
+    assert first != other
+    drawn = [b for k in range(100) for b in (p["buffer"] for p in sweep.points(k))]
+    assert sorted(set(drawn)) == list(range(1, 41))  # any of them
 
 
 def test_ranges_are_drawn_by_the_seed_and_crossed_with_lists() -> None:

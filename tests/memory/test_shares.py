@@ -88,7 +88,13 @@ def test_interleaved_rows(own: int, old: int, n: int) -> None:
     n = min(n, own + old)
     rows = interleaved(np.arange(own), own + np.arange(old), n)
     assert len(set(rows.tolist())) == len(rows) == n
-    assert abs((rows >= own).sum() - n * old / max(1, own + old)) <= 0.5
+    mixed = rows >= own
+    count = int(mixed.sum())
+    assert abs(count - n * old / max(1, own + old)) <= 0.5
+    assert rows[~mixed].tolist() == list(range(n - count))  # the first own rows
+    stride = np.ceil((rows[mixed] - own) * count / max(1, old))
+    assert stride.tolist() == list(range(count))  # one of each of equal parts of the old rows
+    assert abs(mixed.cumsum() - np.arange(1, n + 1) * count / max(1, n)).max(initial=0) < 0.51
 
 
 def test_share_counts() -> None:

@@ -192,14 +192,19 @@ def test_features_of_the_outer_batch_leave_running_statistics_unchanged() -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "cut"),
-    [("cba", 9), ("dual-cba", 3), ("dual-cba", 6), ("dual-cba", 9), ("balanced-cba", 9)],
-)
-def test_a_saved_loop_goes_on_bit_for_bit(kind: str, cut: int, tmp_path: Path) -> None:
+    ("kind", "cut", "settings"),
+    [
+        ("cba", 9, {}), ("dual-cba", 3, {}), ("dual-cba", 6, {}), ("dual-cba", 9, {}),
+        ("balanced-cba", 9, {}), ("dual-cba", 15, {"freeze_after": 2}),
+    ],
+)  # fmt: skip
+def test_a_saved_loop_goes_on_bit_for_bit(
+    kind: str, cut: int, settings: dict[str, Any], tmp_path: Path
+) -> None:
     def make() -> Loop:
         net = make_net()
         optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-        return Loop(net, optimizer, kind, lambda x: x, {})
+        return Loop(net, optimizer, kind, lambda x: x, settings)
 
     def go_on(loop: Loop, first: int, last: int) -> None:
         assert loop.adaptor is not None

@@ -50,6 +50,20 @@ def test_a_balanced_draw_has_each_class_of_memory_and_batch() -> None:
     assert labels.unique().tolist() == [0, 1, 2, 7, 8]
 
 
+def test_each_balanced_draw_and_the_order_after_each_update_are_other_ones() -> None:
+    memory, drawn, orders = filled(n=3000), set(), set()
+    x, y = torch.zeros(1, 2, dtype=torch.int64), torch.tensor([0])
+    for _ in range(10):
+        drawn.add(tuple(memory.draw_balanced(6, x, y)[0][:, 0].tolist()))
+        order = memory.samples()[0]
+        assert torch.equal(order, memory.samples()[0])
+        orders.add(tuple(order[:, 0].tolist()))
+        memory.update(x, y)  # one of 3,000 samples is hardly ever stored
+    assert len(drawn) > 1
+    assert len(orders) > 5
+    assert len({frozenset(order) for order in orders}) == 1
+
+
 def test_a_balanced_draw_has_the_same_samples_whatever_the_numbers_of_the_classes() -> None:
     small, large = RehearsalMemory(20, seed=1), RehearsalMemory(20, seed=1)
     names = torch.tensor([3, 10, 2**40, 2**62])

@@ -15,12 +15,45 @@ from dualcba import Dataset, Learner
 from dualcba.data import disjoint
 from dualcba.evaluation import Evaluator
 from dualcba.normalization.statistics import batch_norms
+from dualcba.prediction.memory_pass import MemoryPass
+from dualcba.randomness import generator
 
 Make = Callable[..., Learner]
 Teach = Callable[..., Learner]
 Differ = Callable[[dict[str, Any], dict[str, Any]], list[str]]
 
 METHODS = ["er", "er-cba", "er-dual-cba"]
+
+
+def test_a_pass_over_the_memory_is_drawn_by_the_seed_and_the_step(
+    images: Dataset, make_learner: Make, teach: Teach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[int, float]] = []
+    over_all = MemoryPass.over_all
+
+    def noticed(self: MemoryPass, rng: np.random.Generator) -> None:
+        drawn.append((learner.step, copy.deepcopy(rng).random()))
+        over_all(self, rng)
+
+    monkeypatch.setattr(MemoryPass, "over_all", noticed)
+    learner = teach(make_learner("er", seed=3), tasks=3)
+    for _ in range(2):
+        for _ in range(2):
+            with learner.evaluating("ibn"):
+                pass
+        learner.observe(images.train_x[:8], images.train_y[:8])
+    assert drawn == [(step, generator(3, "ibn", step).random()) for step in (15, 16)]
+
+
+def test_a_state_of_the_same_step_is_predicted_with_its_own_statistics(
+    images: Dataset, make_learner: Make, teach: Teach
+) -> None:
+    given = {"ibn": True, "ibn_refresh": "full"}
+    one, other = (teach(make_learner("er", seed=k, **given), tasks=3) for k in (0, 1))
+    before, want = (learner.predict_proba(images.test_x) for learner in (one, other))
+    one.load_state_dict(other.state_dict())
+    assert not torch.equal(before, want)
+    assert torch.equal(one.predict_proba(images.test_x), want)
 
 
 @pytest.mark.parametrize("method", METHODS)

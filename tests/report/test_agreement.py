@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dualcba.experiments import Result, Spec
-from dualcba.experiments.paper.catalogue import FRONTIER, NAMES, READINGS, experiments
-from dualcba.report.agreement import COUNTED, agreement_tables, paper_entries
+from dualcba.experiments.paper.catalogue import FRONTIER, NAMES, READINGS, Entry, experiments
+from dualcba.report.agreement import COUNTED, agreement_tables, paper_entries, planned, tried
 from dualcba.report.comparison import serve
 from dualcba.report.made_for import MadeFor
 from dualcba.report.results import collections
@@ -72,6 +74,42 @@ def test_a_run_with_the_defaults_of_a_method_was_tried() -> None:
     assert f"{every}: 12.0 (1 seed)" in row[6]
     assert "frozen = default: 13.0 (1 seed)" in row[6]
     assert "drop = 10: " not in row[6]
+
+
+def cell(experiment: str, method: str, donor: str | None = None) -> Entry:
+    entries = experiments()[experiment].entries
+    return next(
+        e for e in entries
+        if (e.method, e.donor, e.column) == (method, donor, "CIFAR-100, M = 2000")
+    )  # fmt: skip
+
+
+def names_of_tried(
+    entry: Entry, method: str, donor: str | None = None, **fields: object
+) -> list[str]:
+    """Return how a run is named among those tried for an entry, unless it is of another cell."""
+    path = {} if donor is None else {"agnostic_from": "part.safetensors"}
+    one = run(method, 20.0, 9.0, **path, **fields)
+    one = replace(one, agnostic_provenance=donor and {"dataset": donor, "seed": 0})
+    return [name for name, _ in tried(entry, [s for g in collections([one]) for s in g.served])]
+
+
+def test_what_was_tried_for_a_cell_has_its_data_and_its_class_agnostic_part() -> None:
+    own, given = cell("main", "er-dual-cba"), cell("transfer-inter", "er-dual-cba", "cifar10")
+    assert names_of_tried(own, "er-dual-cba", lr=0.1) == ["lr = 0.1"]
+    assert names_of_tried(own, "er-dual-cba") == []  # the cell itself
+    for other in ({"buffer": 5000}, {"tasks": 20}, {"validation": 0.1}, {"protocol": "p10"}):
+        assert names_of_tried(own, "er-dual-cba", lr=0.1, **other) == []
+    for donor in ("cifar10", ""):  # or a part of which nothing is known
+        assert names_of_tried(own, "er-dual-cba", donor, lr=0.1) == []
+    individual = {"specific": "individual", "divide": True}
+    assert names_of_tried(given, "er-dual-cba", "cifar10", **individual) == ["divide = yes"]
+    assert names_of_tried(given, "er-dual-cba", "tiny-imagenet", **individual) == []
+    assert names_of_tried(given, "er-dual-cba", **individual) == []
+    rest = planned(given, lambda entry: False)
+    assert "divided, from CIFAR-10, individual" in rest
+    assert all("from CIFAR-10" in row for row in rest)
+    assert not any("from" in row for row in planned(own, lambda entry: False))
 
 
 def test_the_report_has_them_above_the_tables() -> None:

@@ -6,13 +6,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scipy.stats import ttest_rel
+from scipy.stats import ttest_1samp, ttest_rel
 
 from dualcba.evaluation import interval
 from dualcba.experiments import Result, Spec
 from dualcba.experiments.paper.catalogue import Entry
 from dualcba.report.comparison import Served
-from dualcba.report.gains import SAME, Gain, Gap, alike, gains, in_one_line, means, paired_t
+from dualcba.report.gains import (
+    SAME,
+    Gain,
+    Gap,
+    alike,
+    gains,
+    in_one_line,
+    known_gains,
+    means,
+    paired_t,
+)
 from dualcba.report.results import SCORING
 
 
@@ -75,9 +85,11 @@ def test_one_seed_has_neither_interval_nor_p() -> None:
 
 
 def test_no_common_seed_has_no_difference() -> None:
-    (gain,) = gains([served("er", [None]), served("er-dual-cba", [25.0])])
+    both = [served("er", [None]), served("er-dual-cba", [25.0])]
+    (gain,) = gains(both)
     assert (gain.bn.seeds, gain.bn.mean, gain.bn.p) == (0, None, None)
     assert in_one_line([gain]) == ""
+    assert known_gains(both) == []
 
 
 def test_a_difference_is_of_runs_of_one_seed() -> None:
@@ -88,6 +100,9 @@ def test_a_difference_is_of_runs_of_one_seed() -> None:
 
 def test_differences_that_do_not_vary_have_no_p() -> None:
     assert paired_t([2.0, 2.0, 2.0]) == (2.0, 0.0, None)
+    assert paired_t([0.3, 0.1 + 0.2, 0.3])[2] is None  # nor those of rounding
+    almost = [1.0, 1.002, 1.003]
+    assert paired_t(almost)[2] == pytest.approx(ttest_1samp(almost, 0).pvalue)
 
 
 def test_a_pair_that_lacks_a_part_is_not_in_the_means() -> None:

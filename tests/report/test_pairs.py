@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,6 +54,12 @@ def test_each_two_methods_are_compared_on_the_seeds_that_both_have() -> None:
 def test_methods_without_a_common_seed_are_no_pair() -> None:
     apart = [*runs("er", [20.0]), *runs("er-cba", [1.0, 25.0])[1:]]
     assert [pair for group in collections(apart) for pair in pairs(group.served)] == []
+
+
+def test_methods_that_were_scored_under_ibn_alone_are_a_pair() -> None:
+    both = [replace(r, scores={"ibn": r.scores["ibn"]}) for r in THREE[:6]]
+    (pair,) = pairs(collections(both)[0].served)
+    assert (pair.seeds, pair.bn.seeds, pair.ibn.seeds) == (3, 0, 3)
 
 
 def test_some_methods_are_chosen_by_name() -> None:

@@ -208,6 +208,13 @@ def test_parts_from_different_runs_are_told_apart() -> None:
     ]
 
 
+@pytest.mark.parametrize("other", [{"validation": 0.1}, {"protocol": "p10"}, {"buffer": 7}])
+def test_parts_of_runs_that_differ_in_more_than_the_seed_are_not_of_one_group(other: Any) -> None:
+    parts = [DONOR, {**DONOR, **other}]
+    (group,) = collections([loading(f"p-{k}", k, **part, seed=k) for k, part in enumerate(parts)])
+    assert [[r.seed for r in served.results] for served in group.served] == [[0], [1]]
+
+
 def test_several_parts_of_one_seed_are_told_apart_by_their_files() -> None:
     """Their runs differ in options that a part does not record, such as the adaptor's rate."""
     results = [

@@ -49,8 +49,16 @@ def test_trials_are_ranked_and_those_without_the_score_are_last() -> None:
 
 def test_a_score_of_which_less_is_better() -> None:
     sweep = read_sweep({"buffer": [20, 50], "score": "fm"})
-    best = best_of_each(trials(RESULTS[:3], sweep))
-    assert [t.values for t in best] == [(20,)]
+    best = best_of_each(trials(RESULTS, sweep))
+    assert [(t.method, t.values) for t in best] == [("er", (20,)), ("er-cba", (20,))]
+    found = trials(RESULTS, sweep)
+    assert [t.score is None for t in found] == [False] * (len(found) - 1) + [True]
+
+
+def test_trials_are_ranked_by_the_mean_over_seeds() -> None:
+    few = [made("er", acc, seed, buffer=20) for seed, acc in enumerate((60.0, 66.0))]
+    many = [made("er", acc, seed, buffer=50) for seed, acc in enumerate((62.0, 62.5))]
+    assert [t.values[0] for t in trials([*few, *many], SWEEP)] == [20, 50]
 
 
 def test_the_table_has_a_column_for_each_option_that_varies() -> None:

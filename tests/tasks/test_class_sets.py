@@ -44,12 +44,25 @@ def test_what_appears_out_of_turn_counts_as_old() -> None:
     assert (members(sets.new), members(sets.old)) == ([0, 1], [3])
 
 
-@pytest.mark.parametrize("labels", [[-1], [-1, -1, 2], [2, 2, 2, -1], []])
+@pytest.mark.parametrize("labels", [[-1], [-1, -1, 2], [2, 2, 2, -1], [-1, 0], []])
 def test_no_label_is_no_class(labels: list[int]) -> None:
     sets = ClassSets(4)
-    sets.new_task([0])
+    sets.new_task([1])
     sets.appear(torch.tensor(labels, dtype=torch.long))
-    assert members(sets.seen) == sorted({0, *labels} - {-1})
+    assert members(sets.seen) == sorted({1, *labels} - {-1})
+
+
+def test_the_task_that_announced_a_class_follows_what_is_known_of_a_task() -> None:
+    """Of classes that are inferred, the last word counts; a later task takes a class over."""
+    sets = ClassSets(5)
+    owners = []
+    for begin, known in (([0, 1], [0, 1, 2]), ([], [3]), ([1], [1])):
+        sets.begin(begin)
+        sets.set_new(known)
+        owners.append(sets.owner.tolist())
+    assert owners == [[0, 0, 0, -1, -1], [0, 0, 0, 1, -1], [0, 2, 0, 1, -1]]
+    sets.set_new([4])  # so class 1 is still that of the first task
+    assert sets.owner.tolist() == [0, 0, 0, 1, 2]
 
 
 @pytest.mark.gpu

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -83,6 +83,21 @@ def test_late_and_rare_classes_of_a_task_join_when_they_appear() -> None:
         assert boundaries.update(np.tile([2, 3], 10)) == (False, frozenset({2, 3}))
     assert boundaries.update(np.array([2, 3] * 9 + [5])) == (False, frozenset({2, 3, 5}))
     assert boundaries.update(np.tile([2, 3], 10)) == (False, frozenset({2, 3, 5}))
+
+
+def test_a_rare_class_of_a_task_is_its_own_from_its_first_label_on() -> None:
+    """Six labels of it alone are no sign of another task."""
+    detector = TaskDetector(6)
+    for classes in ([0, 1] * 8, [2] * 16, [2] * 15 + [3], [3] * 6):
+        detector.update(np.array(classes))
+    assert (detector.number, detector.new) == (2, {2, 3})
+
+
+def test_strays_of_any_earlier_task_are_not_new() -> None:
+    detector = TaskDetector(6)
+    for classes in ([0, 1] * 16, [2, 3] * 16, [4, 5] * 16, [4, 0, 5, 4]):
+        detector.update(np.array(classes))
+    assert (detector.number, detector.new) == (3, {4, 5})
 
 
 def test_a_class_may_be_new_again() -> None:
@@ -238,6 +253,7 @@ def test_a_stray_may_be_just_half_as_likely() -> None:
 
 
 @given(counts=st.lists(st.integers(0, 50), min_size=1, max_size=12), seed=st.integers(0, 99))
+@example(counts=[10] + [1] * 90, seed=0)  # one class is likelier, but of more than half strays
 def test_split_is_the_most_likely_of_all_splits(counts: list[int], seed: int) -> None:
     """By trying every k, with the formula written out in plain Python."""
     prior = 1.0 if seed % 2 else -2.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import date
 from enum import Enum
 from pathlib import Path
@@ -87,6 +88,13 @@ def test_an_array_of_dates_is_predicted_and_saved(unit: str, tmp_path: Path) -> 
     loaded.load(tmp_path / "state.safetensors")
     assert loaded.classes_ == list(days)
     assert (loaded.predict(torch.eye(2)) == days).all()
+
+
+def test_durations_in_any_unit_are_saved() -> None:
+    labels = Labels(None)
+    labels.add([*np.array([-3, 2], "timedelta64[25s]"), np.timedelta64(1, "D")])
+    again = labels.from_json(json.loads(json.dumps(labels.to_json())))
+    assert again == labels.names == [np.timedelta64(n, "s") for n in (-75, 50, 86400)]
 
 
 @pytest.mark.parametrize("value", [{}, {"datetime64": 3}, {"datetime64": "NaT"}, {"date": "2024"}])

@@ -179,6 +179,8 @@ def test_time_relative_to_er_is_by_seed_and_device() -> None:
     other = Served(entry("ER + MKD"), (result("ER + MKD", 0, 4.0, device="a GPU"),))
     assert relative_time(other, [er]) is None
     assert relative_time(mkd, [mkd]) is None
+    elsewhere = replace(er, entry=replace(er.entry, column="of another buffer"))
+    assert relative_time(mkd, [elsewhere]) is None
 
 
 # ---------------------------------------------------------------- what is said about the values
