@@ -96,7 +96,7 @@ def check_state(
     for part in ("meta", "tensors"):
         found = state.get(part) if isinstance(state, Mapping) else None
         if not isinstance(found, Mapping):
-            raise ValueError(f"the state has no entry {part!r}, expected what state_dict gave")
+            raise ValueError(f"the state has no entry {part!r}, expected the result of state_dict")
     given = Given(parts, own["tensors"], state["tensors"], state["meta"])
     check_meta(given, own["meta"])
     check_dense(given.tensors)
