@@ -9,7 +9,7 @@ from numbers import Integral, Real
 
 LARGEST_INT = 2**63 - 1
 MOST_NAMES, SOME_NAMES = 30, 8  # an error shows up to 30 known names; of more than 30, it shows 8
-LONGEST = 1000  # an error shows at most so many letters of a value
+LONGEST = 1000  # the largest number of characters of a value that an error shows
 SMALLEST_FLOAT, LARGEST_FLOAT = 1e-37, 3e38  # what float32 holds with full precision
 
 

@@ -195,7 +195,7 @@ class Learner:
                 raise ValueError(expected("classes of the new task", labels, "at least one label"))
             fresh = self._labels.classes(labels)[1]
             with default_modes(self.device), self._undone_growth() if fresh else nullcontext():
-                self._admit(fresh)
+                self._add_new_classes(fresh)
                 self._begin(self._labels.classes(labels)[0])
 
     def _begin(self, classes: Sequence[int]) -> None:
@@ -233,7 +233,7 @@ class Learner:
             x, y = self._whole_batch(self._ranks, x, y, again)
         samples = self._inputs.check(x, "observed")
         if len(samples) <= method.labelled:
-            wanted = f"more than the {method.labelled} labelled ones that lead a batch"
+            wanted = f"more than {method.labelled}, the labelled samples at the start of a batch"
             raise ValueError(expected("number of observed samples", len(samples), wanted))
         with self._lock:
             labels, fresh = self._class_labels(y, len(samples))
@@ -318,7 +318,7 @@ class Learner:
             try:
                 with self._undone_growth() if fresh else nullcontext():
                     if fresh:
-                        self._admit(fresh, to_task=True)
+                        self._add_new_classes(fresh, to_task=True)
                     with undone_in_a_task(self._parts):
                         self._take_step(x, y, storable, labels, again)
             except RefusedError as refused:
@@ -397,7 +397,8 @@ class Learner:
         ['cat', 'dog']
         """
         if self._maker is None:
-            raise ValueError(f"num_classes is {self.num_classes}, expected it not given")
+            wanted = "a learner without num_classes for add_classes"
+            raise ValueError(expected("num_classes", self.num_classes, wanted))
         with self._lock, interrupts, default_modes(self.device):
             self._predictor.check_outside("add_classes")
             if self._ranks is not None:
@@ -406,10 +407,10 @@ class Learner:
                 )
             fresh = self._labels.classes(read_labels(labels, None, "labels"))[1]
             with self._undone_growth():
-                self._admit(fresh)
+                self._add_new_classes(fresh)
                 interrupts.defer()
 
-    def _admit(self, fresh: Sequence[Any], *, to_task: bool = False) -> None:
+    def _add_new_classes(self, fresh: Sequence[Any], *, to_task: bool = False) -> None:
         """Add a class for each new label; `to_task` adds it to the task, if boundaries are given.
 
         Call it inside `_undone_growth`, which undoes it if it fails.
@@ -496,7 +497,7 @@ class Learner:
         samples = self._inputs.check(x, "given")
         with self._lock:
             if not self.num_classes:
-                raise ValueError("there is no class yet, expected observe or new_task before")
+                raise ValueError("the learner has no class yet, expected observe or new_task first")
             scores = self._predictor.scores_of(samples, self.statistics, self._step)
             return scores[:, : self.num_classes]
 

@@ -157,7 +157,8 @@ class LearnerArguments(TrainingOptions):
         "parts",
         "how predictions re-estimate IBN statistics: parts (from a part of the memory that has at "
         "most as many samples as were observed since the last estimate), or full (from the whole "
-        "memory after each step); always full if ibn_average is literal or continued",
+        "memory after each step); always full if ibn_average is literal or continued, or if "
+        "distributed",
         EVALUATION,
     )
     base: Method = field(init=False)
@@ -344,7 +345,9 @@ def resolve(method: str | Method, options: Any, adaptor: str | None) -> tuple[Me
         return method, named
     base, kind = parse_method(method)
     if named is not None and named != kind:
-        raise ValueError(expected("adaptor", adaptor, f"{kind!r}, as the method {method!r} says"))
+        raise ValueError(
+            expected("adaptor", adaptor, f"{kind!r}, as in the method name {method!r}")
+        )
     options = definitions(LearnerArguments)["method_options"].check(options)
     check_options(method, options)
     return base(**options), kind
@@ -425,10 +428,10 @@ def _check_standardised(transform: Transform, inputs: Inputs, *, cached: bool) -
         wanted = f"False for {dtype} samples of shape {shape}: only float vectors are standardised"
         raise ValueError(expected("standardise", True, wanted))
     if cached:
-        wanted = "False with cache_features: a frozen network gets its inputs as they are"
+        wanted = "False with cache_features: the inputs of a frozen network are not changed"
         raise ValueError(expected("standardise", True, wanted))
     if bool((transform.scale != 1).any() | (transform.shift != 0).any()):
-        wanted = "False if the transform has a mean and std of its own"
+        wanted = "False if the transform has a mean and std"
         raise ValueError(expected("standardise", True, wanted))
 
 
@@ -449,5 +452,5 @@ def _check_method(given: LearnerArguments) -> None:
         raise ValueError(expected("buffer", given.buffer, wanted))
     if base.needs_boundaries and given.boundaries != "given":
         name = given.method if isinstance(given.method, str) else name
-        wanted = f"'given': {name} draws by tasks"
+        wanted = f"'given': {name} needs task boundaries"
         raise ValueError(expected("boundaries", given.boundaries, wanted))
