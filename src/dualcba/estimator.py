@@ -162,7 +162,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 self._check_same_classes(classes)
             self._grow_if_needed(labels)
             several = len(samples) > self.learner_.batch_size  # `observe` undoes a single step
-            with self._undone() if several and not first else nullcontext():
+            with self._restore_learner_on_error() if several and not first else nullcontext():
                 self._observe(samples, labels)
         return self
 
@@ -327,7 +327,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return threads_for(small=isinstance(network, str) and network == "mlp")
 
     @contextmanager
-    def _undone(self) -> Iterator[None]:
+    def _restore_learner_on_error(self) -> Iterator[None]:
         """Restore the learner if the block raises an error."""
         before = self.learner_.state_dict()
         try:

@@ -127,11 +127,11 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
             for name in sorted(x.keys() - inputs.keys(), key=repr):  # whatever their order in x
                 inputs[name] = len(inputs)
         with threads_for(small=True):
-            learner, labels = self._ready(len(inputs)), [y for _, y in waiting]
+            learner, labels = self._learner_with(len(inputs)), [y for _, y in waiting]
             self._inputs = inputs
             learner.observe(self._vectors(x for x, _ in waiting), labels)  # type: ignore[arg-type]
 
-    def _ready(self, inputs: int) -> Learner:
+    def _learner_with(self, inputs: int) -> Learner:
         """Return a learner with at least this number of inputs."""
         before, needed = self._learner, max(1, inputs)
         if before is None:

@@ -382,7 +382,7 @@ BAD_CALLS: list[tuple[Callable[[BiasAdaptor], Any], str]] = [
     ),
     (
         lambda a: a.outer_step([(Z, H, Y), (Z[:2], H, Y)], (H, Y)),
-        r"logits of inner\[1\] is 2, expected 3, as features",
+        r"number of logits of inner\[1\] is 2, expected 3, as many as features",
     ),
     (
         lambda a: a.outer_step([(Z, H, Y + 4)], (H, Y)),
@@ -425,6 +425,6 @@ def test_an_adaptor_of_which_nothing_is_trained_has_no_outer_step(head: nn.Linea
     assert not adaptor.due
     assert not torch.equal(adaptor.adapt(Z), Z)
     with pytest.raises(
-        ValueError, match=r"^no part of the adaptor is trained, expected no outer_st"
+        ValueError, match=r"^no part of the adaptor is trained, expected no call of"
     ):
         adaptor.outer_step([(Z, H, Y)], (H, Y))

@@ -160,8 +160,8 @@ class RunCommand(RunOptions, ExecutionOptions, OutputOptions):
     )  # fmt: skip
     out: Path | None = option(
         None,
-        "folder for the results; by default a new one below ./runs, runs/NAME with NAME.toml, and "
-        "runs/demo without any option",
+        "folder for the results; by default a new folder in ./runs: runs/NAME with NAME.toml, and "
+        "runs/demo without options",
         MAIN, accept=path,
     )  # fmt: skip
 
@@ -179,7 +179,8 @@ class LearnCommand(OutputOptions):
     """Everything that `dualcba learn` takes."""
 
     size: int | None = option(
-        None, "height and width of the model's images; by default those of the first, at most 32",
+        None,
+        "height and width of the model's images; by default as in the first images, at most 32",
         DATA, low=1,
     )  # fmt: skip
     colour: Colour = option(

@@ -164,8 +164,8 @@ class TrainingOptions:
         low=1, adaptors=CBA,
     )  # fmt: skip
     outer_warmup: int = option(
-        0, "number of steps at the start of a task, each of which updates the adaptor", ADAPTOR,
-        low=0, adaptors=CBA,
+        0, "number of steps at the start of each task during which every step updates the adaptor",
+        ADAPTOR, low=0, adaptors=CBA,
     )  # fmt: skip
     outer_draw: OuterDraw = option(
         "memory",
@@ -298,7 +298,7 @@ class TrainingOptions:
     )
     test_flip: bool = option(
         False,
-        "predict by the mean scores of an image and of its mirror image; images only",
+        "average the scores of an image and its mirror image in predictions; images only",
         EVALUATION,
     )
     seen_only: bool = option(False, "predict only classes that have been seen", EVALUATION)

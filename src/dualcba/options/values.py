@@ -71,7 +71,7 @@ def name_and_values(text: str) -> tuple[str, Any]:
     """
     name, sign, rest = text.partition("=")
     if not sign or not rest:
-        raise ValueError(expected("--sweep", text, "name=value,value or name=low:high or :log"))
+        raise ValueError(expected("--sweep", text, "name=value,value or name=low:high[:log]"))
     bounds = rest.removesuffix(":log").split(":")
     ends = [_json_or_text(bound) for bound in bounds]
     if len(bounds) == 2 and all(isinstance(end, int | float) for end in ends):

@@ -147,7 +147,7 @@ class BiasAdaptor:
         finally:
             hook.remove()
         if not features:
-            raise ValueError("the network did not call head, expected its last layer")
+            raise ValueError("the network did not call head, expected the network's last layer")
         return z, features[-1]
 
     @torch.no_grad()
@@ -191,7 +191,7 @@ class BiasAdaptor:
         """
         self._check_begun("outer_step")
         if not self._training.phi:
-            raise ValueError("no part of the adaptor is trained, expected no outer_step")
+            raise ValueError("no part of the adaptor is trained, expected no call of outer_step")
         batches = self._check_batches(inner, outer)
         with self._modes():
             processes = ranks.count(self.group)
@@ -224,7 +224,8 @@ class BiasAdaptor:
             z = h.new_zeros(len(h), C) if z is None else z  # the outer logits are not used
             z = given.matrix(z, C, self._weight, f"logits of {name}").detach()
             if len(z) != len(h):
-                raise ValueError(expected(f"logits of {name}", len(z), f"{len(h)}, as features"))
+                wanted = f"{len(h)}, as many as features"
+                raise ValueError(expected(f"number of logits of {name}", len(z), wanted))
             labels = given.labels(y, len(h), C, h.device, name)
             rows.append((z, h, labels[:, None]))
         return rows
