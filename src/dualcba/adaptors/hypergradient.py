@@ -93,10 +93,12 @@ def _closed_form(
         terms = merge_terms(method.terms(new, mem))
         rows = [t.batch.rows for t in terms]
         at = [(adapted if t.adapted else Z)[k] for t, k in zip(terms, rows, strict=True)]
-        G = _spread(Z, [(k, t.gradient(z)) for t, k, z in zip(terms, rows, at, strict=True)])
+        G = _sum_at_rows(Z, [(k, t.gradient(z)) for t, k, z in zip(terms, rows, at, strict=True)])
         S = _sensitivity(H, G, outer)
         every = zip(terms, rows, at, strict=True)
-        V = _spread(Z, [(k, t.curvature(z, S[k])) for t, k, z in every if t.adapted])  # ∂⟨G, S⟩/∂r
+        V = _sum_at_rows(
+            Z, [(k, t.curvature(z, S[k])) for t, k, z in every if t.adapted]
+        )  # ∂⟨G, S⟩/∂r
     return torch.autograd.grad(r, trainable(adaptor), V, allow_unused=True)
 
 
@@ -136,11 +138,11 @@ def _adapted_loss(
 ) -> Tensor:
     """Return L_trn at the logits Z, corrected by the adaptor."""
     r = adaptor(Z)
-    first, *rest = (_at(b, Z) for b in (new, *mem))
+    first, *rest = (_at_logits(b, Z) for b in (new, *mem))
     return method.loss(first, rest, lambda b: adaptor.adapt(b.z, r[b.rows]))
 
 
-def _at(batch: Batch, Z: Tensor) -> Batch:
+def _at_logits(batch: Batch, Z: Tensor) -> Batch:
     """Return a batch, and its views, with their rows of the logits Z."""
     views = {name: view.with_logits(Z[view.rows]) for name, view in batch.views.items()}
     return replace(batch, z=Z[batch.rows], views=views)
@@ -156,7 +158,7 @@ def _stack(new: Batch, mem: Sequence[Batch]) -> tuple[Tensor, Tensor]:
     return stack_rows([b.z for b in batches]), stack_rows([b.h for b in batches])
 
 
-def _spread(Z: Tensor, parts: Sequence[tuple[slice, Tensor]]) -> Tensor:
+def _sum_at_rows(Z: Tensor, parts: Sequence[tuple[slice, Tensor]]) -> Tensor:
     """Return a matrix like Z, the sum of all parts at their rows.
 
     Parts that cover all rows in order are concatenated; other parts are added.

@@ -175,7 +175,7 @@ class Method(nn.Module):
     """Whether the memory draws have the views of `make_views` too, not only the new batch."""
 
     viewed_draws: int | None = None
-    """With `memory_views`, only the last so many memory draws have these views; None for all."""
+    """With `memory_views`, the number of last memory draws that have these views; None for all."""
 
     own_head: bool = False
     """Whether the method replaces the last layer of the network."""

@@ -126,7 +126,7 @@ class CCLDC(Wrapper):
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return the terms of the first network."""
         batches = [new, *mem]
-        return self._terms(batches, self._of_peer(batches) if self._outputs else batches)
+        return self._terms(batches, self._peer_batches(batches) if self._outputs else batches)
 
     def loss(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
         """Return the sum of the losses of both networks."""
@@ -134,7 +134,7 @@ class CCLDC(Wrapper):
         if not self._outputs:
             return loss
         batches = [new, *mem]
-        return loss + total(self._terms(self._of_peer(batches), batches), adapt)
+        return loss + total(self._terms(self._peer_batches(batches), batches), adapt)
 
     def _terms(self, own: Sequence[Batch], teachers: Sequence[Batch]) -> list[Term]:
         """Return the terms of one network, from its own batches and those of its teacher."""
@@ -152,7 +152,7 @@ class CCLDC(Wrapper):
                 terms.append(Divergence(view, target, self.temperature, self.weight * share))
         return terms
 
-    def _of_peer(self, batches: Sequence[Batch]) -> list[Batch]:
+    def _peer_batches(self, batches: Sequence[Batch]) -> list[Batch]:
         """Return the batches with the outputs of the second network."""
         made, n = [], len(batches)
         for k, batch in enumerate(batches):

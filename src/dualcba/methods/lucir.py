@@ -181,7 +181,7 @@ class LUCIR(ExemplarMethod):
             self.context.run(("tune", n), self._train_head, h, y, shares)
 
     def _tune_on_samples(self, n: int) -> None:
-        """Train the classifier on n exemplars, shuffled and augmented anew in each epoch."""
+        """Train the classifier on n exemplars, shuffled and augmented again in each epoch."""
         device, transform = self.memory.y.device, self.context.transform
         task = self.context.sets.task
         rng = generator(self.context.seed, "tuning", task)  # no state: undone work can be repeated

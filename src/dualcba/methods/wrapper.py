@@ -132,7 +132,7 @@ def _make(base: type[Method], wrapper: type[Wrapper]) -> type[Method]:
         wrapper.__init__(self, _make_base(base, inner), **own)
 
     def reduce(self: Any) -> tuple[Any, ...]:
-        return _without_attributes, (base, wrapper), self.__dict__
+        return _blank, (base, wrapper), self.__dict__
 
     own = [p for p in _parameters(wrapper) if p.name != "method"]
     inner = [p.replace(name=PREFIX + p.name) for p in _parameters(base)]
@@ -155,8 +155,11 @@ def _make_base(base: type[Method], given: dict[str, Any]) -> Method:
         raise ValueError(PREFIX * named + str(error)) from None
 
 
-def _without_attributes(base: type[Method], wrapper: type[Wrapper]) -> Method:
-    """Return an instance without attributes; pickle cannot find the class by its name."""
+def _blank(base: type[Method], wrapper: type[Wrapper]) -> Method:
+    """Return an instance without attributes; pickle cannot find the class by its name.
+
+    Pickles refer to this function, so it must not be renamed.
+    """
     made = around(base, wrapper)
     return made.__new__(made)
 
