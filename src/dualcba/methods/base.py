@@ -81,7 +81,7 @@ class Context:
     place and without waiting for the device. On a GPU each call becomes one launch."""
 
     raw_targets: bool = False
-    """Whether raw logits are stored and compared with raw logits; else both are adapted."""
+    """Whether stored raw logits are compared with raw logits; else adapted with adapted logits."""
 
     sample_mean: bool = False
     """Whether the loss is one mean over all samples, in methods that support it."""
@@ -96,7 +96,7 @@ class Context:
     """The transforms of memory draws that have their own augmentation, by index of the draw."""
 
     def transform_of(self, draw: int | None) -> Transform:
-        """Return the transform of a memory draw by its index, or of new samples if it is None."""
+        """Return the transform of a memory draw by its index, or that of all others for None."""
         return self.transform if draw is None else self.draw_transforms.get(draw, self.transform)
 
     @property

@@ -183,8 +183,8 @@ class TrainingOptions:
     )
     targets: Targets = option(
         "adapted",
-        "logits that DER++ and RAR store and rehearse: adapted (corrected by the adaptor when they "
-        "are stored, and compared with corrected logits), or raw (both without the correction)",
+        "stored logits that DER++ and RAR rehearse: adapted (corrected by the adaptor when they "
+        "were stored, and compared with corrected logits), or raw (compared with raw logits)",
         ADAPTOR,
         adaptors=CBA,
     )
