@@ -368,11 +368,11 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "max_norm": (
         lambda: build(Tokens(nn.Embedding), input_shape=(1,), dtype=torch.int64),
-        r"max_norm of the network's embedding is 1.0, expected None: with it every pass changes",
+        r"max_norm of the network's embedding is 1.0, expected None: with max_norm every",
     ),
     "max_norm of bags": (
         lambda: build(Tokens(nn.EmbeddingBag), input_shape=(5,), dtype=torch.int64),
-        r"max_norm of the network's embedding is 1.0, expected None: with it every pass changes",
+        r"max_norm of the network's embedding is 1.0, expected None: with max_norm every",
     ),
     "arguments": (
         lambda: build(TwoArguments()),
@@ -410,7 +410,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "state": (
         lambda: build().load_state_dict({}),
-        "the state has no entry 'meta', expected what state_dict gave",
+        "the state has no entry 'meta', expected the result of state_dict",
     ),
     "bytes": (
         lambda: build(dtype=torch.uint8).predict(np.zeros((2, 6), np.int64)),
@@ -478,7 +478,9 @@ def test_labels_that_no_task_announced_give_a_warning_once_per_task() -> None:
     learner = build()
     x = np.zeros((4, 6), np.float32)
     learner.new_task([0, 1])
-    with pytest.warns(UserWarning, match=r"observed y is \[3\], expected .* announced, \[0, 1\]"):
+    with pytest.warns(
+        UserWarning, match=r"observed y is \[3\], expected announced classes, \[0, 1\]"
+    ):
         learner.observe(x, [0, 1, 3, 3])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -76,7 +76,7 @@ def test_features_that_arrive_become_inputs_and_all_else_is_kept() -> None:
     assert model.learner is not None
     before, answers = state(model), model.predict_proba_one({"a": 1.0})
     model._inputs |= {"c": 1, "b": 2}
-    grown = model._ready(3)  # without a step
+    grown = model._learner_with(3)  # without a step
     assert grown.input_shape == (3,)
     assert model.predict_proba_one({"a": 1.0}) == pytest.approx(answers, abs=1e-5)
     after = state(model)

@@ -1,4 +1,4 @@
-"""The state of modules and optimisers as named tensors, stored in one file without code."""
+"""Collect the state of modules and optimisers as named tensors, and store it in a file."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ TYPES = {
     torch.bfloat16: "BF16", torch.float16: "F16", torch.int16: "I16", torch.int8: "I8",
     torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-"""The types of tensors in a file by their names in safetensors, the widest first."""
+"""The names of tensor types in safetensors files, widest type first."""
 
 UNREADABLE = (SafetensorError, ValueError, TypeError, KeyError, RuntimeError, AssertionError)
-"""What damaged files raise in the readers of safetensors and JSON."""
+"""The errors that damaged files raise in the readers of safetensors and JSON."""
 
 
 def collect_tensors(
@@ -71,7 +71,7 @@ def load_tensors(
 
 
 def _laid_out_as(p: Tensor, value: Tensor) -> Tensor:
-    """Return a copy in the memory format of the parameter, which fused kernels rely on."""
+    """Return a copy of a value in the memory format of its parameter; fused kernels need it."""
     return torch.empty_like(p).copy_(value) if value.shape == p.shape else value.clone()
 
 
@@ -135,10 +135,10 @@ def write_state_file(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_state_file(path: Path, what: str = "saved learner") -> dict[str, Any]:
-    """Return the tensors and the meta data of a file that `write_state_file` wrote.
+    """Return the tensors and the metadata of a file written by `write_state_file`.
 
-    Raise if the file differs from its SHA-256 in a single bit. Files of earlier versions have none.
-    `what` describes the expected content in error messages.
+    Raises if the content does not match its SHA-256; files of earlier versions have none. `what`
+    describes the expected content in error messages.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing, expected a {what}")
@@ -153,11 +153,11 @@ def read_state_file(path: Path, what: str = "saved learner") -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read as a {what}: {reason}") from error
     if not own:
         raise ValueError(f"{path} is not a {what}")
-    raise ValueError(f"{path} is damaged, expected a {what} that fits its SHA-256")
+    raise ValueError(f"{path} is damaged, expected a {what} that matches its SHA-256")
 
 
 def _rank(tensor: Tensor) -> int:
-    """Return the place of a tensor's type in a file: the widest first, so that all are aligned."""
+    """Return the position of a tensor's type in a file: widest first, so that all are aligned."""
     if tensor.dtype not in TYPES:
         wanted = ", ".join(str(dtype) for dtype in TYPES)
         raise ValueError(f"a tensor of the state is {_describe(tensor)}, expected one of {wanted}")
@@ -183,7 +183,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _write_all(file: io.FileIO, part: memoryview) -> None:
-    """Write all bytes: one call may write a part of them."""
+    """Write all bytes; a single call of `write` may write only some."""
     while part:
         part = part[file.write(part) :]
 
@@ -199,7 +199,7 @@ def _header(content: bytes) -> dict[str, str]:
 
 
 def _intact(content: bytes, header: Mapping[str, str]) -> bool:
-    """Whether the content has the SHA-256 that its header says, or its header says none."""
+    """Whether the content matches the SHA-256 in its header; an old header without one is fine."""
     if header.keys() == {"dualcba"}:  # an earlier version
         return True
     field = DIGEST.search(content)

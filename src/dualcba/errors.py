@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 
 LARGEST_INT = 2**63 - 1
-MOST_NAMES, SOME_NAMES = 30, 8  # up to how many names an error shows all; how many of more
-LONGEST = 1000  # letters of a value that an error shows
+MOST_NAMES, SOME_NAMES = 30, 8  # an error shows up to 30 known names; of more than 30, it shows 8
+LONGEST = 1000  # the largest number of characters of a value that an error shows
 SMALLEST_FLOAT, LARGEST_FLOAT = 1e-37, 3e38  # what float32 holds with full precision
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown name, with the most similar known name.
 
-    Of many names, only some are shown: those that are most like it, then the first ones.
+    If there are many names, only some are shown: the most similar ones, then the first ones.
 
     >>> unknown("method", "er-dualcba", ["er", "er-cba", "er-dual-cba"])
     "unknown method 'er-dualcba', did you mean 'er-dual-cba'? (known: er, er-cba, er-dual-cba)"
@@ -35,7 +35,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most like another, if one is.
+    """Return the most similar known name, or None if none is similar.
 
     >>> nearest("logits", ["logit", "probability"]), nearest("x", ["logit"])
     ('logit', None)
@@ -77,8 +77,8 @@ def reason(error: BaseException) -> str:
 def install(extra: str) -> str:
     """Return the command that installs an extra, for messages.
 
-    It works from a clone and from a wheel too: pip finds the package that is installed, and
-    installs what the extra adds.
+    The command also works if the package was installed from a clone or a wheel: pip finds it and
+    installs only the dependencies of the extra.
 
     >>> install("onnx")
     "`pip install 'dualcba[onnx]'`"
@@ -109,12 +109,12 @@ def above_zero(**fields: float) -> None:
         if not number or isinstance(value, bool) or not 0 < value < math.inf:
             raise ValueError(expected(field, value, "a number above 0"))
         if not SMALLEST_FLOAT <= value <= LARGEST_FLOAT:
-            wanted = f"a number from {SMALLEST_FLOAT:.0e} to {LARGEST_FLOAT:.0e}, as float32 has"
+            wanted = f"a number from {SMALLEST_FLOAT:.0e} to {LARGEST_FLOAT:.0e}, for float32"
             raise ValueError(expected(field, value, wanted))
 
 
 def at_least_0(name: str, value: float) -> float:
-    """Return the number, or raise unless it is at least 0 and float32 has it.
+    """Return the number as a float; raise unless it is at least 0 and float32 can represent it.
 
     >>> at_least_0("weight", -1)
     Traceback (most recent call last):

@@ -46,18 +46,20 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Samples have the shape (n, features) or (n, *shape). uint8 samples are stored as uint8 and by
     default scaled to [0, 1]; other samples are converted to float32. Each feature of float vectors
-    is standardised by its mean and variance so far, unless the learner option `standardise` is
-    False or there is a `transform`; the memory keeps raw vectors. Task boundaries are inferred from
-    the labels. Classes need not be announced: each label that was not there before is a new class,
-    and the network grows, unless `classes` was given to `partial_fit`. Only classes that have been
-    observed are predicted; if they were announced, the learner option `seen_only` can change that.
+    is standardised by its running mean and variance, unless the learner option `standardise` is
+    False or there is a `transform`; the memory stores raw vectors. Task boundaries are inferred
+    from the labels. Classes need not be announced: each label that has not occurred before is a new
+    class, and the network grows, unless `classes` was given to `partial_fit`. Only classes that
+    have been observed are predicted; if `classes` was given, the learner option `seen_only` can
+    change that.
 
     Predictions use IBN statistics with every method, unless the learner option `ibn` is False: a
-    call with two samples can change weights so much that running statistics no longer fit them. A
-    call with more than `batch_size` samples is split into batches of even size.
+    call with as few as two samples can change the weights so much that the running statistics no
+    longer match them. A call with more than `batch_size` samples is split into batches of even
+    size.
 
     On a CPU the network `"mlp"` uses one thread, as runs of the command line do, so results do not
-    depend on the number of threads. With other networks they can, in the last bits.
+    depend on the number of threads. With other networks, the last bits of results can depend on it.
 
     If `fit` or the first `partial_fit` raises an error, the classifier is left unchanged.
 
@@ -66,23 +68,24 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     network
         The name of a network, such as `"mlp"`, or an `nn.Module` with one output per class. A
         module is copied and not modified. If classes are not announced, it may have any number of
-        outputs, of which there are more when classes arrive.
+        outputs; more are added when classes arrive.
     method, buffer, batch_size, lr
-        As for `Learner`; without `lr` that of the optimiser, 0.03 by default. A `Method` object is
-        copied.
+        As for `Learner`. The default of `lr` depends on the optimiser; for SGD it is 0.03. A
+        `Method` object is copied.
     learner_options
         Other keyword arguments of `Learner`, such as {"optimizer": "adam"}, except `seed`, `dtype`
         and `boundaries`, which the classifier sets itself.
     epochs
-        Number of passes of `fit` over its data. `partial_fit` makes one pass in the given order.
+        Number of passes of `fit` over the data. `partial_fit` makes one pass in the given order.
     random_state
         An int, a `RandomState` instance or None, as in scikit-learn.
 
     Attributes
     ----------
     classes_
-        The class labels: those of `fit` or `classes` sorted, others in the order of arrival. The
-        scorers of scikit-learn that take probabilities, such as `roc_auc`, need them sorted.
+        The class labels: those of `fit` or `classes` in sorted order, then others in order of
+        arrival. Scorers of scikit-learn that use probabilities, such as `roc_auc`, need them
+        sorted.
     learner_
         The `Learner`.
     seed_
@@ -139,15 +142,15 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
         """Train on the next part of the stream, in one pass.
 
-        Parameters that are changed after the first call take effect at the next `fit`.
+        Changes of parameters after the first call take effect at the next `fit`.
 
         Parameters
         ----------
         X, y
             Samples and labels.
         classes
-            All classes of the stream, in the first call: other labels raise an error. By default
-            every label that was not there before is a new class.
+            All classes of the stream, given in the first call; any other label is then an error.
+            By default every label that has not occurred before is a new class.
         """
         first = not hasattr(self, "learner_")
         with self._restore_on_error(), self._threads():
@@ -158,8 +161,8 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             elif classes is not None:
                 self._check_same_classes(classes)
             self._grow_if_needed(labels)
-            several = len(samples) > self.learner_.batch_size  # a single step undoes itself
-            with self._undone() if several and not first else nullcontext():
+            several = len(samples) > self.learner_.batch_size  # `observe` undoes a single step
+            with self._restore_learner_on_error() if several and not first else nullcontext():
                 self._observe(samples, labels)
         return self
 
@@ -172,7 +175,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(predicted if classes is None else classes[predicted.numpy()])
 
     def predict_proba(self, X: ArrayLike) -> Array:
-        """Return the probability of each of `classes_` for each sample, of shape (n, classes).
+        """Return the probabilities of `classes_` for each sample, of shape (n, n_classes).
 
         By default the probability of a class that has not been observed is 0.
         """
@@ -181,9 +184,9 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return self.learner_.predict_proba(self._validate(X)[0]).numpy()
 
     def snapshot(self) -> Snapshot:
-        """Return a model that predicts as the classifier does now, on the host.
+        """Return a copy of the model for predictions, on the host.
 
-        Other threads can use it while the classifier learns, and it can be pickled.
+        Later training does not change it. Other threads can use it, and it can be pickled.
         """
         check_is_fitted(self, "learner_")
         learner, classes = self._fitted
@@ -191,9 +194,10 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return learner.snapshot("cpu").for_estimator(classes)
 
     def export(self, path: str | Path, *, fold: bool = True) -> None:
-        """Write a model that predicts as the classifier does now to a file, with `classes_`.
+        """Write the model for predictions, as it is now, to a file, with `classes_`.
 
-        The ending says how: `.safetensors`, `.pt2` or `.onnx`, see `dualcba.serving.export_model`.
+        The suffix selects the format: `.safetensors`, `.pt2` or `.onnx`, see
+        `dualcba.serving.export_model`.
         """
         export_model(self.snapshot(), path, fold=fold)
 
@@ -204,9 +208,9 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return float(accuracy_score(_to_numpy(y, "y"), predicted, sample_weight=sample_weight))
 
     def _validate(self, X: ArrayLike, y: Any = "no_validation", *, first: bool = False) -> Any:
-        """Return samples in the dtype of the learner, and the unchanged labels or None.
+        """Return samples in the dtype of the learner, and the labels, unchanged, or None.
 
-        `first` is True if the data determine the dtype and the number of features.
+        With `first` the data determine the dtype and the number of features.
         """
         dtypes = [np.float32, np.uint8]  # other types are converted to the first of these
         with _errors_on_one_line():
@@ -233,7 +237,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(expected("classes", given.tolist(), wanted))
 
     def _start(self, samples: Array, labels: Array, classes: Array | None) -> None:
-        """Make a new learner for samples of this shape and dtype and for these classes, or any."""
+        """Make a new learner for samples of this shape and dtype; it grows if `classes` is None."""
         if classes is not None:
             if len(classes) < 2:
                 raise ValueError(f"there is {len(classes)} class, expected at least 2")
@@ -246,10 +250,10 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._made_from = (self.network, samples.shape[1:], arguments)
         self._fitted = self._make_learner(classes), classes
 
-    # the learner, and its classes unless it grows; replaced as a whole, for threads that predict
+    # the learner and its classes (None if it grows), in one tuple so that threads see both change
     _fitted: tuple[Learner, Array | None]
-    _announced = True  # whether labels that are not in `classes_` are refused
-    _outputs: int | None = None  # of the network at first; None in pickles of earlier versions
+    _announced = True  # whether labels that are not in `classes_` are an error
+    _outputs: int | None = None  # initial outputs of the network; None in pickles of old versions
 
     @property
     def learner_(self) -> Learner:
@@ -270,7 +274,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._fitted[1] is None
 
     def _grow_if_needed(self, labels: Array) -> None:
-        """After `fit`, go on with a learner that grows, if there is a label that is new."""
+        """If there is a new label after `fit`, replace the learner by a growing one."""
         known = as_list(self.classes_)
         if self._grows or self._announced or set(as_list(labels)) <= set(known):
             return
@@ -294,9 +298,9 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return {**usual, **given}
 
     def _make_learner(self, classes: Array | None) -> Learner:
-        """Make a learner from `_made_from`, which later changes of parameters do not affect.
+        """Make a learner from `_made_from`, which ignores parameters changed since.
 
-        It grows if `classes` is None.
+        The learner grows if `classes` is None.
         """
         network, shape, arguments = self._made_from
         outputs = self._outputs or (FIRST_OUTPUTS if classes is None else len(classes))
@@ -323,7 +327,7 @@ class DualCBAClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return threads_for(small=isinstance(network, str) and network == "mlp")
 
     @contextmanager
-    def _undone(self) -> Iterator[None]:
+    def _restore_learner_on_error(self) -> Iterator[None]:
         """Restore the learner if the block raises an error."""
         before = self.learner_.state_dict()
         try:
@@ -376,7 +380,7 @@ def _unique_classes(classes: ArrayLike) -> Array:
 
 
 def _to_numpy(given: Any, name: str) -> Any:
-    """Return a tensor as an array, and anything else as it is."""
+    """Return a tensor as an array, and anything else unchanged."""
     no_mask(name, given)
     if not isinstance(given, torch.Tensor):
         return given
@@ -385,7 +389,7 @@ def _to_numpy(given: Any, name: str) -> Any:
 
 @contextmanager
 def _errors_on_one_line() -> Iterator[None]:
-    """Replace the errors of scikit-learn, and of objects that it reads, by errors on one line."""
+    """Reduce errors of scikit-learn, and of the objects that it reads, to one line."""
     try:
         yield
     except TypeError as error:

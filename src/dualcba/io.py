@@ -20,13 +20,13 @@ except ImportError:  # Windows has no fcntl
     fcntl = None  # type: ignore[assignment]
 
 DRAFT = ".draft-"
-"""How the names of drafts begin; host, process and a random part follow."""
+"""The prefix of drafts' names; host, process and a random part follow."""
 
 OLD = 24 * 3600.0
-"""The age in seconds from which a draft is removed, whoever wrote it."""
+"""The age in seconds at which a draft is removed, whichever process wrote it."""
 
 UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EACCES, errno.EBADF)
-"""The errors of `fsync` on systems that cannot do it, such as on a folder on Windows."""
+"""The errors of `fsync` where it is not supported, such as for a folder on Windows."""
 
 
 @contextmanager
@@ -34,10 +34,11 @@ def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary path beside `path`, and move it to `path` if the block succeeds.
 
     If the block raises, the temporary file is removed and `path` is unchanged. The content is on
-    the disk before `path` changes, so after a crash `path` is the old file or the new one. A file
-    that exists keeps its mode. If `path` is a symbolic link, the file that it points to is
-    replaced. Drafts that killed processes left in the folder are removed. Without `durable` nothing
-    waits for the disk: readers still see one of the two files, but a crash can lose both.
+    the disk before `path` changes, so after a crash `path` is the old file or the new one. An
+    existing file keeps its mode. If `path` is a symbolic link, the file that it points to is
+    replaced. Temporary files left in the folder by killed processes are removed. Without `durable`
+    the function does not wait for the disk: readers still see the old file or the new one, but a
+    crash can lose both.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +76,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def user_path(path: str | Path) -> Path:
-    """Return a path with `~` replaced by the home folder; raise if there is no such user."""
+    """Return a path with `~` expanded to the home folder; raise if there is no such user."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -133,7 +134,7 @@ def _host() -> str:
 def folder_lock(folder: Path) -> Iterator[None]:
     """Hold an exclusive lock on a folder; other processes wait for it.
 
-    Without effect on systems and file systems that have no locks.
+    No effect on systems and file systems without locks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if fcntl is None:
@@ -152,8 +153,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
 def only_process(path: Path) -> Iterator[None]:
     """Hold a lock file with the id of this process; raise a `BlockingIOError` if another one does.
 
-    The lock ends with the process, however it ends. Without effect on systems and file systems that
-    have no locks.
+    The lock is released when the process ends, for whatever reason. No effect on systems and file
+    systems without locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -183,7 +184,7 @@ def _take_lock(handle: int, path: Path) -> None:
 def is_held(path: Path) -> bool:
     """Return whether a process holds a lock file, as `only_process` does.
 
-    False on systems and file systems that have no locks.
+    False on systems and file systems without locks.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, only_process(path := Path(folder, "lock")):

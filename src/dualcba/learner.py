@@ -60,54 +60,55 @@ from dualcba.training.sharing import (
 from dualcba.training.undo import undone_as_a_whole, undone_in_a_task
 
 ANY_LABELS = "; leave out num_classes to use labels of any type"
-"""The end of errors about labels that are no numbers, in a learner with `num_classes`."""
+"""Appended to errors about labels that are not numbers, in a learner with `num_classes`."""
 
 
 @documented(LearnerArguments)
 class Learner:
-    """Trains a network on the batches of a stream, in one pass, and predicts at any time.
+    """Trains a network on a stream of batches, in one pass, and predicts at any time.
 
     Call `new_task` with the classes of a task, `observe` with each batch, and `predict` after any
-    step. Most learners need `method`, `buffer` and `lr`; the other options have defaults.
+    step. `method`, `buffer` and `lr` matter most; all options have defaults.
 
     Parameters
     ----------
     network : nn.Module
         Any module that maps (n, *input_shape) to (n, num_classes) with a last linear layer. The
         learner moves it to the device, puts it into training mode and trains it. If `num_classes`
-        is not given, its last layer may have any number of outputs, and gets more when classes
-        arrive: twice as many each time.
+        is not given, the last layer may have any number of outputs; when it runs out of outputs for
+        new classes, their number is doubled.
     input_shape : tuple of int
         The shape of one sample; a dict or tuple of shapes if there are several inputs.
     num_classes : int, optional
-        The number of classes, including those that arrive later: labels are 0, 1, and so on. Leave
-        it out to use labels of any hashable type, such as text: each label that was not there
-        before is then a new class (`classes_`), up to `max_classes`.
+        The number of classes, including those that arrive later; labels are 0, 1, and so on. Leave
+        it out to use labels of any hashable type, such as text: each label that has not occurred
+        before is then a new class (see `classes_`), up to `max_classes`.
     {options}
 
     Notes
     -----
     Options of the adaptor are accepted only if the method has an adaptor that uses them. A loaded
-    class-agnostic part (`agnostic_from`) makes corrections as large as the stream that it was
-    trained on needed: with few, short tasks it can suppress new classes for a long time. Unless
-    `specific` is given, it is the whole adaptor, and nothing of the adaptor is trained.
+    class-agnostic part (`agnostic_from`) makes corrections of the size that its own training stream
+    needed: on a stream with few, short tasks it can suppress new classes for a long time. Unless
+    `specific` is given, it is the whole adaptor, and no part of the adaptor is trained.
 
-    Tokens have the `dtype` torch.int64 or torch.int32 and reach the network as they are. With a
-    dict or tuple of shapes in `input_shape`, samples are dicts or tuples of arrays, and the network
-    is called with keywords or in that order. With `cache_features` the given network keeps its own
-    last layer where the method or `head` replaces it. Normalisation layers given in evaluation mode
-    keep their statistics.
+    Tokens have the `dtype` torch.int64 or torch.int32 and are passed to the network unchanged. With
+    a dict or tuple of shapes in `input_shape`, samples are dicts or tuples of arrays, and the
+    network is called with keyword or positional arguments. With `cache_features`, a last layer that
+    the method or `head` replaces is replaced in the learner only, not in the given network.
+    Normalisation layers that are in evaluation mode when the network is given keep their
+    statistics.
 
     A network that draws random numbers itself, as dropout does, uses torch's global generator,
     which is not part of the learner's seed or state.
 
-    On a CPU torch's number of threads changes the last bits of results. A learner leaves it as it
-    is; call `torch.set_num_threads(1)` for results that do not depend on the machine. Runs of the
+    On a CPU the number of torch's threads changes the last bits of results. A learner does not set
+    it; call `torch.set_num_threads(1)` for results that do not depend on the machine. Runs of the
     command line and `DualCBAClassifier` do so for the network `mlp`.
 
-    Threads may share a learner: a lock lets one call in at a time, so `predict` waits for a step in
+    Threads may share a learner: a lock admits one call at a time, so `predict` waits for a step in
     progress; predictions of a `snapshot` do not wait. A network belongs to one learner; a second
-    one on the same weights gives a warning.
+    learner on the same weights gives a warning.
 
     >>> from torch import nn
     >>> _ = torch.manual_seed(0)
@@ -122,7 +123,7 @@ class Learner:
     >>> learner.predict(torch.eye(4)).tolist()
     [0, 1, 2, 3]
 
-    Without `num_classes` labels are of any type, and need not be announced:
+    Without `num_classes`, labels may have any hashable type and need not be announced:
 
     >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
     >>> learner = Learner(net, (4,), dtype=torch.float32, buffer=20, batch_size=8, lr=0.3,
@@ -156,7 +157,7 @@ class Learner:
         self._lock = Lock()
         self._listener = ListenerRef()
         host = torch.device("cpu")  # not the default device
-        with default_modes(device), engine.scope(), host:  # may fail: before the network is changed
+        with default_modes(device), engine.scope(), host:  # first: it may fail, nothing is changed
             sets = ClassSets(given.outputs)
             rng = torch_generator(given.seed, "adaptor")
             adaptor = make_adaptor(given.kind, given, sets, rng)
@@ -180,7 +181,7 @@ class Learner:
     # ------------------------------------------------------------------ training
 
     def new_task(self, classes: Sequence[Any] | Tensor | NDArray[Any]) -> None:
-        """Begin a task with these new classes, and end the one before."""
+        """End the current task, if any, and begin a task with these new classes."""
         with self._lock, interrupts:
             self._predictor.check_outside("new_task")
             if self._ranks is not None:
@@ -194,7 +195,7 @@ class Learner:
                 raise ValueError(expected("classes of the new task", labels, "at least one label"))
             fresh = self._labels.classes(labels)[1]
             with default_modes(self.device), self._undone_growth() if fresh else nullcontext():
-                self._admit(fresh)
+                self._add_new_classes(fresh)
                 self._begin(self._labels.classes(labels)[0])
 
     def _begin(self, classes: Sequence[int]) -> None:
@@ -203,7 +204,7 @@ class Learner:
             self._parts.tasks.begin(classes, self._step)
 
     def end_task(self) -> None:
-        """End the current task, or the stream; `new_task` ends the task before it as well."""
+        """End the current task, at the end of the stream; `new_task` also ends the task before."""
         with self._lock, interrupts:
             self._predictor.check_outside("end_task")
             if self._ranks is not None:
@@ -216,12 +217,12 @@ class Learner:
         """Train on one batch of the stream: raw samples (n, *input_shape) and labels (n,).
 
         If `num_classes` was not given, labels that are not in `classes_` are new classes; with
-        given boundaries they belong to the current task.
+        given boundaries they join the current task.
 
-        Set `again` in later epochs, in which the samples of the task are repeated. If the call
-        raises, the learner is unchanged. On a GPU a step that is refused (`on_outlier`) is reported
-        later, by `check_finite`. A label that no `new_task` has announced counts as one of an old
-        class; on a CPU there is a warning, once per task.
+        Set `again` in later epochs, which repeat the samples of the task. If the call raises, the
+        learner is unchanged. On a GPU a refused step (see `on_outlier`) is reported later, by
+        `check_finite`. A label that no `new_task` has announced is treated as an old class; on a
+        CPU there is a warning, once per task.
 
         If `distributed`, all ranks must make this call together, each with its share of the batch.
         The same holds for `new_task`, `end_task`, `save`, `load`, `state_dict` and the first
@@ -232,7 +233,7 @@ class Learner:
             x, y = self._whole_batch(self._ranks, x, y, again)
         samples = self._inputs.check(x, "observed")
         if len(samples) <= method.labelled:
-            wanted = f"more than the {method.labelled} labelled ones that lead a batch"
+            wanted = f"more than {method.labelled}, the labelled samples at the start of a batch"
             raise ValueError(expected("number of observed samples", len(samples), wanted))
         with self._lock:
             labels, fresh = self._class_labels(y, len(samples))
@@ -257,9 +258,9 @@ class Learner:
             return whole_batch(ranks, read, self._receive, again=again)
 
     def _class_labels(self, y: Any, n: int) -> tuple[Tensor, list[Any]]:
-        """Return the class of each label, −1 for no label, and the labels that are new.
+        """Return the class of each label (−1 for unlabelled), and the list of new labels.
 
-        New labels get the next classes, in their order.
+        New labels get the next class indices, in order.
         """
         unlabelled = self.method.unlabelled
         if self._maker is None:
@@ -274,7 +275,7 @@ class Learner:
         return torch.tensor(found, dtype=torch.long, device="cpu"), fresh
 
     def _receive(self, tensor: Tensor) -> Tensor:
-        """Bring a tensor to the device; copy one of inference mode, so that gradients can pass."""
+        """Move a tensor to the device; copy an inference tensor, which does not allow autograd."""
         return self._parts.engine.receive(tensor.clone() if tensor.is_inference() else tensor)
 
     def observe_on_device(
@@ -288,11 +289,11 @@ class Learner:
     ) -> None:
         """Train on a batch that is already checked and on the device, without waiting for it.
 
-        This is `observe` without its checks, for runs and benchmarks. `storable` is the mask of
-        samples that may enter the memory, by default all; `labels` is y on the host, required if
-        boundaries are inferred; `again` as for `observe`. If `num_classes` was not given, y has the
-        positions of labels in `classes_`, all of which must be there. If `distributed`, every rank
-        passes the whole batch.
+        This is `observe` without its checks, for runs and benchmarks. `storable` masks the samples
+        that may enter the memory, by default all; `labels` is y on the host, required if boundaries
+        are inferred; `again` is as in `observe`. If `num_classes` was not given, y holds indices
+        into `classes_`, and no class may be new. If `distributed`, every rank passes the whole
+        batch.
         """
         self._observe(x, y, storable, labels, again, [])
 
@@ -305,7 +306,7 @@ class Learner:
         again: bool,
         fresh: Sequence[Any],
     ) -> None:
-        """Give the new labels in `fresh`, if any, their classes, and train on the batch."""
+        """Add classes for the new labels in `fresh`, if any, and train on the batch."""
         with self._lock, interrupts, default_modes(self.device):
             self._predictor.check_outside("observe")
             listener = self._listener()
@@ -317,7 +318,7 @@ class Learner:
             try:
                 with self._undone_growth() if fresh else nullcontext():
                     if fresh:
-                        self._admit(fresh, to_task=True)
+                        self._add_new_classes(fresh, to_task=True)
                     with undone_in_a_task(self._parts):
                         self._take_step(x, y, storable, labels, again)
             except RefusedError as refused:
@@ -355,12 +356,12 @@ class Learner:
             parts.training_step.take(x, y, storable, step, update_adaptor=update_adaptor)
 
     def attach(self, listener: Listener | None) -> None:
-        """Call a listener before and after each step, in place of the one before; None stops it.
+        """Call a listener before and after each step; it replaces the current one, None removes it.
 
         Use it to log or plot each step without changes to the training loop. A
-        `dualcba.monitoring.Monitor` is a listener and attaches itself. The learner does not keep
-        the listener alive: it is called as long as something else refers to it. A step that is
-        refused or fails has no `after_step`.
+        `dualcba.monitoring.Monitor` is a listener and attaches itself. The learner holds only a
+        weak reference, so keep a reference to the listener. `after_step` is not called if the step
+        is refused or fails.
 
         >>> class Counter:
         ...     steps = 0
@@ -386,9 +387,9 @@ class Learner:
         """Add new classes with these labels, in this order, before their samples arrive.
 
         Only for a learner without `num_classes`. It is seldom needed, since `new_task` and
-        `observe` add new labels too; it sets the order of `classes_`, and so that of the columns of
-        `predict_proba`. Labels that are in `classes_` already are left out. A class is not
-        predicted before it has been observed or is one of a task.
+        `observe` also add new labels; use it to fix the order of `classes_` and of the columns of
+        `predict_proba`. Labels that are already in `classes_` are ignored. A class is predicted
+        only once it has been observed or announced by `new_task`.
 
         >>> learner = Learner(torch.nn.Linear(4, 2), (4,), dtype=torch.float32)
         >>> learner.add_classes(["cat", "dog"])
@@ -396,7 +397,8 @@ class Learner:
         ['cat', 'dog']
         """
         if self._maker is None:
-            raise ValueError(f"num_classes is {self.num_classes}, expected it not given")
+            wanted = "a learner without num_classes for add_classes"
+            raise ValueError(expected("num_classes", self.num_classes, wanted))
         with self._lock, interrupts, default_modes(self.device):
             self._predictor.check_outside("add_classes")
             if self._ranks is not None:
@@ -405,13 +407,13 @@ class Learner:
                 )
             fresh = self._labels.classes(read_labels(labels, None, "labels"))[1]
             with self._undone_growth():
-                self._admit(fresh)
+                self._add_new_classes(fresh)
                 interrupts.defer()
 
-    def _admit(self, fresh: Sequence[Any], *, to_task: bool = False) -> None:
-        """Give new labels a class each; `to_task` adds them to the task, if boundaries are given.
+    def _add_new_classes(self, fresh: Sequence[Any], *, to_task: bool = False) -> None:
+        """Add a class for each new label; `to_task` adds it to the task, if boundaries are given.
 
-        A failure is undone by `_undone_growth`.
+        Call it inside `_undone_growth`, which undoes it if it fails.
         """
         if not fresh:
             return
@@ -425,7 +427,7 @@ class Learner:
                 sets.set_new([*new, *range(before, len(self._labels))])
 
     def _resize(self, count: int) -> None:
-        """Resize the network for `count` classes, which may be more or fewer than before."""
+        """Resize the network for `count` classes."""
         assert self._maker is not None
         parts, outputs = self._parts, outputs_for(count, self._maker.given.outputs)
         if outputs != parts.context.sets.num_classes:
@@ -437,7 +439,7 @@ class Learner:
 
     @contextmanager
     def _undone_growth(self) -> Iterator[None]:
-        """Put the labels, the parts and the last layer back if the body raises."""
+        """Restore the labels, the parts and the last layer if the body raises."""
         parts, predictor, names = self._parts, self._predictor, self._labels.names
         layer, detector = LastLayer(self.network), parts.tasks.detector
         detector = None if detector is None else detector.copy()
@@ -461,11 +463,11 @@ class Learner:
             raise
 
     def check_finite(self) -> None:
-        """Raise a `FloatingPointError` if a recent step was refused and no call has reported it.
+        """Raise a `FloatingPointError` if a recent step was refused and this was not reported yet.
 
-        A step is refused, and its batch left out, if the batch has an outlier or its result is not
+        A step is refused, and its batch skipped, if the batch has an outlier or the result is not
         finite (see `on_outlier`). On a CPU `observe` raises at once, so this call does nothing. On
-        a GPU `observe` does not wait for the device, and makes this check every few hundred steps;
+        a GPU `observe` does not wait for the device, and runs this check every few hundred steps;
         call it at the end of a stream, or before you rely on a score. It waits for the device. With
         `on_outlier` `"skip"` or `"clip"` it never raises; `outliers` counts such batches.
         """
@@ -476,9 +478,9 @@ class Learner:
     # ------------------------------------------------------------------ prediction
 
     def predict(self, x: Samples) -> Tensor | Any:
-        """Return the class of each sample, (n,); the adaptor is not used.
+        """Return the predicted class of each sample, (n,); the adaptor is not used.
 
-        If `num_classes` was not given, these are labels, as a NumPy array.
+        If `num_classes` was not given, the result is a NumPy array of labels.
         """
         with self._lock:
             classes = self._scores(x).argmax(1)
@@ -495,15 +497,15 @@ class Learner:
         samples = self._inputs.check(x, "given")
         with self._lock:
             if not self.num_classes:
-                raise ValueError("there is no class yet, expected observe or new_task before")
+                raise ValueError("the learner has no class yet, expected observe or new_task first")
             scores = self._predictor.scores_of(samples, self.statistics, self._step)
             return scores[:, : self.num_classes]
 
     def snapshot(self, device: str | torch.device | None = None) -> Snapshot:
-        """Return a model that predicts as the learner does now, whatever it learns afterwards.
+        """Return a copy of the model for predictions, which later training does not change.
 
-        It shares nothing with the learner, so other threads can use it while the learner learns,
-        and it can be pickled for other processes. By default it is on the learner's device.
+        It shares nothing with the learner, so other threads can use it during training, and it can
+        be pickled for other processes. By default it is on the learner's device.
         """
         with self._lock:
             model = frozen_model(self._predictor, self.statistics, self._step, self.num_classes)
@@ -515,14 +517,14 @@ class Learner:
         return snapshot if device is None else snapshot.to(device)
 
     def export(self, path: str | Path, *, fold: bool = True) -> None:
-        """Write a model that predicts as the learner does now to a file, see `export_model`."""
+        """Write the model for predictions, as it is now, to a file; see `export_model`."""
         export_model(self.snapshot("cpu"), path, fold=fold)
 
     def scores(self, x: Tensor) -> Tensor:
         """Return scores (n, C) of raw samples on the device, inside `evaluating`.
 
-        C is `num_classes`; if that was not given, it is the number of outputs of the network, and
-        the first columns are those of `classes_`.
+        C is `num_classes` if that was given, else the number of outputs of the network, of which
+        the first ones are those of `classes_`.
         """
         return self._predictor.scores(x)
 
@@ -530,10 +532,10 @@ class Learner:
     def evaluating(self, statistics: str = "bn") -> Iterator[None]:
         """Put the network into evaluation mode for calls of `scores`, and restore it afterwards.
 
-        `predict` does so by itself. Use the context to score many batches that are on the device
-        already, or to compare statistics: `"bn"` are the running statistics of training, `"ibn"`
-        those re-estimated from the memory, once for all calls inside. Other threads wait until the
-        context ends. Inside, nothing can be learnt, saved or loaded.
+        `predict` does so by itself. Use the context to score many batches that are already on the
+        device, or to compare statistics: `"bn"` uses the running statistics of training, `"ibn"`
+        re-estimates them from the memory, once for all calls inside. Other threads wait until the
+        context ends. Inside the context, the learner cannot train, save or load.
 
         >>> learner = Learner(torch.nn.Linear(4, 2), (4,), 2, dtype=torch.float32, device="cpu")
         >>> with learner.evaluating("bn"):
@@ -547,9 +549,9 @@ class Learner:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of everything the next step depends on: `tensors` by name, and `meta`.
+        """Return a copy of everything the next step depends on: named `tensors`, and `meta`.
 
-        If predictions have estimated IBN's statistics from parts of the memory (`ibn_refresh`),
+        If predictions have estimated IBN statistics from parts of the memory (see `ibn_refresh`),
         there is a third entry, `estimate`: the next predictions depend on it, but no step does.
         """
         with self._lock:
@@ -563,9 +565,9 @@ class Learner:
             return state if estimate is None else {**state, "estimate": estimate}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state of a learner made with the same arguments; the seed may differ.
+        """Load the state of a learner made with the same arguments, and continue from it.
 
-        The seed of the state is loaded too.
+        The seed may differ; it is loaded with the state.
         """
         with self._lock, interrupts:
             self._predictor.check_outside("load_state_dict")
@@ -599,13 +601,13 @@ class Learner:
             self._ranks.each("save", write if self._ranks.rank == 0 else lambda: None)
 
     def load(self, path: str | Path) -> None:
-        """Continue from a file written by `save`; no code is loaded from it."""
+        """Load a file written by `save`, and continue from it; no code in the file is executed."""
         read = partial(read_state_file, Path(path))
         found = read() if self._ranks is None else self._ranks.each("load", read)
         self.load_state_dict(split_estimate(found))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Learner:
-        """Return a learner that goes on alike and shares nothing with this one."""
+        """Return an independent copy, which continues in the same way."""
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         with self._lock, default_modes(self.device):
@@ -615,15 +617,15 @@ class Learner:
             with engine.scope():  # the copy's own stream, on which its first step follows
                 for module in self._parts.modules().values():
                     for p in module.parameters():
-                        if id(p) not in memo:  # as other tensors, so that views of it stay views
+                        if id(p) not in memo:  # copied like other tensors: views of it stay views
                             values = copy.deepcopy(p.detach(), memo)
                             memo[id(p)] = torch.nn.Parameter(values, p.requires_grad)
                 made.__dict__.update(copy.deepcopy(self.__dict__, memo))
-            engine.finish()  # this learner may go on, or be gone
+            engine.finish()  # this learner may take a step or be deleted next
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the learner by torch.save: parts of it share the memory of tensors."""
+        """Pickle the learner by torch.save, which keeps tensors that share memory together."""
         wanted = "save or snapshot, or a learner on a CPU whose network can be pickled"
         content = io.BytesIO()
         try:
@@ -633,7 +635,7 @@ class Learner:
                 self._predictor.check_outside("pickle")
                 torch.save(self.__dict__, content)
         except Exception as error:  # the caller's network may raise anything
-            if self._ranks is not None:  # which say it themselves
+            if self._ranks is not None:  # the error of `Ranks` is clearer
                 raise
             message = f"the learner cannot be pickled: {reason(error)}, expected {wanted}"
             raise pickle.PicklingError(message) from error
@@ -642,10 +644,11 @@ class Learner:
     def save_agnostic(self, path: str | Path, provenance: Mapping[str, Any]) -> None:
         """Write the adaptor's class-agnostic part to a file for `agnostic_from`.
 
-        `provenance` is stored with it: the dataset, method, buffer, seed and so on that made it.
+        `provenance` is stored in the file: the dataset, method, buffer, seed and so on that the
+        part was trained with.
         """
         if self.adaptor is None:
-            raise ValueError("the learner has no adaptor, expected one to save")
+            raise ValueError("the learner has no adaptor, expected one with a class-agnostic part")
         with self._lock:
             self._parts.engine.finish()
             save_agnostic(self.adaptor, path, provenance)
@@ -659,9 +662,9 @@ class Learner:
 
     @property
     def network(self) -> Network:
-        """The network; its `module` is the one that was given.
+        """The network; its attribute `module` is the given module.
 
-        With `cache_features` it is the last layer, over features.
+        With `cache_features` it is the last layer alone, whose inputs are features.
         """
         return self._parts.context.network
 
@@ -697,17 +700,17 @@ class Learner:
 
     @property
     def num_classes(self) -> int:
-        """The number of classes; if it was given, including those that arrive later."""
+        """The number of classes: as given, or else the number of classes so far."""
         return self.network.num_classes if self._maker is None else len(self._labels)
 
     @property
     def classes_(self) -> list[Any]:
-        """The labels of the classes: 0, 1, and so on, or those so far in the order of arrival."""
+        """The labels: 0, 1, and so on, or without `num_classes` the labels in order of arrival."""
         return list(range(self.num_classes)) if self._maker is None else self._labels.names
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one sample; of several inputs, that of the row that holds them."""
+        """The shape of one sample; with several inputs, the shape of the row of bytes."""
         return self._inputs.shape
 
     @property
@@ -717,7 +720,7 @@ class Learner:
 
     @property
     def inputs(self) -> Inputs:
-        """What samples consist of; several inputs are stored as one row of bytes per sample."""
+        """The shapes and types of a sample's inputs; several are stored as one row of bytes."""
         return self._inputs
 
     @property
@@ -732,12 +735,12 @@ class Learner:
 
     @property
     def device(self) -> torch.device:
-        """The device it computes on."""
+        """The device on which the learner computes."""
         return self._parts.engine.device
 
     @property
     def seed(self) -> int:
-        """The seed it was made with, or that of the state it has loaded."""
+        """The seed that was given, or that of the loaded state."""
         return self._predictor.ibn.seed
 
     @property
@@ -752,7 +755,7 @@ class Learner:
 
     @property
     def outliers(self) -> int:
-        """The number of batches that were left out or clipped, see `on_outlier`."""
+        """The number of batches that were skipped or clipped, see `on_outlier`."""
         with self._parts.engine.scope():
             return int(self._parts.guard.outliers)
 
@@ -773,9 +776,9 @@ class Learner:
 
 
 def _make_network(given: LearnerArguments) -> tuple[LearnerArguments, Network]:
-    """Return the network that is trained, and its arguments: those over features, if cached."""
+    """Return the network to train, and the arguments, which `cache_features` changes."""
     if not given.network.training and not given.cache_features:
-        given.network.train()  # as a whole; layers that the caller froze one by one stay frozen
+        given.network.train()  # if only some layers are in evaluation mode, they stay frozen
     network = Network(
         given.network, given.inputs.shape, given.outputs, head=given.last_layer,
         inputs=given.inputs,

@@ -1,9 +1,8 @@
 """The terms of rehearsal losses, with their derivatives in closed form.
 
 A method defines its loss as a list of terms. A term computes its value, its gradient with respect
-to the logits, and its curvature: how the gradient changes with the adaptor's correction r. The
-outer step needs no more than that (see `adaptors.hypergradient`), so it builds no second-order
-graph.
+to the logits, and its curvature: how the gradient changes with the adaptor's correction r. With
+these the outer step needs no second-order graph (see `adaptors.hypergradient`).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Batch:
 
 
 def inner_batches(new: Batch, mem: Sequence[Batch]) -> list[Batch]:
-    """Return all batches of the inner loss, in the order of their rows."""
+    """Return the batches of the inner loss, views included, in the order of their rows."""
     views = [b.views[name] for name in new.views for b in (new, *mem) if name in b.views]
     return [new, *mem, *views]
 
@@ -60,9 +59,10 @@ def mean_weights(batches: Sequence[Batch], *, by_samples: bool) -> list[float]:
 
 
 def weights_of_one_mean(batches: Sequence[Batch]) -> list[Tensor | None]:
-    """Return weights of samples with which the batches' means, by `mean_weights`, are one mean.
+    """Return weights of samples that turn the sum of weighted batch means into one overall mean.
 
-    Samples of weight 0, which fill up a draw, do not count in it. Without any, all are None.
+    The weights of the batch means are those of `mean_weights`. Samples of weight 0, which pad a
+    draw, are excluded from the mean. The result is None for each batch if no batch has weights.
 
     >>> x = torch.zeros(3, 1)
     >>> batches = [Batch(x, x, x, x), Batch(x, x, x, x, each=torch.tensor([3.0, 0.0, 0.0]))]
@@ -99,7 +99,7 @@ def stack_rows(parts: Sequence[Tensor]) -> Tensor:
 
 
 Adapt = Callable[[Batch], Tensor]
-"""Maps a batch to the logits for the loss: its own, or those with the adaptor's correction."""
+"""Maps a batch to the logits for the loss: raw, or corrected by the adaptor."""
 
 
 def identity(batch: Batch) -> Tensor:
@@ -151,7 +151,7 @@ class CrossEntropy:
         return each * (self.weight / z.shape[0])
 
     def _fused(self, *matrices: Tensor) -> bool:
-        """Whether the fused kernels can compute the derivatives."""
+        """Whether fused kernels can compute the derivatives."""
         each = () if self.each is None else (self.each,)
         return self.classes is None and kernels.applies(*matrices, *each)
 
@@ -268,16 +268,16 @@ class Shifted:
         return self.term.value(z + self.shift)
 
     def gradient(self, z: Tensor) -> Tensor:
-        """Return its gradient at z + shift."""
+        """Return the gradient of the term at z + shift."""
         return self.term.gradient(z + self.shift)
 
     def curvature(self, z: Tensor, s: Tensor) -> Tensor:
-        """Return its curvature at z + shift, applied to s."""
+        """Return the curvature of the term at z + shift, applied to s."""
         return self.term.curvature(z + self.shift, s)
 
 
 def scaled(term: Term, factor: float) -> Term:
-    """Return a term whose weight is multiplied by a factor; that of `Shifted` is its term's.
+    """Return a term with its weight multiplied by a factor; for `Shifted`, that of the inner term.
 
     >>> z = torch.zeros(2, 4)
     >>> scaled(MeanSquaredError(Batch(z, z, z, z), z + 3), 0.5).value(z).item()
@@ -297,7 +297,7 @@ def total(terms: list[Term], adapt: Adapt) -> Tensor:
 def merge_terms(terms: Sequence[Term]) -> list[Term]:
     """Merge cross-entropies of consecutive rows with equal weights, so that fewer terms remain.
 
-    The batch of a merged term has valid labels and rows only: use it for `gradient` and
+    The batch of a merged term has only valid labels and rows: use the term for `gradient` and
     `curvature` at given logits.
     """
     runs: list[list[Term]] = []

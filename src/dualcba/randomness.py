@@ -1,8 +1,8 @@
-"""One seed, and independent named generators made from it.
+"""Independent named generators, made from one seed.
 
-Each purpose has a generator of its own, such as `"memory"` or `"order"`, so that one more draw
-for one purpose changes nothing for the others. All draws are made on the host: the same seed gives
-the same draws on every device.
+Each purpose, such as `"memory"` or `"order"`, has its own generator, so a further draw for one
+purpose does not change the others. All draws are made on the host: the same seed gives the same
+draws on every device.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ def restore_torch_generator(state: Tensor) -> torch.Generator:
     return rng
 
 
-_in_turns = threading.RLock()
+_generator_lock = threading.RLock()
 
 
 @contextmanager
 def global_generator(seed: int | None = None) -> Iterator[None]:
-    """Seed torch's global generator of the host, if a seed is given, and restore it afterwards.
+    """Seed torch's global CPU generator, if a seed is given, and restore its state afterwards.
 
-    All threads have the same generator, so they enter in turns.
+    All threads share this generator, so only one at a time can enter.
     """
-    with _in_turns, torch.random.fork_rng(devices=[]):
+    with _generator_lock, torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.default_generator.manual_seed(seed)
         yield
@@ -82,6 +82,6 @@ def global_generator(seed: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def first_weights(seed: int) -> Iterator[None]:
-    """Initialise networks made inside from the seed; torch's global generator is left unchanged."""
+    """Make torch initialise networks from the seed inside this context; restore its generator."""
     with global_generator(torch_generator(seed, "init").initial_seed()), torch.device("cpu"):
         yield

@@ -1,6 +1,6 @@
 """A river classifier around `Learner`: `learn_one`, `predict_one`, `learn_many` and so on.
 
-It needs the extra `river`; the methods that end in `many` need pandas too.
+It needs the extra `river`; `learn_many`, `predict_many` and `predict_proba_many` also need pandas.
 """
 
 from __future__ import annotations
@@ -37,27 +37,28 @@ LARGEST = float(np.finfo(np.float32).max)
 class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
     """A classifier for streams in which new classes and new features arrive over time.
 
-    Samples are dicts of numbers. A feature that was not there before is a new input of the network,
-    whose number of inputs is doubled as needed, with all that was learnt kept. A feature that a
-    sample lacks, or that is None or NaN, counts as 0; in a prediction, features that were never
-    learnt are ignored. Inputs are standardised on line. Classes need not be announced.
+    Samples are dicts of numbers. A feature that has not occurred before becomes a new input of the
+    network; the number of inputs is doubled as needed, and what was learnt is kept. A feature that
+    is missing, None or NaN counts as 0; predictions ignore features that were never learnt. Inputs
+    are standardised online. Classes need not be announced.
 
-    By default `learn_one` trains on each sample at once, beside ten of the memory. With a larger
-    `batch_size` it collects samples, and trains when it has that many, or at once if the label is
-    new: faster, but fewer steps. `learn_many` gives what a loop over `learn_one` gives. If a step
-    is refused, for an outlier for example, `learn_one` raises, and its samples are left out.
+    By default `learn_one` trains on each sample at once, together with ten samples of the memory.
+    With a larger `batch_size` it collects samples, and trains when it has that many, or at once if
+    the label is new: faster, but fewer steps. `learn_many` has the same result as a loop over
+    `learn_one`. If a step is refused, for an outlier for example, `learn_one` raises, and the
+    samples of the step are discarded.
 
     Parameters
     ----------
     method, buffer, lr
-        As for `Learner`; without `lr` that of the optimiser, 0.03 by default.
+        As for `Learner`. The default of `lr` depends on the optimiser; for SGD it is 0.03.
     batch_size
-        Samples per step. A step also has as many samples of the memory, at least 10, or those of a
-        protocol or recipe.
+        New samples per step. A step also has as many samples of the memory, but at least 10; a
+        protocol or recipe can set another number.
     learner_options
         Other keyword arguments of `Learner`, such as {"optimizer": "adam"}.
     seed
-        The seed; None draws one.
+        The seed; if None, a random one is drawn.
 
     >>> from river import datasets, evaluate, metrics
     >>> model = RiverClassifier(seed=0)
@@ -81,7 +82,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         self.learner_options = learner_options
         self.seed = seed
         self._learner: Learner | None = None
-        self._readout: str | None = None  # that of the learner; it stays
+        self._readout: str | None = None  # of the first learner; later ones keep it
         self._inputs: dict[Hashable, int] = {}  # the position of each feature
         self._waiting: list[tuple[dict[Hashable, float], Hashable]] = []
         self._seed = seed
@@ -98,7 +99,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
     # ------------------------------------------------------------------ learning
 
     def learn_one(self, x: Features, y: Hashable) -> None:
-        """Learn a sample, or keep it until there are `batch_size` of them."""
+        """Train on a sample, or collect it until there are `batch_size` samples."""
         label = python_object(y)
         check_saved_label(label, "y")
         self._waiting.append((_numbers(x), label))
@@ -107,9 +108,9 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
             self._learn()
 
     def learn_many(self, X: pd.DataFrame, y: pd.Series) -> None:
-        """Learn the rows of a table, as `learn_one` does one after the other.
+        """Train on the rows of a table, as `learn_one` does row by row.
 
-        If a row or a label cannot be learnt, none is.
+        All rows and labels are checked first: if one is invalid, none is learnt.
         """
         rows, labels = X.to_dict("records"), read_labels(y, len(X), "y")
         for k, (x, label) in enumerate(zip(rows, labels, strict=True)):
@@ -119,19 +120,19 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
             self.learn_one(x, label)
 
     def _learn(self) -> None:
-        """Train on the samples that wait."""
+        """Train on the collected samples."""
         waiting, self._waiting = self._waiting, []
         inputs = dict(self._inputs)
         for x, _ in waiting:
-            for name in sorted(x.keys() - inputs.keys(), key=repr):  # not by order in x
+            for name in sorted(x.keys() - inputs.keys(), key=repr):  # whatever their order in x
                 inputs[name] = len(inputs)
         with threads_for(small=True):
-            learner, labels = self._ready(len(inputs)), [y for _, y in waiting]
+            learner, labels = self._learner_with(len(inputs)), [y for _, y in waiting]
             self._inputs = inputs
             learner.observe(self._vectors(x for x, _ in waiting), labels)  # type: ignore[arg-type]
 
-    def _ready(self, inputs: int) -> Learner:
-        """Return the learner, after it has got enough inputs."""
+    def _learner_with(self, inputs: int) -> Learner:
+        """Return a learner with at least this number of inputs."""
         before, needed = self._learner, max(1, inputs)
         if before is None:
             self._learner = self._make(needed)
@@ -157,7 +158,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
             fixed["lr"] = self.lr
         given = with_recipe({**fixed, **options}, colour=False)
         own = {"standardise": True, **unannounced_options(given["method"])}
-        if given.get("protocol", "paper") == "paper":  # others have a memory draw of their own
+        if given.get("protocol", "paper") == "paper":  # other protocols set memory_batch
             own["memory_batch"] = max(10, self.batch_size)
         options = {**own, **given}
         if "readout" not in given:
@@ -168,7 +169,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
     # ------------------------------------------------------------------ prediction
 
     def predict_proba_one(self, x: Features, **kwargs: Any) -> dict[Hashable, float]:
-        """Return the probability of each class so far; nothing before the first sample."""
+        """Return the probability of each class so far; empty before the first sample."""
         if self._learner is None or not self._learner.num_classes:
             return {}
         found = self._probabilities(self._vectors([_numbers(x)]))[0]
@@ -200,7 +201,7 @@ class RiverClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         return np.asarray(found / found.sum(1, keepdims=True))
 
     def _vectors(self, samples: Iterable[Mapping[Hashable, float]]) -> NDArray[np.float32]:
-        """Return samples as vectors, with 0 for what they lack."""
+        """Return samples as vectors, with 0 for missing features."""
         assert self._learner is not None
         width = self._learner.input_shape[0]
         rows = list(samples)

@@ -1,7 +1,7 @@
-"""Theorem 2 of the paper: solve the linear bi-level problem in closed form or by descent.
+"""Theorem 2 of the paper: solve the linear bi-level problem in closed form or by gradient descent.
 
-A linear network and a linear adaptor with squared errors, in the symbols of the paper's Section
-IV-B:
+The problem has a linear network, a linear adaptor and squared errors. In the symbols of Section
+IV-B of the paper:
 
     φ* = argmin_φ ‖X_bufᵀ θ(φ) − Y_buf‖²        θ(φ) = argmin_θ ‖X_trnᵀ θ φ − Y_trn‖²
 
@@ -59,8 +59,8 @@ class LinearSolution:
 def closed_form(problem: LinearProblem) -> LinearSolution:
     """Return the paper's solution, θ* = X† Y_trn φ*⁻¹ and φ* = (Pᵀ Y_buf)⁻¹ Pᵀ P.
 
-    Here X† = (X_trn X_trnᵀ)⁻¹ X_trn, A = X_bufᵀ X† and P = A Y_trn: P are the predictions on the
-    buffer of a linear regression on the training data. Raises a `ValueError` if one of the three
+    Here X† = (X_trn X_trnᵀ)⁻¹ X_trn and P = X_bufᵀ X† Y_trn. P is what a linear regression, fitted
+    to the training data, predicts for the buffer. Raises a `ValueError` if one of the three
     inverses does not exist.
 
     >>> one = torch.ones(1, 1, dtype=torch.float64)
@@ -94,8 +94,8 @@ def by_descent(problem: LinearProblem, *, iterations: int = 1000) -> LinearSolut
     """Solve the problem numerically: minimise the outer loss through the inner argmin with L-BFGS.
 
     The variable is φ⁻¹, in which the outer loss is convex. In φ itself it is not convex: it becomes
-    flat towards infinity and grows without bound near a singular φ, so a descent may end far from
-    the solution.
+    flat towards infinity and grows without bound near a singular φ, so gradient descent may end far
+    from the solution.
     """
     inverse = torch.eye(problem.Y_trn.shape[1], dtype=torch.float64).requires_grad_()
     optimizer = torch.optim.LBFGS(

@@ -20,7 +20,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from dualcba.adaptors.adaptor import _MLP, Adaptor
 from dualcba.adaptors.hypergradient import (
-    _spread,
+    _sum_at_rows,
     buffer_gradient,
     hypergradient,
     inner_gradient,
@@ -610,5 +610,5 @@ def test_parts_are_summed_at_their_rows(rows: list[slice]) -> None:
     want = torch.zeros_like(Z)
     for k, part in parts:
         want[k] += part
-    torch.testing.assert_close(_spread(Z, parts), want)
+    torch.testing.assert_close(_sum_at_rows(Z, parts), want)
     assert all(torch.equal(part, old) for (_, part), old in zip(parts, kept, strict=True))

@@ -302,9 +302,9 @@ def _a_folder(path: Path) -> None:
 
 
 HARM: dict[Callable[[Path], None], str] = {
-    _truncate: "is damaged, expected a checkpoint of a run that fits its SHA-256",
+    _truncate: "is damaged, expected a checkpoint of a run that matches its SHA-256",
     _empty: "expected a complete safetensors file",
-    _flip: "is damaged, expected a checkpoint of a run that fits its SHA-256",
+    _flip: "is damaged, expected a checkpoint of a run that matches its SHA-256",
     _another_spec: "is of another run: buffer is 50, expected 20",
     _another_version: f"another version: dualcba '0.0.1', expected '{dualcba.__version__}'",
     _another_schema: "is of another version: checkpoint 99, expected 1",

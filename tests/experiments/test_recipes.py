@@ -44,7 +44,7 @@ def test_it_needs_no_task_boundaries() -> None:
 
 
 def test_the_protocol_of_the_recipe_cannot_be_another() -> None:
-    message = "protocol is 'paper', expected 'p10', which the recipe 'best' has"
+    message = "protocol is 'paper', expected 'p10', the protocol of the recipe 'best'"
     with pytest.raises(ValueError, match=message):
         Spec(method="best", protocol="paper")
 

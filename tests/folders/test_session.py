@@ -335,7 +335,7 @@ def damaged(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (damaged, r"model.safetensors is damaged, expected a saved model that fits its SHA-256"),
+        (damaged, r"model.safetensors is damaged, expected a saved model that matches its SHA-256"),
         (lambda path: path.write_bytes(b"x"), r"model.safetensors cannot be read as a saved model"),
     ],
 )

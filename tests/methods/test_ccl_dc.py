@@ -70,7 +70,7 @@ def test_samples_that_fill_up_a_draw_count_in_no_mean(
     def look(new: Batch, mem: list[Batch], outer: Batch) -> None:
         networks = [[new, *mem]]
         if peers == 2:
-            networks.append(method._of_peer(networks[0]))
+            networks.append(method._peer_batches(networks[0]))
         used = [np.ones(8, bool), *(numbers(b.each) > 0 for b in mem)]
         assert not all(part.all() for part in used)
         want = 0.0
@@ -168,7 +168,7 @@ def test_the_second_network_sees_the_views_of_the_wrapped_method(
         batches = [new, *mem]
         assert list(new.views) == [view, *VIEWS]
         method.peer.train()
-        for own, other in zip(batches, method._of_peer(batches), strict=True):
+        for own, other in zip(batches, method._peer_batches(batches), strict=True):
             assert list(other.views) == list(own.views)
             z = numbers(method.peer(own.views[view].x)[0])
             np.testing.assert_allclose(numbers(other.views[view].z), z, rtol=1e-4, atol=1e-5)

@@ -104,7 +104,7 @@ BAD: dict[str, tuple[Any, Any, str]] = {
     "large": (
         Inputs(Part((2,), torch.int32)),
         [[2**40, 1]],
-        "776, expected one of torch.int32",
+        "776, expected one that fits torch.int32",
     ),
     "shape": (Inputs(Part((2,), torch.int64)), [[1]], r"\(1,\), expected \(2,\)"),
     "array": (make_inputs(SHAPES, TYPES), np.zeros((2, 3)), "shape of one sample of observed x"),
@@ -152,7 +152,7 @@ def test_samples_that_do_not_fit(name: str) -> None:
         (((2,), 3), torch.uint8, "input_shape is 3, expected the shape of one sample"),
         (((2,), (3,)), (torch.uint8,), "expected one type, or one per input"),
         ({"a": (2,)}, {"b": torch.uint8}, "expected one type, or one per input"),
-        ((2,), (torch.uint8,), "expected one type for one input"),
+        ((2,), (torch.uint8,), "expected a single type for a single input"),
     ],
 )
 def test_inputs_that_cannot_be(shape: Any, dtype: Any, message: str) -> None:

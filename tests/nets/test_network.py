@@ -163,7 +163,7 @@ class InPlace(nn.Module):
 @pytest.mark.parametrize("inference", [False, True])
 def test_a_network_that_changes_its_input_is_refused(inference: bool) -> None:
     module = InPlace()
-    words = "the network changes its input in place, expected it unchanged"
+    words = "the network changes its input in place, expected an unchanged input"
     with torch.inference_mode(inference), pytest.raises(ValueError, match=words):
         Network(module, (4,), 3)
 

@@ -231,7 +231,7 @@ def test_a_failed_step_changes_no_answer(
         ("observed", 8, "'estimate' is not valid, expected a dict of"),
         ("moved", float("nan"), "'estimate.moved' is nan, expected a number of at least 0"),
         ("tensors", {}, "has no entry 'estimate.0.mean'"),
-        ("tensors", None, "has no tensors"),
+        ("tensors", None, "has no .tensors."),
         ("nan", None, "'estimate.0.mean' has values that are not finite"),
         ("negative", None, "'estimate.0.var' has values below 0"),
     ],

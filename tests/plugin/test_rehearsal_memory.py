@@ -117,7 +117,7 @@ BAD: list[tuple[Callable[[RehearsalMemory], Any], str]] = [
     (lambda m: m.update(X, Y - 1), r"observed y\[0\] is -1, expected a label of at least 0"),
     (lambda m: m.draw(0), "n is 0, expected a whole number of at least 1"),
     (lambda m: m.draw_balanced(2, X, Y - 1), r"observed y\[0\] is -1, expected a label"),
-    (lambda m: m.load_state_dict({}), "the state has no entry 'tensors', expected what state_dict"),
+    (lambda m: m.load_state_dict({}), "the state has no entry 'tensors', expected the result of"),
     (
         lambda m: m.load_state_dict(filled(5).state_dict()),
         "size of the state's memory is 5, expected 6",

@@ -82,7 +82,7 @@ def test_a_snapshot_between_two_exact_estimates_answers_as_predict(
 def test_labels_of_any_type_go_along() -> None:
     torch.manual_seed(0)
     learner = Learner(MLP((4,), 2, width=8), (4,), dtype=torch.float32, batch_size=4, ibn=True)
-    with pytest.raises(ValueError, match="there is no class yet"):
+    with pytest.raises(ValueError, match="the learner has no class yet"):
         learner.snapshot()
     learner.new_task(["owl", ("a", 1), "cat"])
     x = torch.rand(6, 4)

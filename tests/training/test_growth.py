@@ -250,7 +250,9 @@ def test_announced_labels_have_their_order_and_are_not_predicted_unseen(
 def test_a_fixed_number_of_classes_is_as_before(make_learner: Any, images: Dataset) -> None:
     learner = make_learner("er")
     assert learner.classes_ == list(range(6))
-    with pytest.raises(ValueError, match="num_classes is 6, expected it not given"):
+    with pytest.raises(
+        ValueError, match="num_classes is 6, expected a learner without num_classes"
+    ):
         learner.add_classes([7])
     learner.new_task([0])
     with pytest.raises(ValueError, match=r"observed y\[0\] is 6, expected a label from 0 to 5"):
@@ -368,7 +370,9 @@ def test_arguments_that_do_not_fit(make_net: Any) -> None:
     with pytest.raises(ValueError, match="outputs of the last layer '1' is 1, expected at least 2"):
         Learner(nn.Sequential(nn.Flatten(), nn.Linear(192, 1)), (3, 8, 8), method="er")
     learner = Learner(make_net(), (3, 8, 8), method="er", device="cpu")
-    with pytest.raises(ValueError, match="there is no class yet, expected observe or new_task"):
+    with pytest.raises(
+        ValueError, match="the learner has no class yet, expected observe or new_task"
+    ):
         learner.predict(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
     with pytest.raises(ValueError, match="expected at least one label"):
         learner.new_task([])
@@ -407,9 +411,9 @@ def test_a_state_of_fewer_classes_is_loaded_back(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda s: s["meta"].pop("classes"), "num_classes of the state's learner was given"),
+        (lambda s: s["meta"].pop("classes"), "num_classes of the saved learner was given"),
         (lambda s: s["meta"].update(classes="ab"), "expected a list of labels"),
-        (lambda s: s["meta"].update(classes=["a"] * 6), "expected labels that differ"),
+        (lambda s: s["meta"].update(classes=["a"] * 6), "expected labels without duplicates"),
         (lambda s: s["meta"].update(classes=list("abc")), "expected torch.*shape"),
         (lambda s: s["meta"].update(classes=list("abcde")), "expected no class without a label"),
         (lambda s: s["meta"].update(classes=[{}] * 6), "expected a str, an int"),
@@ -433,7 +437,7 @@ def test_a_damaged_state_is_refused_and_nothing_changes(
 def test_a_state_of_a_growing_learner_does_not_fit_a_fixed_one(
     growing: Any, make_learner: Any
 ) -> None:
-    with pytest.raises(ValueError, match="num_classes of the state's learner was not given"):
+    with pytest.raises(ValueError, match="num_classes of the saved learner was not given"):
         make_learner().load_state_dict(growing().state_dict())
 
 

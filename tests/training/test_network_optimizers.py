@@ -133,7 +133,7 @@ def test_the_state_of_another_optimizer_is_refused(make_learner: Make, differ: D
             if wanted != found:
                 learner = make_learner("er", **own)
                 before = learner.state_dict()
-                text = f"the state's optimizer is {found}, expected {wanted}, as the learner's"
+                text = f"the state's optimizer is {found}, expected {wanted} as in the learner"
                 with pytest.raises(ValueError, match=text):
                     learner.load_state_dict(state)
                 assert differ(before, learner.state_dict()) == []

@@ -92,7 +92,10 @@ def test_a_protocol_sets_defaults() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "best", "protocol": "paper"}, "protocol is 'paper', expected 'p10', which"),
+        (
+            {"method": "best", "protocol": "paper"},
+            "protocol is 'paper', expected 'p10', the protocol of",
+        ),
         ({"method": "bset"}, "unknown method 'bset', did you mean 'best'"),
         ({"protocol": "p11"}, "protocol is 'p11', expected 'paper' or 'p10'"),
         ({"protocol": "p10"}, "augmentation is 'full' for torch.uint8 samples of shape"),

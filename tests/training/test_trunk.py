@@ -178,7 +178,7 @@ def training_mode() -> nn.Module:
 
 
 class Scaled(nn.Module):
-    """Reads a weight of its last layer, so it cannot end before it."""
+    """Reads a weight of its last layer, so it cannot do without this layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class Scaled(nn.Module):
         (trained_block, {}, "conv1.weight requires a gradient, expected a frozen trunk"),
         (training_mode, {}, "bn1 is in training mode, expected a frozen trunk"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 6)), {}, "0 is in training mode"),
-        (Scaled, {}, "cannot end before its last layer 'out'"),
+        (Scaled, {}, "without its last layer 'out' the network does not return"),
         (network, {"transform": Transform([0.0], [1.0], pad=1)}, "the augmentation is random"),
         (network, {"augmentation": "full"}, "the augmentation is random, expected none"),
     ],

@@ -3,7 +3,7 @@
 Symbols as in the paper: p = softmax(z) is the posterior, ω the class-specific parameters, ν the
 class-agnostic ones, φ = {ω, ν}. In logit space (the default) an adaptor returns r, and the adapted
 logits are z + r. In probability space it returns a distribution g, and the adapted posterior is
-(g + p)/Z. In both, the output is a constant for θ, because p is detached.
+(g + p)/Z. In both spaces p is detached, so the output has no gradient with respect to θ.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _MLP(nn.Module):
         self.reset(generator)
 
     def reset(self, generator: torch.Generator) -> None:
-        """Initialise in place; weights are drawn on the CPU, so all devices start equal."""
+        """Initialise in place; weights are drawn on the CPU, so they are equal on all devices."""
         for layer in (self.hidden, self.output):
             weight = torch.empty(layer.weight.shape, dtype=torch.float32, device="cpu")
             nn.init.xavier_normal_(weight, generator=generator)
@@ -61,11 +61,10 @@ def _outputs(p: Tensor, weights: kernels.Weights) -> Tensor:
 
 
 class _Part(nn.Module):
-    """A part of the adaptor; with a strength s its outputs are s times those of its MLPs.
+    """A part of the adaptor, whose outputs are optionally multiplied by a learnt strength s.
 
-    s is learnt like the weights and is 0 at first: then the part corrects nothing, and its gradient
-    moves s alone. The weights of the output layer take the factor, so the kernels know nothing of
-    it.
+    s is 0 at first: then the part makes no correction, and only s has a gradient. The weights of
+    the output layer are multiplied by s, so kernels need not support it.
     """
 
     strength: nn.Parameter | None
@@ -75,7 +74,7 @@ class _Part(nn.Module):
         self.register_parameter("strength", nn.Parameter(torch.zeros(1)) if strength else None)
 
     def scaled(self, weights: kernels.Weights) -> kernels.Weights:
-        """Return the weights of an MLP, those of the output layer times the strength."""
+        """Return the weights of an MLP, with the output layer multiplied by the strength."""
         if self.strength is None:
             return weights
         hidden, bias, output, output_bias = weights
@@ -85,8 +84,8 @@ class _Part(nn.Module):
 class ClassSpecific(_Part):
     """ω: maps the posterior to a correction per class.
 
-    By default it is one MLP over all classes. If `individual`, one MLP reads and corrects the new
-    classes and another one the old classes.
+    By default one MLP corrects all classes. If `individual`, one MLP reads and corrects the new
+    classes, and another MLP the old classes.
     """
 
     def __init__(
@@ -133,9 +132,9 @@ class ClassAgnostic(_Part):
     """ν: maps (p_old, p_new), the total probability of old and new classes, to two corrections.
 
     It does not depend on single classes, so it transfers across tasks and datasets. With `counts`
-    it has further inputs, `sizes` (4,): how many old and new classes there are, and how many
-    samples of them. They are the same for all samples, so they only change the bias of the hidden
-    layer. Their weights are 0 at first.
+    it has the further inputs `sizes` (4,): the numbers of old and new classes, and of their
+    samples. They are equal for all samples of a batch, so they only shift the bias of the hidden
+    layer. Their weights are initially 0.
     """
 
     counts: nn.Parameter | None
@@ -157,7 +156,7 @@ class ClassAgnostic(_Part):
         return _outputs(p @ sides.T, self.weights(sizes))
 
     def weights(self, sizes: Tensor | None = None) -> kernels.Weights:
-        """Return the weights of the MLP; its hidden bias depends on the sizes, if they are used."""
+        """Return the weights of the MLP; with `counts` the hidden bias depends on the sizes."""
         hidden, bias, output, output_bias = self.net.weights()
         if self.counts is not None:
             assert sizes is not None
@@ -175,8 +174,8 @@ class Adaptor(nn.Module):
     specific
         The class-specific part: `"single"`, `"individual"` or `"none"`.
     agnostic
-        Whether to add a class-agnostic part, or an existing part to use. With both parts, r is
-        their mean.
+        Whether to add a class-agnostic part, or an existing part to use. If the adaptor has both
+        parts, r is their mean.
     continual
         Plain CBA: corrects all classes from the first task on, and is never re-initialised.
         Otherwise r is zero in the first task and for unseen classes, and ω is re-initialised when a
@@ -186,10 +185,10 @@ class Adaptor(nn.Module):
     divide
         Whether to divide the class-agnostic outputs by the number of old or new classes.
     strength
-        Whether the correction of each part has a learnt factor that is 0 at first; that of ω is
-        0 again when ω is re-initialised. Only in logit space.
+        Whether the correction of each part is multiplied by a learnt factor, initially 0; the
+        factor of ω is set to 0 again when ω is re-initialised. Only in logit space.
     counts
-        Whether the class-agnostic part is also given the logarithms of the number of old and new
+        Whether the class-agnostic part also gets the logarithms of the numbers of old and new
         classes and of their samples in `pool`.
     prior
         Whether r starts from the log frequency of the classes in the inner batches; see `Prior`.
@@ -226,7 +225,7 @@ class Adaptor(nn.Module):
         check_learnt_parts(specific, agnostic is not False, prior)
         check_logit_space(space, strength=strength, prior=prior)
         _check_continual(specific, agnostic is not False, continual)
-        self._shared = (sets,)  # in a tuple: not a submodule, so not in the adaptor's state_dict
+        self._shared = (sets,)  # in a tuple, so that `sets` is not a submodule of the adaptor
         self.continual = continual
         self.space = space
         self.divide = divide
@@ -265,7 +264,7 @@ class Adaptor(nn.Module):
         return (self.sets.centred_log(self.prior.counts()) * where).to(r.dtype)
 
     def _learnt(self, z: Tensor) -> Tensor:
-        """Return what the learnt parts give."""
+        """Return the correction by the learnt parts, without the prior."""
         if self.specific is None and self.agnostic is None:
             return torch.zeros_like(z)
         if self._fused(z):
@@ -286,7 +285,7 @@ class Adaptor(nn.Module):
         return omega, None if self.agnostic is None else self.agnostic.weights(self._sizes())
 
     def _sizes(self) -> Tensor | None:
-        """Return what ν is given besides the posterior (4,), in the range of probabilities."""
+        """Return the further inputs of ν (4,), scaled to about the range of probabilities."""
         if self.pool is None:
             return None
         sides = torch.stack([self.sets.old, self.sets.new]).to(self.pool.dtype)
@@ -339,9 +338,9 @@ class Adaptor(nn.Module):
         return mixed if self.continual else torch.where(self.sets.later > 0, mixed, z)
 
     def reset_for_task(self, generator: torch.Generator) -> list[Tensor]:
-        """Re-initialise ω, except in plain CBA, and return its parameters.
+        """Reset the prior and, except in plain CBA, re-initialise ω; return the parameters of ω.
 
-        The caller resets their optimiser state. The prior begins anew.
+        The caller resets their optimiser state.
         """
         if self.prior is not None:
             self.prior.reset()

@@ -1,4 +1,4 @@
-"""The gradient of the outer step: exact ∇φ L_buf, for the cost of a backward through a small MLP.
+"""The gradient of the outer step: exact ∇φ L_buf, at the cost of a backward through a small MLP.
 
 Only the last layer (W, b) is unrolled (Section III-B), so the backbone needs no second-order
 graph. With Z (n×C) all inner logits, H (n×d) their features, G = ∂L_trn/∂Z, the virtual step
@@ -16,14 +16,14 @@ In logit space φ enters G only through z̃ = z + r, so this is one ordinary bac
 adaptor from ∂⟨G, S⟩/∂r = (∂²L_trn/∂z̃²) S, which each term gives in closed form. For losses that
 are not a sum of such terms, and in probability space, autograd computes the same expression.
 
-That is the virtual step of plain SGD. For the step of another optimiser (`virtual_step`), W' and b'
-are what it makes of the gradients, and its factors D = −∂W'/∂(Gᵀ H) and d = −∂b'/∂(Gᵀ 1) take the
-place of α, entry by entry:
+That is the virtual step of plain SGD. For another optimiser (`virtual_step`), W' and b' are the
+results of its step, and the factors D = −∂W'/∂(Gᵀ H) and d = −∂b'/∂(Gᵀ 1) replace α, entry by
+entry:
 
     S = −(H (D ⊙ Eᵀ H')ᵀ + 1 (d ⊙ Eᵀ 1)ᵀ)
 
-The single-level ablations unroll nothing. They use the gradient of L_trn itself, or that of L_buf
-at the adapted logits of the outer batch: its raw logits do not depend on φ.
+The single-level ablations do not unroll. They use the gradient of L_trn itself, or the gradient of
+L_buf at the adapted logits of the outer batch, since its raw logits do not depend on φ.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Grads = tuple[Tensor | None, ...]
 
 @dataclass(frozen=True)
 class Outer:
-    """What the outer loss after the virtual step depends on, besides the inner gradient."""
+    """Everything that the outer loss depends on, except the inner gradient."""
 
     batch: Batch
     terms: OuterTerms
@@ -71,10 +71,9 @@ def hypergradient(
     """Return ∇φ of the outer loss, one entry per trainable parameter of the adaptor.
 
     Features and logits of the batches are constants. `outer_batch.z` is not used: the outer logits
-    are those after the virtual `step`, of which plain SGD is given by its learning rate.
+    are those after the virtual `step`, which for plain SGD is given as its learning rate.
     `outer_terms` are the terms of the outer loss, by default those of the method. `closed_form`
-    chooses between the closed form and autograd; by default the closed form is used where it
-    exists.
+    chooses between the closed form and autograd; by default the closed form is used if it exists.
     """
     if closed_form is None:
         closed_form = method.closed_form and adaptor.space == "logit"
@@ -94,10 +93,12 @@ def _closed_form(
         terms = merge_terms(method.terms(new, mem))
         rows = [t.batch.rows for t in terms]
         at = [(adapted if t.adapted else Z)[k] for t, k in zip(terms, rows, strict=True)]
-        G = _spread(Z, [(k, t.gradient(z)) for t, k, z in zip(terms, rows, at, strict=True)])
+        G = _sum_at_rows(Z, [(k, t.gradient(z)) for t, k, z in zip(terms, rows, at, strict=True)])
         S = _sensitivity(H, G, outer)
         every = zip(terms, rows, at, strict=True)
-        V = _spread(Z, [(k, t.curvature(z, S[k])) for t, k, z in every if t.adapted])  # ∂⟨G, S⟩/∂r
+        V = _sum_at_rows(
+            Z, [(k, t.curvature(z, S[k])) for t, k, z in every if t.adapted]
+        )  # ∂⟨G, S⟩/∂r
     return torch.autograd.grad(r, trainable(adaptor), V, allow_unused=True)
 
 
@@ -114,7 +115,7 @@ def _by_autograd(
 
 
 def inner_gradient(adaptor: Adaptor, method: Method, new: Batch, mem: Sequence[Batch]) -> Grads:
-    """Return ∇φ of the inner loss at adapted logits: θ and φ are trained by the same loss."""
+    """Return ∇φ of the inner loss at adapted logits, to train φ by the same loss as θ."""
     Z, _ = _stack(new, mem)
     with torch.enable_grad():
         loss = _adapted_loss(adaptor, method, new, mem, Z)
@@ -137,12 +138,12 @@ def _adapted_loss(
 ) -> Tensor:
     """Return L_trn at the logits Z, corrected by the adaptor."""
     r = adaptor(Z)
-    first, *rest = (_at(b, Z) for b in (new, *mem))
+    first, *rest = (_at_logits(b, Z) for b in (new, *mem))
     return method.loss(first, rest, lambda b: adaptor.adapt(b.z, r[b.rows]))
 
 
-def _at(batch: Batch, Z: Tensor) -> Batch:
-    """Return a batch with its rows of the logits Z, and so its views."""
+def _at_logits(batch: Batch, Z: Tensor) -> Batch:
+    """Return a batch, and its views, with their rows of the logits Z."""
     views = {name: view.with_logits(Z[view.rows]) for name, view in batch.views.items()}
     return replace(batch, z=Z[batch.rows], views=views)
 
@@ -157,10 +158,10 @@ def _stack(new: Batch, mem: Sequence[Batch]) -> tuple[Tensor, Tensor]:
     return stack_rows([b.z for b in batches]), stack_rows([b.h for b in batches])
 
 
-def _spread(Z: Tensor, parts: Sequence[tuple[slice, Tensor]]) -> Tensor:
-    """Return a matrix like Z with each part added at its rows.
+def _sum_at_rows(Z: Tensor, parts: Sequence[tuple[slice, Tensor]]) -> Tensor:
+    """Return a matrix like Z, the sum of all parts at their rows.
 
-    Parts that cover all rows one after another are concatenated; others are added to zeros.
+    Parts that cover all rows in order are concatenated; other parts are added.
     """
     tiles: list[Tensor] = []
     rest: list[tuple[slice, Tensor]] = []
@@ -173,7 +174,7 @@ def _spread(Z: Tensor, parts: Sequence[tuple[slice, Tensor]]) -> Tensor:
             rest.append((rows, part))
     if end != len(Z):
         tiles, rest = [torch.zeros_like(Z)], list(parts)
-    # a copy, unless nothing is added: a term's own tensor must not change
+    # copy before adding: the tensor may belong to a term
     out = tiles[0] if len(tiles) == 1 and not rest else torch.cat(tiles)
     for rows, part in rest:
         out[rows].add_(part)
@@ -200,9 +201,9 @@ def _by_rate(
     H: Tensor, G: Tensor, outer_batch: Batch, outer_terms: OuterTerms,
     weight: Tensor, bias: Tensor | None, rate: Tensor | float,
 ) -> Tensor:  # fmt: skip
-    """Return S = −α (H H'ᵀ + 1) E, for a step of W' = W − α Gᵀ H and b' = b − α Gᵀ 1.
+    """Return S = −α (H H'ᵀ + 1) E, for the step W' = W − α Gᵀ H and b' = b − α Gᵀ 1.
 
-    W and b are `weight` and `bias`, where the step starts, and α is its `rate`.
+    W and b are `weight` and `bias` at the start of the step, and α is its `rate`.
     """
     K = H @ outer_batch.h.T  # (n, n')
     alpha = rate if isinstance(rate, Tensor) else K.new_tensor(rate)
@@ -216,7 +217,7 @@ def _by_entry(
     H: Tensor, G: Tensor, outer_batch: Batch, outer_terms: OuterTerms,
     weight: Tensor, bias: Tensor | None, step: VirtualStep,
 ) -> Tensor:  # fmt: skip
-    """Return S for a step whose factors differ from entry to entry."""
+    """Return S for a step with a different factor for each entry."""
     moved, D = step.moved(weight, G.T @ H)
     moved_bias, d = (None, None) if bias is None else step.moved(bias, G.sum(0))
     virtual = F.linear(outer_batch.h, moved, moved_bias)
@@ -241,7 +242,7 @@ def _cosine_sensitivity(H: Tensor, G: Tensor, outer: Outer, head: CosineHead) ->
 def _moved(
     step: VirtualStep | Tensor | float, parameter: Scale, gradient: Tensor
 ) -> tuple[Tensor, Scale]:
-    """Return a parameter after the virtual step, and minus its derivative in the gradient."""
+    """Return p' and the factor −∂p'/∂g of a parameter p with gradient g."""
     if isinstance(step, Tensor | float | int):
         return parameter - step * gradient, step
     assert isinstance(parameter, Tensor)

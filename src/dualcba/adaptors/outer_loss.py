@@ -1,4 +1,4 @@
-"""The outer loss: that of the method, or a cross-entropy for every method."""
+"""The outer loss: the method's own outer loss, or a cross-entropy."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ OuterTerms = Callable[[Batch], list[Term]]
 
 
 def make_outer_terms(kind: str | None, method: Method, sets: ClassSets) -> OuterTerms:
-    """Return the terms of the outer loss of a kind.
+    """Return a function that returns the terms of the outer loss.
 
-    `"method"` gives those of the method, `"ce"` the cross-entropy alone, and `"adjusted"` the
-    cross-entropy at z + log π, where π is the share of each class in the outer draw. Its optimum
-    is that of balanced classes, however the batch is drawn. π is estimated from the samples that
-    the batch is drawn from, with one sample more of each seen class (`Batch.frequencies`).
+    `"method"` uses the terms of the method, `"ce"` the cross-entropy alone, and `"adjusted"` the
+    cross-entropy at z + log π, where π is the share of each class in the outer draw. The optimum of
+    the last is that of balanced classes, however the batch is drawn. π is estimated from the
+    samples that the batch is drawn from, plus one sample of each seen class (`Batch.frequencies`).
     """
     if kind == "ce":
         return _cross_entropy
@@ -28,7 +28,7 @@ def make_outer_terms(kind: str | None, method: Method, sets: ClassSets) -> Outer
     return partial(_own, method)
 
 
-# functions of the module, so that a copy of the learner refers to its own method and sets
+# module-level functions, so that a deep copy of the learner refers to its own method and sets
 
 
 def _cross_entropy(batch: Batch) -> list[Term]:

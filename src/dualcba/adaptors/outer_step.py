@@ -1,4 +1,4 @@
-"""The outer loop: the adaptor, which of its parameters φ are trained and when, and its update."""
+"""The outer loop: selects the trained parameters φ of the adaptor, and updates them when due."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from dualcba.tasks.class_sets import ClassSets
 
 
 class AdaptorTraining:
-    """An adaptor with its optimiser: which of its parameters φ are trained, when, and by what.
+    """An adaptor with its optimiser, and the schedule by which its parameters φ are trained.
 
     `adaptor` may be None; then nothing is trained. `rng` draws the adaptor's weights when they are
-    reset. `adaptor_lr`, `outer_every`, `outer_warmup` and `freeze_after` of the options apply.
+    reset. It uses the options `adaptor_lr`, `outer_every`, `outer_warmup` and `freeze_after`.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class AdaptorTraining:
 class OuterLoop(AdaptorTraining):
     """Updates the parameters φ of a learner's adaptor, and adapts logits with it.
 
-    Without an adaptor nothing is updated and logits stay raw. `levels` is the learner's option;
-    `outer_terms` are the terms of its `outer_loss`; `network_first` says that θ is trained with φ
-    before its update. `virtual` is the virtual step, by default that of plain SGD.
+    Without an adaptor nothing is updated and logits stay raw. `levels` is the learner's option,
+    `outer_terms` are the terms of its `outer_loss`, and `network_first` means that θ is trained
+    with φ before the update of φ. `virtual` is the virtual step, by default that of plain SGD.
     """
 
     def __init__(
@@ -116,9 +116,9 @@ class OuterLoop(AdaptorTraining):
 
     @torch.no_grad()
     def observe(self, new: Batch, mem: Sequence[Batch], filled: Tensor | None) -> None:
-        """Give the adaptor what it uses of this step besides logits; called before `step`.
+        """Update the adaptor's class counts with the labels of this step; called before `step`.
 
-        `filled` is the number of samples in the memory, if it is used.
+        `filled` is the number of samples in the memory; None if the adaptor does not use it.
         """
         adaptor, context = self.adaptor, self.context
         if adaptor is not None and adaptor.prior is not None:
@@ -129,26 +129,26 @@ class OuterLoop(AdaptorTraining):
             adaptor.pool.copy_(pool.counts)
 
     def due(self, in_task: int) -> bool:
-        """Return whether φ is updated: it is scheduled, and the memory is not empty."""
+        """Return whether φ is updated: an update is scheduled, and the memory is not empty."""
         return self.scheduled(in_task) and self.context.memory.filled > 0
 
     @property
     def uses_outer_batch(self) -> bool:
-        """Whether the outer step uses a fresh memory draw; with `"joint"` levels it does not."""
+        """Whether the outer step uses a fresh memory draw: with all `levels` except `"joint"`."""
         return self.levels != "joint"
 
     def step(self, new: Batch, mem: Sequence[Batch], outer_batch: Batch | None) -> None:
-        """Update φ once; by default with the outer loss of the virtually updated network."""
+        """Update φ once, by default with the outer loss of the virtually updated network."""
         grads = self._gradient(new, mem, outer_batch)
         if self.ranks is not None:  # equal on all ranks, except for a GPU's rounding
             self.ranks.average_([g for g in grads if g is not None])
         self.update(grads)
 
     def step_and_adapt(self, new: Batch, mem: Sequence[Batch], outer_batch: Batch | None) -> Adapt:
-        """Update φ once and return `adapt`, by φ after its update or, if `network_first`, before.
+        """Update φ once, and return `adapt` with the new φ or, if `network_first`, the old φ.
 
-        The virtual step of the last layer is made with φ before its update. So if `network_first`,
-        it is the step that the last layer then makes.
+        The virtual step of the last layer uses the old φ. So if `network_first`, the last layer
+        then makes exactly this step.
         """
         if self.network_first:
             adapt = self.adapt(new, mem)
@@ -172,7 +172,7 @@ class OuterLoop(AdaptorTraining):
     def adapt(self, new: Batch, mem: Sequence[Batch]) -> Adapt:
         """Return the function from a batch to its adapted logits.
 
-        The correction r is a constant for θ: no gradient passes through the adaptor.
+        The correction r has no gradient with respect to θ.
         """
         if self.adaptor is None:
             return identity
@@ -189,9 +189,9 @@ def make_adaptor(
     rng: torch.Generator,
     loaded: ClassAgnostic | None = None,
 ) -> Adaptor | None:
-    """Make an adaptor of a kind, if any; ν is loaded from `agnostic_from` and frozen, if given.
+    """Make an adaptor of a kind, or None; if `agnostic_from` is given, load ν from it and freeze ν.
 
-    `loaded` is the part of an earlier call, so that the file is not read again.
+    `loaded` is the part that an earlier call has loaded, so that the file is not read again.
     """
     if kind is None:
         return None

@@ -23,12 +23,12 @@ SHIPPED: dict[str, Path] = {
     "dual-cba": Path(__file__).with_name("agnostic.safetensors"),
     BALANCED: Path(__file__).with_name("agnostic-balanced.safetensors"),
 }
-"""The file that `"pretrained"` stands for with each kind of adaptor; by `tools/pretrain.py`."""
+"""The file that `"pretrained"` stands for, by kind of adaptor; written by `tools/pretrain.py`."""
 
 KIND = "class-agnostic part"
 
 FLAGS = ("divide", "counts", "strength")
-"""The options of an adaptor, on or off, that a file records and that must agree."""
+"""The boolean options of the adaptor that a file records; they must match when it is loaded."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ def save_agnostic(adaptor: Adaptor, path: str | Path, provenance: Mapping[str, A
 
 
 def load_agnostic(path: str | Path, kind: str = "dual-cba") -> Loaded:
-    """Read a frozen ν from a file of `save_agnostic`, for a kind of adaptor.
+    """Read a frozen ν from a file written by `save_agnostic`.
 
-    `"pretrained"` is the file of that kind in the package.
+    `"pretrained"` stands for the file in the package that was made for this kind of adaptor.
     """
     file = SHIPPED[kind] if str(path) == "pretrained" else user_path(path)
     if str(path) == "pretrained" and not file.is_file():
@@ -76,7 +76,7 @@ def load_agnostic(path: str | Path, kind: str = "dual-cba") -> Loaded:
     if not isinstance(meta, dict) or meta.get("kind") != KIND:
         raise ValueError(f"{file} does not contain a {KIND}")
     hidden = tensors.get("net.hidden.bias", torch.empty(0))
-    flags = {flag: meta.get(flag, False) for flag in FLAGS}  # early files have the first alone
+    flags = {flag: meta.get(flag, False) for flag in FLAGS}  # early files record only the first
     more = {flag: flags[flag] for flag in ("counts", "strength")}
     part = ClassAgnostic(max(1, hidden.numel()), torch.Generator(), **more)
     try:

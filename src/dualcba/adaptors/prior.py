@@ -9,9 +9,9 @@ from torch import Tensor, nn
 class Prior(nn.Module):
     """The class frequencies of the inner batches: a moving average over the steps of a task.
 
-    Adding their logarithm to the logits is logit adjustment by label counts. The average is that of
-    the number of samples of each class per step, over all steps of the task at first and then with
-    a rate of `RATE`. Frequencies are smoothed by one sample in 1/`RATE` steps.
+    Adding their logarithm to the logits is logit adjustment by label counts. The number of samples
+    of each class per step is averaged: at first over all steps of the task, then as a moving
+    average with rate `RATE`. Frequencies are smoothed by one sample in 1/`RATE` steps.
 
     References
     ----------
@@ -29,7 +29,7 @@ class Prior(nn.Module):
         self.register_buffer("steps", torch.zeros(()))  # in this task
 
     def reset(self) -> None:
-        """Forget all steps, in place."""
+        """Reset the average, in place."""
         self.mean.zero_()
         self.steps.zero_()
 

@@ -1,18 +1,18 @@
-"""The virtual step of the last layer: the step that the optimiser of θ would make of it.
+"""The virtual step of the last layer: the step that the optimiser of θ would make.
 
-For a gradient g of a parameter p, with learning rate α, weight decay λ, momentum μ of the buffer v
-(SGD), or moments m and v, decays β₁ and β₂ and the number t of the step (Adam):
+For a parameter p with gradient g, learning rate α, weight decay λ, momentum μ and buffer v (SGD),
+or moments m and v, decays β₁ and β₂ and step number t (Adam):
 
     SGD       p' = p − α (μ v + g + λ p)
     Nesterov  p' = p − α (μ² v + (1 + μ)(g + λ p))
     Adam      p' = p − α m̂ / (√v̂ + ε)        m̂ = (β₁ m + (1 − β₁) g) / (1 − β₁ᵗ)
                                                v̂ = (β₂ v + (1 − β₂) g²) / (1 − β₂ᵗ)
 
-where Adam has g + λ p in the place of g, and AdamW has (1 − αλ) p in the place of p. The moments
-are those before the step. p' is exactly what the optimiser makes of g. In its derivative with
-respect to g, v̂ is a constant, with the value that includes g: the old v would be 0 in the first
-step. So p' moves with g by the factor −α for SGD, −α (1 + μ) for Nesterov's, and for Adam, entry by
-entry, −α (1 − β₁) / (1 − β₁ᵗ) / (√v̂ + ε).
+where Adam replaces g by g + λ p, and AdamW replaces p by (1 − αλ) p. The moments are those before
+the step. p' is exactly the result of the optimiser. In its derivative with respect to g, v̂ is a
+constant with the value that includes g, because the old v would be 0 in the first step. So ∂p'/∂g
+is −α for SGD, −α (1 + μ) for Nesterov, and for Adam, entry by entry, −α (1 − β₁) / (1 − β₁ᵗ) /
+(√v̂ + ε).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Group = dict[str, Any]
 
 
 class VirtualStep(Protocol):
-    """How an optimiser would change a parameter; nothing is changed."""
+    """Computes how an optimiser would change a parameter, without changing it."""
 
     def moved(self, p: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """Return p' and the factor −∂p'/∂g, a scalar or one number per entry."""
@@ -57,7 +57,7 @@ class Momentum:
         """Return p' at g = 0."""
         rest = (self.gain * self.decay) * p
         buffer = self.optimizer.state.get(p, {}).get("momentum_buffer") if self.momentum else None
-        if buffer is not None:  # before its first step an optimiser of torch has none
+        if buffer is not None:  # torch creates it in the first step
             rest = rest + self.carry * buffer
         return p - self.lr * rest
 
@@ -93,14 +93,14 @@ class AdamStep:
 def make_virtual_step(
     optimizer: torch.optim.Optimizer, lr: Tensor, options: TrainingOptions
 ) -> VirtualStep | Tensor:
-    """Return the virtual step that the options name; that of plain SGD is its rate alone."""
+    """Return the virtual step that the options name; for plain SGD, only its learning rate."""
     if options.virtual == "sgd":
         return lr if options.virtual_lr is None else torch.full_like(lr, options.virtual_lr)
     return _of_group(optimizer, optimizer.param_groups[0], lr)
 
 
 def _of_group(optimizer: torch.optim.Optimizer, group: Group, lr: Tensor) -> VirtualStep | Tensor:
-    """Return the virtual step of the parameters of a group; that of plain SGD is its rate alone."""
+    """Return the virtual step of a parameter group; for plain SGD, only its learning rate."""
     if "betas" in group:
         return AdamStep(optimizer, group, lr)
     return Momentum(optimizer, group, lr) if group["momentum"] or group["weight_decay"] else lr
@@ -110,7 +110,7 @@ def _of_group(optimizer: torch.optim.Optimizer, group: Group, lr: Tensor) -> Vir
 
 
 class PerParameter:
-    """The step of an optimiser in which parameters differ in their groups."""
+    """The step of an optimiser whose parameters are in different groups."""
 
     def __init__(self, steps: dict[Tensor, VirtualStep]) -> None:
         self.steps = steps
@@ -123,10 +123,10 @@ class PerParameter:
 def follow(
     optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], options: TrainingOptions
 ) -> VirtualStep | Tensor:
-    """Return the virtual step of these parameters that the options name, by a caller's optimiser.
+    """Return the virtual step of these parameters by the caller's optimiser.
 
-    Its groups are read anew, because a scheduler may have changed them. `check_followed` says which
-    optimisers can be followed.
+    The groups are read at each call, because a scheduler may have changed them. `check_followed`
+    checks that the optimiser is supported.
     """
     groups = [_group_of(optimizer, p) for p in parameters]
     device = parameters[0].device
@@ -143,7 +143,7 @@ def follow(
 def check_followed(
     optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], options: TrainingOptions
 ) -> None:
-    """Raise unless `follow` knows the steps of an optimiser, and it has all of these parameters."""
+    """Raise unless `follow` supports the optimiser, and it has all of these parameters."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(expected("optimizer", optimizer, "an optimiser of the network's weights"))
     groups, name = [_group_of(optimizer, p) for p in parameters], type(optimizer).__name__

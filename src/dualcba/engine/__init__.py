@@ -39,7 +39,7 @@ def resolve_device(name: str | torch.device) -> torch.device:
 def make_engine(name: str, device: torch.device, *, distributed: bool = False) -> Engine:
     """Return the engine of that name; `"auto"` is captured on CUDA and eager on a CPU.
 
-    If `distributed`, it shares its work with the other ranks, and `"auto"` is eager.
+    If `distributed`, the engine shares its work with the other ranks, and `"auto"` is eager.
     """
     definitions(Hardware)["engine"].check(name)
     if distributed:

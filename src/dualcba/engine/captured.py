@@ -22,7 +22,7 @@ MAX_GRAPHS = 64
 """The maximum number of graphs; further keys run eagerly."""
 
 MAX_AHEAD = 8
-"""How many replays of a graph the host may be ahead of the device."""
+"""The number of replays of a graph by which the host may be ahead of the device."""
 
 
 class _PinnedUpload:
@@ -39,7 +39,7 @@ class _PinnedUpload:
         self.next = 0
 
     def send(self, array: NDArray[np.int64]) -> None:
-        """Queue a copy; wait for the one queued `MAX_AHEAD` calls before, if it is not done."""
+        """Queue a copy, after the copy queued `MAX_AHEAD` calls earlier is done."""
         k, self.next = self.next, (self.next + 1) % MAX_AHEAD
         event = self.copied[k]
         if event is None:
@@ -62,7 +62,7 @@ class Captured:
 
     The function of a key is run eagerly `warmup` times, then captured. Inputs are copied into
     buffers of the graph before each replay. A function that cannot be captured is run eagerly, with
-    a warning that gives the reason.
+    a warning that states the reason.
     """
 
     def __init__(self, device: torch.device, *, warmup: int = 2) -> None:
@@ -75,10 +75,10 @@ class Captured:
         self.counts: Counter[Hashable] = Counter()
         self.refused: set[Hashable] = set()
         self.pool = torch.cuda.graph_pool_handle()
-        self.stream.wait_stream(torch.cuda.current_stream(device))  # for tensors of the caller
+        self.stream.wait_stream(torch.cuda.current_stream(device))  # for the caller's tensors
 
     def __deepcopy__(self, memo: dict[int, object]) -> Captured:
-        """Return an engine without graphs, which refer to the tensors of one learner."""
+        """Return an engine without graphs, because graphs refer to the tensors of one learner."""
         memo[id(self)] = made = Captured(self.device, warmup=self.warmup)
         made.ranks = self.ranks
         return made
@@ -155,13 +155,13 @@ class Captured:
 
     @contextmanager
     def branch(self) -> Iterator[None]:
-        """Run the work within on a second stream, which becomes a branch of the graph."""
+        """Run the work inside the context on a second stream, a branch of the captured graph."""
         self.side_stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.side_stream):
             yield
 
     def join_branch(self) -> None:
-        """Let the current stream wait for the second stream."""
+        """Make the current stream wait for the second stream."""
         torch.cuda.current_stream(self.device).wait_stream(self.side_stream)
 
     def scope(self) -> AbstractContextManager[object]:

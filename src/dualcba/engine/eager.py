@@ -19,7 +19,7 @@ Input = Tensor | NDArray[np.int64]
 
 
 def on_device(inputs: Iterable[Input], device: torch.device) -> tuple[Tensor, ...]:
-    """Return the inputs as tensors, the arrays among them copied to the device."""
+    """Return the inputs as tensors; arrays are copied to the device."""
     return tuple(
         t if isinstance(t, Tensor) else to_device(torch.from_numpy(t), device) for t in inputs
     )
@@ -29,7 +29,7 @@ class Engine(Protocol):
     """Runs functions that update tensors on the device in place and return None."""
 
     device: torch.device
-    ranks: Ranks | None  # the processes that share the work; None: this one has it all
+    ranks: Ranks | None  # the processes that share the work; None for a single process
 
     def run(self, key: Hashable, fn: Callable[..., None], *inputs: Input) -> None:
         """Call `fn` with the inputs as tensors on the device, without waiting for the result.
@@ -38,7 +38,7 @@ class Engine(Protocol):
         """
 
     def replays(self, key: Hashable) -> bool:
-        """Return whether `run` with this key replays a graph, which no function can interrupt."""
+        """Return whether `run` with this key replays a graph, so that no Python code is called."""
 
     def receive(self, tensor: Tensor) -> Tensor:
         """Return a caller's tensor on the device, safe to use in work queued on this engine."""
@@ -50,7 +50,7 @@ class Engine(Protocol):
         """Return a context inside `run` whose work may run in parallel until `join_branch`."""
 
     def join_branch(self) -> None:
-        """Let the device wait for the work of `branch`."""
+        """Make later work wait for the work of `branch`."""
 
     def scope(self) -> AbstractContextManager[object]:
         """Return the context for device work outside `run`."""

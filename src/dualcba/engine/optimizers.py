@@ -1,11 +1,11 @@
 """SGD, Adam and AdamW of torch, without the wrappers around their methods.
 
 torch wraps the methods of its optimisers so that `torch.compile` skips them. The first call of a
-wrapped method imports the whole compiler, which takes seconds, and this package compiles nothing.
-The classes here call the methods inside the wrappers. If a torch version has wrappers that cannot
-be removed, the wrapped methods are called. The profiler marks of each step, which cost time in a
-small step on a CPU, are left out unless hooks are registered for the step. So is, on a CPU, the
-bookkeeping of torch around the fused kernels, which takes as long as the kernels.
+wrapped method imports the whole compiler, which takes seconds and is not needed here. The classes
+in this module call the methods inside the wrappers. If a torch version has wrappers that cannot be
+removed, the wrapped methods are called. The profiler marks of each step, which cost time in a small
+step on a CPU, are left out unless hooks are registered for the step. On a CPU, torch's bookkeeping
+around the fused kernels is left out too, because it takes as long as the kernels.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from dualcba.engine.torch_private import (
 from dualcba.options import TrainingOptions
 
 ADAM_FIELDS = ("step", "exp_avg", "exp_avg_sq")
-"""What Adam keeps of each parameter."""
+"""The names of Adam's state of each parameter."""
 
 KEPT = ("found_inf", torch_private.NO_CAPTURABLE_WARNING)
-"""What torch leaves out of a copy: the verdict that skips an update, and a mark."""
+"""Attributes that torch does not copy: the tensor that skips an update, and a mark."""
 
 
 class _Unwrapped(Optimizer):
@@ -45,7 +45,7 @@ class _Unwrapped(Optimizer):
     add_param_group = torch_private.add_param_group
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy consists of."""
+        """Return the attributes of a copy."""
         own = vars(self)
         return {**super().__getstate__(), **{name: own[name] for name in KEPT if name in own}}
 
@@ -63,7 +63,7 @@ class _Unwrapped(Optimizer):
     def _on_cpu(self, closure: Any) -> list[Tensor] | None:
         """Return the parameters with a gradient if the kernel can be called directly, else None.
 
-        That is: on a CPU in float32, in a single group, without hooks, and with the state made.
+        The conditions are: on a CPU, in float32, in a single group, without hooks or a closure.
         """
         group = self.param_groups[0]
         simple = len(self.param_groups) == 1 and group["fused"] and not group["maximize"]
@@ -143,8 +143,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Make the optimiser of the network that the options name.
 
-    Its state exists from the start, at zero, which is what its first step begins from. So every
-    step does the same work, and can be captured.
+    Its state is created at once, initially zero as in the first step of torch's optimisers. So
+    every step does the same work and can be captured.
     """
     shared: dict[str, Any] = {"lr": lr, "weight_decay": options.weight_decay, "fused": True}
     optimizer: torch.optim.Optimizer
@@ -162,7 +162,7 @@ def make_optimizer(
 
 
 def first_state(optimizer: torch.optim.Optimizer, p: Tensor) -> dict[str, Tensor]:
-    """Return what an optimiser keeps of a parameter, at zero; plain SGD keeps nothing."""
+    """Return the initial state of a parameter, all zero; empty for plain SGD."""
     group = optimizer.param_groups[0]
     if "betas" in group:
         step = torch.zeros((), device=p.device)
@@ -178,12 +178,12 @@ def first_states(name: str, optimizer: torch.optim.Optimizer) -> dict[str, Tenso
 
 
 def largest_update(optimizer: torch.optim.Optimizer, lr: Tensor, norm: Tensor) -> Tensor:
-    """Return an upper bound of what a step adds to a number, given the norm of the gradient.
+    """Return an upper bound of all changes by a step, given the norm ‖g‖ of the gradient.
 
-    All gradients so far have had an accepted bound. Plain SGD adds α ‖g‖ at most. With momentum μ
-    its buffer grows up to ‖g‖ / (1 − μ), and the weights change by α times that. Adam keeps g²,
-    which is finite while ‖g‖ is below 1e19, and moves each of n weights by at most α c,
-    c = 1 / √((1 − β₂)(1 − β₁² / β₂)).
+    The bounds of all earlier gradients were accepted. Plain SGD changes weights by at most α ‖g‖.
+    With momentum μ its buffer grows up to ‖g‖ / (1 − μ), and the weights change by α times that.
+    Adam stores g², which is finite while ‖g‖ is below 1e19, and changes each of n weights by at
+    most α c, c = 1 / √((1 − β₂)(1 − β₁² / β₂)).
     """
     group = optimizer.param_groups[0]
     if "betas" in group:

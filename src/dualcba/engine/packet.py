@@ -1,9 +1,9 @@
-"""Packets: the random numbers of a step as one array, for one transfer to the device.
+"""Packets: the random numbers of a step as one array, for a single transfer to the device.
 
-A step draws a few hundred integers and floats on the host. `pack` lays the arrays of a dataclass
-into one int64 array; `unpack` gives the same dataclass back on the device, with views into the
-packet instead of arrays. The layout is hashable and holds no values: equal layouts mean equal
-shapes, so an engine can use it as the key of a captured graph.
+A step draws a few hundred integers and floats on the host. `pack` copies the arrays of a dataclass
+into one int64 array; `unpack` rebuilds the dataclass on the device, with views into the packet
+instead of arrays. The layout is hashable and holds no values: equal layouts mean equal shapes, so
+an engine can use it as the key of a captured graph.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Node = tuple[type, tuple[str, ...], tuple["Layout", ...]]
 """A dataclass, dict or tuple: its type, the names of its parts (a tuple has none), the parts."""
 
 Layout = Leaf | Node | None
-"""How the parts of a packet lie in it; None takes no place. Plain tuples are fast to hash."""
+"""The structure of a packet; None takes no space. Plain tuples are fast to hash."""
 
 
 def pack(tree: Any) -> tuple[NDArray[np.int64], Layout]:
-    """Lay the arrays of a tree into one int64 array; floats are stored by their bits.
+    """Copy the arrays of a tree into one int64 array; floats are stored as their bits.
 
     The tree consists of dataclasses, dicts with string keys, tuples, arrays and None.
 
@@ -71,12 +71,12 @@ def _fields(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]
     """Return the names of a dataclass's fields, and a function that returns their values."""
     names = tuple(kind.__dataclass_fields__)
     if len(names) > 1:
-        return names, attrgetter(*names)  # fast, but no tuple of a single field
+        return names, attrgetter(*names)  # fast, but returns no tuple for a single field
     return names, lambda tree: tuple(getattr(tree, name) for name in names)
 
 
 def as_tensors(tree: Any) -> Any:
-    """Return the tree with tensors on the host, as `unpack` would give it, without a packet.
+    """Return the tree with tensors on the host, as `unpack` would return it, without a packet.
 
     >>> as_tensors({"rows": np.arange(3), "augment": None})["rows"].tolist()
     [0, 1, 2]
@@ -95,7 +95,7 @@ def as_tensors(tree: Any) -> Any:
 
 
 def unpack(packet: Tensor, layout: Layout) -> Any:
-    """Rebuild the packed tree, with views into the packet in the place of arrays.
+    """Rebuild the packed tree, with views into the packet instead of arrays.
 
     >>> packet, layout = pack({"rows": np.arange(3), "noise": np.array([0.5]), "augment": None})
     >>> unpack(torch.from_numpy(packet), layout)["noise"].tolist()

@@ -1,13 +1,14 @@
-"""The processes of a data-parallel learner, and what they exchange.
+"""The processes of a data-parallel learner, and their communication.
 
 Every process, called a *rank* as in torch, has the whole batch of a step: raw samples are small
-beside the activations of a network. Each one passes its share of the rows through the network, and
-gathers logits and features of the other rows. From there on all ranks compute the same values from
-the same numbers. In the backward each rank has the gradients of its own rows; `Gathered` multiplies
-them by the number of ranks, so that the *mean* over ranks of any gradient is that of one process,
-whether it comes from shared rows or from what every rank has computed alike.
+compared with the activations of a network. Each rank passes its share of the rows through the
+network, and gathers logits and features of the other rows. From there on all ranks compute the same
+values from the same numbers. In the backward pass each rank has the gradients of its own rows.
+`Gathered` multiplies them by the number of ranks, so that the *mean* over ranks of any gradient is
+the gradient in a single process, whether it comes from shared rows or from values that all ranks
+have computed.
 
-Calls of the host, such as labels and task boundaries, are compared by `exchange`. If one rank has
+`exchange` compares the calls that the ranks make on the host, such as `new_task`. If one rank has
 failed or made another call, all ranks raise.
 """
 
@@ -35,13 +36,13 @@ def initialised() -> bool:
 class Ranks:
     """The ranks of the default process group, and collective operations on their tensors.
 
-    Making one is itself a collective call. `device` is that of the tensors.
+    The constructor is a collective call too. `device` is the device of the tensors.
     """
 
     def __init__(self, device: torch.device) -> None:
         if not initialised():
-            wanted = "torch.distributed.init_process_group before it"
-            raise ValueError(expected("distributed", True, f"False, or {wanted}"))
+            wanted = "False, or torch.distributed.init_process_group before the learner is made"
+            raise ValueError(expected("distributed", True, wanted))
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.host: Any = dist.new_group(backend="gloo")
         self.group: Any = self.host if device.type == "cpu" else dist.group.WORLD
@@ -55,7 +56,7 @@ class Ranks:
     # ------------------------------------------------------------------ calls of the host
 
     def exchange(self, call: str, value: T, error: Exception | None = None) -> list[T]:
-        """Return the values of all ranks; raise if one has failed or has made another call."""
+        """Return the values of all ranks; raise if a rank has failed or has made another call."""
         own = call, None if error is None else reason(error), value
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, own, group=self.host)
@@ -103,15 +104,15 @@ class Ranks:
 
     def average_(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their means over ranks, with one message for each dtype."""
-        self._together(tensors, lambda flat: self.sum_(flat).div_(self.size))
+        self._apply_flat(tensors, lambda flat: self.sum_(flat).div_(self.size))
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by those of rank 0, with one message for each dtype."""
         own = [t.detach() for t in tensors]
-        self._together(own, lambda flat: dist.broadcast(flat, 0, group=self.group))
+        self._apply_flat(own, lambda flat: dist.broadcast(flat, 0, group=self.group))
 
-    def _together(self, tensors: Sequence[Tensor], change: Callable[[Tensor], object]) -> None:
-        """Change tensors in place, all values of one dtype as one tensor."""
+    def _apply_flat(self, tensors: Sequence[Tensor], change: Callable[[Tensor], object]) -> None:
+        """Apply an operation to tensors in place, joining all values of one dtype."""
         for dtype in dict.fromkeys(t.dtype for t in tensors):
             own = [t for t in tensors if t.dtype == dtype]
             flat = torch.cat([t.reshape(-1) for t in own])
@@ -143,14 +144,14 @@ class Ranks:
         return own[0] if len(own) == 1 else torch.cat(own)
 
     def all_rows(self, own: Tensor, parts: Sequence[int]) -> Tensor:
-        """Return the whole tensor of which `own_rows` gives each rank its share."""
+        """Return the whole tensor from the shares of all ranks; the inverse of `own_rows`."""
         counts = tuple(map(tuple, zip(*(self.counts(n) for n in parts), strict=True)))
         return self.join(own, counts)
 
     def join(self, own: Tensor, counts: tuple[tuple[int, ...], ...]) -> Tensor:
-        """Return the rows of all ranks; `counts[rank]` says how many rows it has of each part.
+        """Return the rows of all ranks; `counts[rank]` has the rank's number of rows in each part.
 
-        The whole tensor has one part after the other, each in the order of ranks.
+        The result has all parts in order, each with its rows in the order of ranks.
         """
         longest = max(map(sum, counts))
         padding = own.new_zeros(longest - len(own), *own.shape[1:])
@@ -161,7 +162,7 @@ class Ranks:
 
 @lru_cache(maxsize=256)
 def _order(counts: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """Return where each row of the whole tensor is among the rows of all ranks, padded.
+    """Return the position of each row of the whole tensor among the padded rows of all ranks.
 
     >>> _order(((1, 1), (2, 1)))  # rank 0 has 1 row of each part; rank 1 has 2 and 1, no padding
     (0, 3, 4, 1, 5)
@@ -176,7 +177,7 @@ def _order(counts: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
 
 
 class Gathered(torch.autograd.Function):
-    """`Ranks.all_rows`; the gradient of each rank is that of its own rows, times the ranks."""
+    """`Ranks.all_rows`; a rank's gradient is that of its own rows, times the number of ranks."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, ranks: Ranks, parts: Sequence[int]) -> Tensor:
@@ -192,5 +193,5 @@ class Gathered(torch.autograd.Function):
 
 
 def gathered(own: Tensor, ranks: Ranks, parts: Sequence[int]) -> Tensor:
-    """Return the whole tensor of which each rank has computed its share, with gradients."""
+    """Return the whole tensor from the shares that the ranks have computed, with gradients."""
     return Gathered.apply(own, ranks, parts)  # type: ignore[no-untyped-call, no-any-return]

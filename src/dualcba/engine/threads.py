@@ -1,4 +1,4 @@
-"""The number of threads of torch on a CPU."""
+"""Set the number of torch's threads on a CPU."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 
 
 class _Contexts(threading.local):
-    """How many contexts this thread is in."""
+    """The number of contexts that this thread is in."""
 
     depth = 0
 
 
 class _Counts:
-    """How many contexts all threads are in, and the number of threads before the first of them.
+    """The number of contexts that all threads are in, and torch's setting before the first of them.
 
-    torch has a number for each thread, and a thread begins with the one that was set last, perhaps
-    by a context of another thread.
+    torch has a separate setting for each thread. A new thread starts with the setting that was made
+    last, perhaps by a context of another thread.
     """
 
     lock = threading.Lock()
@@ -32,7 +32,7 @@ _own = _Contexts()
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Within the context, use so many threads; None leaves their number as it is.
+    """Inside the context, use `count` threads; None does not change the number.
 
     >>> with threads(1):
     ...     torch.get_num_threads()
@@ -53,12 +53,12 @@ def threads(count: int | None) -> Iterator[None]:
 
 
 def _enter(count: int) -> int:
-    """Count a context, and return the number of threads after it."""
+    """Count a context, and return the number of threads to restore after it."""
     with _Counts.lock:
         before = torch.get_num_threads()
         if not _Counts.contexts:
             _Counts.before = before
-        elif not _own.depth and before == count:  # that of another thread's context
+        elif not _own.depth and before == count:  # set by the context of another thread
             before = _Counts.before
         _Counts.contexts += 1
         _own.depth += 1
@@ -68,6 +68,6 @@ def _enter(count: int) -> int:
 def threads_for(*, small: bool) -> AbstractContextManager[None]:
     """Return a context with one thread if all networks are small, such as `mlp`.
 
-    More threads would only wait for each other, and their number changes the last bits of results.
+    More threads would not be faster, and their number changes the last bits of results.
     """
     return threads(1 if small else None)

@@ -1,7 +1,7 @@
-"""Every private or undocumented name of torch that the package uses.
+"""All private or undocumented names of torch that the package uses.
 
-`tests/engine/test_torch_private.py` checks what is relied on, for torch 2.6 and later. Functions of
-tensors are plain aliases, so a call costs the same as a call of the original.
+`tests/engine/test_torch_private.py` checks the behaviour that is relied on, for torch 2.6 and
+later. Functions of tensors are plain aliases, so a call costs the same as a call of the original.
 """
 
 from __future__ import annotations
@@ -127,8 +127,10 @@ def mark_hooked(step: Any) -> Any:
 
 
 NO_CAPTURABLE_WARNING = "_warned_capturable_if_run_uncaptured"
-"""The mark of an optimiser that suppresses a warning: that it is capturable, but steps outside a
-CUDA graph. The constructor sets it, but a copied optimiser loses it and would warn."""
+"""The attribute that suppresses torch's warning about a capturable optimiser outside a CUDA graph.
+
+The constructor sets it, but a copied optimiser loses it and would warn.
+"""
 
 
 def has_matrix_units() -> bool:

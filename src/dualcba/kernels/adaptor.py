@@ -88,7 +88,7 @@ class _Correction(torch.autograd.Function):
 def _split(
     weights: Sequence[Tensor], specific: bool
 ) -> tuple[Sequence[Tensor] | None, Sequence[Tensor] | None]:
-    """Return the weights of ω and of ν, each or None."""
+    """Return the weights of ω and of ν, None for a missing part."""
     if not specific:
         return None, weights
     return weights[:4], weights[4:] or None

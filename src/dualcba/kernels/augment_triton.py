@@ -77,7 +77,7 @@ def _turned(value, chroma, k):
 
 @triton.jit
 def _shift_hue(red, green, blue, shift):
-    """Turn the hue by a shift, in turns; nothing changes if it is 0."""
+    """Shift the hue, in turns; a shift of 0 changes nothing."""
     value = tl.maximum(tl.maximum(red, green), blue)
     chroma = value - tl.minimum(tl.minimum(red, green), blue)
     per = 1 / tl.where(chroma == 0, 1.0, chroma)

@@ -1,7 +1,7 @@
 """Fused convolution, batch normalisation, residual and ReLU: the hot path of a residual network.
 
 On a GPU, for plain batch normalisation of channels-last activations, these are Triton kernels
-(`conv_norm_triton`). Otherwise the layers are called one after the other.
+(`conv_norm_triton`). Otherwise the layers are called in sequence.
 """
 
 from __future__ import annotations

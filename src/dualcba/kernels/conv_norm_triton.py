@@ -240,7 +240,7 @@ def normalise(
     running: tuple[Tensor, Tensor, Tensor], groups: int, eps: float, momentum: float,
     *, relu: bool, track: bool, cumulative: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return relu(BN(x) + residual) with the statistics of each group, and these, (2, G, C).
+    """Return relu(BN(x) + residual) by the statistics of each group, and the statistics (2, G, C).
 
     `running` (mean, variance, count) is updated if `track`.
     """

@@ -1,4 +1,4 @@
-"""Loading of the Triton kernels, which need Triton and so are optional."""
+"""Load the Triton kernels, which are optional because they need Triton."""
 
 from __future__ import annotations
 

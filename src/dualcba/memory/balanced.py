@@ -16,15 +16,15 @@ EMPTY = 2**62  # the key of an empty row
 
 
 class Balanced(Memory):
-    """Class-balanced sampling: classes share the rows evenly, each by a uniform sample of its data.
+    """Class-balanced sampling: classes share the rows evenly, each with a uniform sample.
 
     Each sample of the stream has a random key, drawn before the step. The *rank* of a sample is its
-    position by key within its class. The memory keeps the `size` samples with the lowest (rank,
-    label). So the number of rows of two classes differs by at most one, unless one of them has had
-    too few samples. A dropped sample could not have returned later, so the stored samples of a
+    position by key within its class. The memory stores the `size` samples with the lowest (rank,
+    label). So the number of rows of two classes differs by at most one, unless one of them has too
+    few samples. A dropped sample would never be among the lowest again, so the stored samples of a
     class are a uniform sample of all its samples, in any order of the stream. Labels stay on the
-    device: `write` selects the samples by one sort. A key equal to `size` means that a sample must
-    not be stored.
+    device: `write` selects the samples by one sort. A sample with a key equal to `size` is not
+    stored.
 
     >>> memory = Balanced(4, (1,))
     >>> rng = np.random.default_rng(0)

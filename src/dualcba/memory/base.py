@@ -1,8 +1,8 @@
 """The rehearsal memory: preallocated tensors on the device with vectorised reads and writes.
 
-Slots and draws depend on the number of samples so far, not on their values. They are therefore
-drawn on the host before the step (`slots`, `draw`). The step itself only gathers (`read`) and
-scatters (`write`) at given indices.
+Slots and draws depend only on the number of samples so far, so they are drawn on the host before
+the step (`slots`, `draw`). The step itself only gathers (`read`) and scatters (`write`) at given
+indices.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Memory(nn.Module):
     Parameters
     ----------
     size
-        The number of samples that it can hold.
+        The maximum number of stored samples.
     input_shape, dtype
         The shape and dtype of a stored sample: raw, before augmentation.
     columns
@@ -40,12 +40,16 @@ class Memory(nn.Module):
     ranks: Ranks | None = None  # the processes that share the rows, see `split`
 
     stale: Tensor | None = None
-    """(size + 1,) bool, on the host: rows that were written since a read-out read them; it sets
-    this."""
+    """(size + 1,) bool, on the host: rows that were written since a read-out last read them.
+
+    Set by the read-out; None without one.
+    """
 
     births: tuple[Tensor, Tensor] | None = None
-    """(size + 1,) the step at which the sample of each row was stored, and () the current step; a
-    monitor sets this."""
+    """(size + 1,) the step at which the sample of each row was stored, and () the current step.
+
+    Set by a monitor; None without one.
+    """
 
     def __init__(
         self,
@@ -61,7 +65,7 @@ class Memory(nn.Module):
         self.seen = 0
         gib = (size + 1) * math.prod(input_shape) * dtype.itemsize / 2**30
         if gib >= 2**33:  # more bytes than torch can count
-            wanted = f"fewer samples: they would take {gib:,.0f} GiB"
+            wanted = f"fewer samples: these would need {gib:,.0f} GiB"
             raise ValueError(expected("buffer", size, wanted))
         self.register_buffer("x", torch.zeros((size + 1, *input_shape), dtype=dtype))
         self.register_buffer("y", torch.zeros(size + 1, dtype=torch.long))
@@ -72,7 +76,7 @@ class Memory(nn.Module):
 
     @property
     def filled(self) -> int:
-        """The number of samples that it holds now."""
+        """The number of stored samples."""
         return min(self.seen, self.size)
 
     def slots(self, n: int, rng: np.random.Generator) -> Indices:
@@ -93,7 +97,7 @@ class Memory(nn.Module):
         return self._select(self.x, rows)
 
     def write(self, slots: Tensor, x: Tensor, y: Tensor, columns: Mapping[str, Tensor]) -> None:
-        """Store samples in the rows that `slots` drew; the spare row discards them."""
+        """Store samples in the rows drawn by `slots`; the spare row discards samples."""
         self.y.index_copy_(0, slots, y)
         if self.ranks is not None:
             slots = self._own(self.ranks, slots)[0]
@@ -124,7 +128,10 @@ class Memory(nn.Module):
         return ["x", *(f"column_{name}" for name in self.columns)]
 
     def own_share(self, whole: Tensor) -> Tensor:
-        """Return this rank's rows of a whole buffer, as many on each rank, and the spare row."""
+        """Return this rank's rows of a whole buffer, padded to the same number on each rank.
+
+        The spare row follows them.
+        """
         assert self.ranks is not None
         own = whole[self.ranks.rank : self.size : self.ranks.size]
         missing = -(-self.size // self.ranks.size) - len(own)
@@ -137,7 +144,10 @@ class Memory(nn.Module):
         return torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
 
     def _own(self, ranks: Ranks, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where rows are in this rank's share, the spare row for others; and which are."""
+        """Return the position of each row in this rank's share, and which rows are in the share.
+
+        The position of other rows is the spare row.
+        """
         mine = (rows % ranks.size == ranks.rank) & (rows < self.size)
         spare = -(-self.size // ranks.size)
         return torch.where(mine, rows // ranks.size, spare), mine

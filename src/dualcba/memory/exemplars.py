@@ -1,4 +1,4 @@
-"""What the exemplar memories share: they are filled when a task ends, not in its steps."""
+"""The base class of exemplar memories, which are filled when a task ends, not in steps."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Exemplars(Memory):
         """Do nothing: exemplars are selected when a task ends."""
 
     def split(self, ranks: Ranks) -> None:
-        """Do nothing: the exemplars stay on all ranks, which select them alike."""
+        """Do nothing: every rank stores all exemplars and selects the same ones."""
 
     def split_names(self) -> list[str]:
-        """Return no name: each rank has all rows."""
+        """Return an empty list: each rank has all rows."""
         return []
 
     @property
@@ -62,7 +62,7 @@ def _validation_rows(filled: int, held_out: int) -> slice:
 
 
 def drawable_rows(filled: int, held_out: int) -> Indices:
-    """Return the rows that are not for validation.
+    """Return the rows that are not held out for validation.
 
     >>> drawable_rows(5, 2).tolist()
     [0, 2, 4]

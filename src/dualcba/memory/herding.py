@@ -17,17 +17,17 @@ class Herding(Exemplars):
     """Exemplars of each class whose mean is close to the class mean, selected when a task ends.
 
     Rows are sorted by class, and within a class by the order of selection. When new classes need
-    rows, a class drops its last exemplars.
+    rows, the old classes drop their last exemplars.
     """
 
     @torch.no_grad()
     def fill(
         self, x: Tensor, y: Tensor, features: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        """Select exemplars for the classes in y by herding, and drop the last ones of the others.
+        """Select exemplars of the classes in y by herding, and drop the last exemplars of others.
 
-        `features` maps raw samples to (n, d); without it the first samples of each class are
-        selected. It waits for the device once, for the labels.
+        `features` maps raw samples to features (n, d); without it, the first samples of each class
+        are selected. Waits for the device once, for the labels.
         """
         pool = torch.cat([self.x[: self.filled], x])
         labels = torch.cat([self.y[: self.filled], y]).cpu().numpy()
@@ -54,9 +54,9 @@ class Herding(Exemplars):
         count: int,
         features: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, int]:
-        """Return all rows of the pool, followed by rows of each group in herding order.
+        """Return all rows of the pool, followed by the rows of each group in herding order.
 
-        Also return the number of ordered rows per group, at most `count`.
+        Also return the number of rows in herding order per group, at most `count`.
         """
         every = torch.arange(len(pool), device=pool.device)
         if not groups:
@@ -77,7 +77,7 @@ def _quotas(size: int, classes: int) -> Indices:
 
 
 def exemplar_counts(size: int, available: Indices) -> Indices:
-    """Return how many exemplars of each class `Herding.fill` keeps of those available, (C,).
+    """Return how many of the available exemplars of each class `Herding.fill` keeps, (C,).
 
     >>> exemplar_counts(5, np.array([9, 0, 9, 1])).tolist()
     [2, 0, 2, 1]
@@ -90,7 +90,7 @@ def exemplar_counts(size: int, available: Indices) -> Indices:
 
 
 def class_counter(size: int, num_classes: int) -> Callable[[Indices], int]:
-    """Return a function of the labels of each task in turn: the rows that are filled after it."""
+    """Return a function that counts the filled rows after each task, from its labels."""
     stored = np.zeros(num_classes, np.int64)
 
     def after(labels: Indices) -> int:

@@ -9,17 +9,17 @@ from dualcba.memory.base import Memory
 
 
 class Pool:
-    """The filled rows of a memory, followed by the samples of a batch, as one set to draw from.
+    """The filled rows of a memory and the samples of a batch, as one set to draw from.
 
-    Row k < `memory.size` is that of the memory, row `memory.size` + k is the k-th sample of the
-    batch. Labels stay on the device: shapes do not depend on them.
+    Row k < `memory.size` is row k of the memory, and row `memory.size` + k is the k-th sample of
+    the batch. Labels stay on the device: shapes do not depend on them.
 
     Parameters
     ----------
     memory
         The memory.
     filled
-        (1,) the number of its filled rows, on the device.
+        (1,) the number of filled rows of the memory, on the device.
     y
         (n,) the labels of the batch; −1 means no label.
     num_classes
@@ -44,7 +44,7 @@ class Pool:
         self.counts = (self.labels[:, None] == classes).sum(0)  # (C,) samples of each class
 
     def balanced_rows(self, u: Tensor) -> Tensor:
-        """Return the rows (n,) that numbers u (n,) in [0, 1) choose, evenly over the classes."""
+        """Return the rows (n,) selected by numbers u (n,) in [0, 1), evenly over the classes."""
         return balanced_rows(self.labels, self.counts, u)
 
     def balanced_counts(self) -> Tensor:
@@ -59,7 +59,7 @@ class Pool:
     def read(self, rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return the samples, labels and columns of these rows; x are the samples of the batch.
 
-        For samples of the batch, the columns are those of the memory's spare row.
+        Samples of the batch have the columns of the memory's spare row.
         """
         size = self.memory.size
         stored, _, columns = self.memory.read(rows.clamp(max=size))
@@ -69,15 +69,15 @@ class Pool:
 
 
 def balanced_rows(labels: Tensor, counts: Tensor, u: Tensor) -> Tensor:
-    """Return the rows (n,) of samples that numbers u (n,) in [0, 1) choose, evenly over classes.
+    """Return the rows (n,) selected by numbers u (n,) in [0, 1), evenly over the classes.
 
-    `labels` are those of all samples, −1 for none, and `counts` (C,) the samples of each class.
-    With K classes present, ⌊K·u⌋ is the class among them and the rest of K·u chooses one of its
-    samples. So a uniform u gives every class the same probability, and every sample of a class. At
-    least one sample must have a label.
+    `labels` are those of all samples, −1 for none, and `counts` (C,) the numbers of samples of each
+    class. With K classes present, ⌊K·u⌋ selects the class, and the fractional part of K·u selects
+    one of its samples. So for uniform u all classes are equally probable, and so are all samples of
+    a class. At least one sample must have a label.
     """
     order = torch.where(labels < 0, len(counts), labels).argsort(stable=True)
-    first = counts.cumsum(0) - counts  # where each class starts in that order
+    first = counts.cumsum(0) - counts  # the position of each class's first sample in that order
     present = (counts > 0).cumsum(0)  # the number of classes present up to each class
     place = u * present[-1]
     slot = torch.minimum(place.long(), present[-1] - 1)

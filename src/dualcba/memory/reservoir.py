@@ -29,7 +29,7 @@ class Reservoir(Memory):
 
 
 def last_wins(slots: Sequence[int], spare: int) -> Indices:
-    """Send all but the last sample of each slot to the spare row, as sequential writes would.
+    """Send all but the last sample of each slot to the spare row, as if writes were sequential.
 
     >>> last_wins([3, 1, 3], spare=9).tolist()
     [9, 1, 3]

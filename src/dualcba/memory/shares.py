@@ -1,4 +1,4 @@
-"""The exemplar memory in which tasks, not classes, have equal shares."""
+"""The exemplar memory with equal shares for tasks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dualcba.memory.exemplars import Exemplars, drawable_rows
 
 
 class TaskShares(Exemplars):
-    """Equal shares of the rows for all tasks, each filled from all data that the task had.
+    """Equal shares of the rows for all tasks, each filled from all training data of the task.
 
-    These are its own samples and the exemplars that were mixed with them, in proportion. So old
-    classes get rows in the shares of later tasks too. When a further task needs rows, a share drops
-    its last ones. Samples of a task are expected in random order.
+    These data are the task's own samples and the exemplars that were mixed with them, in
+    proportion. So old classes get rows in the shares of later tasks too. When a further task needs
+    rows, each share drops its last rows. Samples of a task are expected in random order.
 
     >>> memory = TaskShares(8, (1,))
     >>> for labels in ([0] * 9, [1] * 8):
@@ -37,9 +37,9 @@ class TaskShares(Exemplars):
 
     @torch.no_grad()
     def share(self, x: Tensor, y: Tensor, again: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Give the task a share, of these samples and of the exemplars that it had.
+        """Fill the share of the task that ends with these samples and its exemplars.
 
-        `again` maps exemplars to what is stored of them for a second time; by default the same.
+        `again` transforms exemplars that are stored a second time; by default they are unchanged.
         """
         owner = self.owner[: self.filled].cpu().numpy()
         old = drawable_rows(self.filled, self.held_out)
@@ -60,9 +60,10 @@ class TaskShares(Exemplars):
 
 
 def share_counts(size: int, counts: Indices, available: int) -> Indices:
-    """Return the rows of each share, given those so far, when a task with so much data ends.
+    """Return the number of rows of each share after a task with `available` samples has ended.
 
-    With fewer rows than tasks, the first tasks have a row each.
+    `counts` are the rows of the earlier shares. If there are fewer rows than tasks, the first tasks
+    have one row each.
 
     >>> share_counts(10, np.array([5, 5]), 99).tolist()
     [3, 3, 3]
@@ -73,7 +74,7 @@ def share_counts(size: int, counts: Indices, available: int) -> Indices:
 
 
 def interleaved(own: Indices, old: Indices, n: int) -> Indices:
-    """Return n of the rows of both in proportion, evenly mixed: the first own, old at a stride.
+    """Return n rows, in proportion from both, evenly mixed: the first of own, old at a stride.
 
     >>> interleaved(np.arange(10, 16), np.arange(3), 6).tolist()
     [10, 0, 11, 12, 1, 13]
@@ -86,7 +87,7 @@ def interleaved(own: Indices, old: Indices, n: int) -> Indices:
 
 
 def task_counter(size: int, held_out: int) -> Callable[[Indices], int]:
-    """Return a function of the labels of each task in turn: the rows that are filled after it.
+    """Return a function that counts the filled rows after each task, from its labels.
 
     >>> after = task_counter(6, 0)
     >>> after(np.zeros(4, np.int64)), after(np.ones(9, np.int64))
@@ -98,7 +99,7 @@ def task_counter(size: int, held_out: int) -> Callable[[Indices], int]:
         nonlocal counts
         old = len(drawable_rows(int(counts.sum()), held_out))
         counts = share_counts(size, counts, len(labels) + old)
-        counts = np.trim_zeros(counts, "b")  # the memory does not know of a last share without rows
+        counts = np.trim_zeros(counts, "b")  # `owner` does not record last shares without rows
         return int(counts.sum())
 
     return after

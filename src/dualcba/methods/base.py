@@ -1,15 +1,15 @@
-"""The base class of rehearsal methods: a loss over logits, with the memory draws it needs.
+"""The base class of rehearsal methods: a loss over logits, and the memory draws that it needs.
 
 A method is independent of bias adaptors. It defines the terms of its loss; the learner evaluates
 them at raw or adapted logits. So every method works with CBA, Dual-CBA, IBN and all engines.
 
-A sample can have several views. The usual one is augmented as the dataset says. Further ones are
-declared by `make_views`, as transforms by name: each makes another input from the same raw sample,
-or from the pixels of an earlier view, its `source`. A transform that is not random gives the raw
-sample, normalised. The new batch has all these views. Memory draws have them too if `memory_views`:
-all of them, or the last `viewed_draws`. A view is a `Batch` in `Batch.views`, with logits and rows
-of its own, so the terms of a loss can use it like any other batch, adapted or raw. Each view passes
-the network with batch statistics of its own.
+A sample can have several views. The default view uses the augmentation of the dataset. `make_views`
+declares further views as a dict of transforms: each makes another input from the same raw sample,
+or from the pixels of an earlier view, its `source`. A transform that is not random gives the
+normalised raw sample. The new batch has all these views. If `memory_views` is set, memory draws
+have them too: all draws, or the last `viewed_draws`. A view is a `Batch` in `Batch.views` with its
+own logits and rows, so a loss can use it like any other batch, adapted or raw. Each view is
+normalised by its own batch statistics.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def pass_separately(
 ) -> list[tuple[Tensor, Tensor]]:
     """Return logits and features of each batch; the default of `Context.passes`.
 
-    A single sample has no batch statistics; the network's running statistics are used instead.
+    For a single sample, which has no batch statistics, the running statistics are used.
     """
     outputs = []
     for batch in (*batches, *(b.views[name] for name in views for b in batches)):
@@ -64,39 +64,39 @@ class Context:
     lr: Tensor  # () the inner learning rate α
     batch_size: int
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext
-    """The context for forward passes that the method itself makes in a step."""
+    """The precision context for the method's own forward passes in a step."""
 
     passes: Callable[..., list[tuple[Tensor, Tensor]]] = pass_separately
-    """`passes(network, [new, *mem], views)` returns logits and features of these batches, and of
-    their views with these names, by another network of the method's, such as a teacher. They pass
-    it as they pass the trained network: together or one by one, and in the same precision."""
+    """`passes(network, [new, *mem], views)` passes these batches, and their views with these names,
+    through a further network of the method, such as a teacher, and returns logits and features.
+    Batches are normalised together or separately as in the trained network, in its precision."""
 
     good: Tensor = field(default_factory=lambda: torch.tensor(True))
-    """() bool: whether the current step is kept. On a GPU `after_step` is also called for a step
-    that was refused; a method that reads the network or the batch there must change nothing."""
+    """() bool: whether the current step is accepted. On a GPU `after_step` is also called for a
+    refused step; a method that uses the network or the batch there must then change nothing."""
 
     run: Callable[..., None] = call_directly
-    """`run(key, fn, *inputs)` calls a function outside the step that is called often, such as an
-    epoch at the end of a task. Calls with equal keys must do the same work on inputs of equal
-    shapes, in place and without waiting for the device. On a GPU they become one launch."""
+    """`run(key, fn, *inputs)` calls a function that runs often outside the step, such as an epoch
+    at the end of a task. Calls with equal keys must do the same work on inputs of equal shapes, in
+    place and without waiting for the device. On a GPU each call becomes one launch."""
 
     raw_targets: bool = False
-    """Whether stored logits are rehearsed raw, at raw logits; else adapted, at adapted logits."""
+    """Whether stored raw logits are compared with raw logits; else adapted with adapted logits."""
 
     sample_mean: bool = False
     """Whether the loss is one mean over all samples, in methods that support it."""
 
     memory_batch: int | None = None
-    """The learner's option of that name."""
+    """The learner's option `memory_batch`."""
 
     seed: int = 0
-    """The learner's seed, for random numbers outside steps; those of steps come from `noise`."""
+    """The learner's seed, for random numbers outside steps; in steps, `noise` provides them."""
 
     draw_transforms: dict[int, Transform] = field(default_factory=dict)
-    """The transforms of memory draws with an augmentation of their own, by number."""
+    """The transforms of memory draws that have their own augmentation, by index of the draw."""
 
     def transform_of(self, draw: int | None) -> Transform:
-        """Return the transform of the memory draw of a number, or that of all other samples."""
+        """Return the transform of a memory draw by its index, or that of all others for None."""
         return self.transform if draw is None else self.draw_transforms.get(draw, self.transform)
 
     @property
@@ -109,7 +109,7 @@ T = TypeVar("T")
 
 
 def viewed(method: Method, draws: Sequence[T]) -> Sequence[T]:
-    """Return those of the memory draws that have the views of the method."""
+    """Return the memory draws that have the views of the method."""
     if not method.memory_views:
         return draws[:0]
     return draws if method.viewed_draws is None else draws[-method.viewed_draws :]
@@ -130,13 +130,13 @@ class Method(nn.Module):
     """The number of independent memory draws per step."""
 
     chosen: tuple[int, ...] = ()
-    """The sizes of memory draws whose rows `choose` selects; then `draws` does not apply."""
+    """The sizes of the memory draws whose rows `choose` selects; replaces `draws`."""
 
     extra_draw: bool = False
     """Whether `extra_step` is called with a further memory draw."""
 
     columns: tuple[str, ...] = ()
-    """What is stored with each sample: `"logits"` (adapted, as in the loss), `"raw_logits"`."""
+    """The values stored with each sample: `"logits"` (adapted, as in the loss), `"raw_logits"`."""
 
     adaptable: bool = True
     """Whether a bias adaptor can correct the logits of its classifier."""
@@ -154,7 +154,7 @@ class Method(nn.Module):
     """Whether a run mixes the samples of the memory into the data of each task."""
 
     held_out: int = 0
-    """With `merge`, every `held_out`-th sample of the memory is left out there; 0: none."""
+    """With `merge`, one in `held_out` samples of the memory is not mixed in; 0 mixes in all."""
 
     needs_boundaries: bool = False
     """Whether task boundaries must be given, not inferred."""
@@ -163,7 +163,7 @@ class Method(nn.Module):
     """Whether FixMatch can wrap the method."""
 
     unlabelled: bool = False
-    """Whether it accepts samples without a label (label −1)."""
+    """Whether the method accepts samples without a label (label −1)."""
 
     labelled: int = 0
     """The number of labelled samples at the start of each batch, the others being unlabelled.
@@ -175,10 +175,10 @@ class Method(nn.Module):
     """Whether the memory draws have the views of `make_views` too, not only the new batch."""
 
     viewed_draws: int | None = None
-    """With `memory_views`, how many memory draws have these views, the last ones; None for all."""
+    """With `memory_views`, the number of last memory draws that have these views; None for all."""
 
     own_head: bool = False
-    """Whether it replaces the last layer of the network by one of its own."""
+    """Whether the method replaces the last layer of the network."""
 
     one_per_class: bool = False
     """Whether the memory must hold at least one sample of every class."""
@@ -190,7 +190,7 @@ class Method(nn.Module):
     """The number of updates per observed batch, each with new draws and augmentation."""
 
     raw_targets: bool = False
-    """Whether to rehearse stored raw logits at raw logits; `bind` sets it."""
+    """Whether to compare stored raw logits with raw logits; `bind` sets it."""
 
     sample_mean: bool = False
     """Whether the loss is one mean over new and memory samples; `bind` sets it."""
@@ -220,25 +220,25 @@ class Method(nn.Module):
         return {}
 
     def make_draw_transforms(self, transform: Transform) -> dict[int, Transform]:
-        """Return the transforms of memory draws that have an augmentation of their own, by number.
+        """Return the transforms of memory draws that have their own augmentation, by draw index.
 
-        The others, and the new batch, have that of `make_transform`.
+        The other draws and the new batch use `make_transform`.
         """
         return {}
 
     def choose(self, pool: Pool, u: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Return the rows (n,) and weights (n,) of each draw in `chosen`, from memory or new batch.
+        """Return rows (n,) of the memory or the new batch, and weights (n,), for each draw.
 
-        `u` has n uniform numbers in [0, 1) for each draw. The labels of the pool are on the device,
-        so the shapes cannot depend on them: a sample that is not wanted has weight 0. The weights
-        have mean 1, and become `Batch.each`.
+        The sizes n of the draws are those in `chosen`. `u` has n uniform numbers in [0, 1) for each
+        draw. The labels of the pool are on the device, so the shapes cannot depend on them: give
+        samples that should not be used weight 0. The weights have mean 1 and become `Batch.each`.
         """
         raise NotImplementedError
 
     def observe(self, new: Batch, mem: Sequence[Batch]) -> None:
-        """Called once in each step after its forward passes, before any loss.
+        """Called once in each step, after the forward passes and before any loss.
 
-        Buffers that are changed here are restored if the step fails.
+        Changes of buffers are undone if the step fails.
         """
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
@@ -258,49 +258,48 @@ class Method(nn.Module):
         return None
 
     def extra_step(self, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
-        """Return parameters, and what is subtracted from them after the update of θ.
+        """Return parameters, and values to subtract from them after the update of θ.
 
-        `batch` has the outputs of a further memory draw, without gradient, by the updated network.
-        It is not called while the memory is empty. A change that is not finite is refused with the
-        step.
+        `batch` has the outputs of the updated network for a further memory draw, without gradient.
+        Not called while the memory is empty. If a value is not finite, the step is refused.
         """
         return [], []
 
     def after_step(self, noise: Tensor | None) -> None:
         """Called in the step after the update of θ, with the result of `noise` on the device.
 
-        If it raises, the update of θ is undone; its own state must be unchanged then.
+        If it raises, the update of θ is undone; it must then leave its own state unchanged.
         """
 
     def begin_task(self) -> None:
         """Called when a task begins, after the update of the class sets."""
 
     def preview_task(self, x: Tensor, y: Tensor) -> None:
-        """Called by a run after `begin_task`, with the raw samples of the task that have a label.
+        """Called by a run after `begin_task`, with the labelled raw samples of the task.
 
-        Only if `previews_task`, and boundaries are given.
+        Only if `previews_task` is True and boundaries are given.
         """
 
     def exemplar_counter(self, size: int, C: int) -> Callable[[Indices], int]:
-        """Return a function of the labels of each task in turn: the exemplars after it.
+        """Return a function that counts the exemplars in the memory after each task.
 
-        With `merge`, a run plans its steps by it. It must agree with the memory of `make_memory`,
-        by default a `Herding` memory.
+        Call it with the labels of each task in order. With `merge`, a run uses the counts to plan
+        its steps. They must agree with the memory of `make_memory`, by default `Herding`.
         """
         return class_counter(size, C)
 
     def mixed(self, x: Tensor) -> Tensor:
-        """Return exemplars as a run mixes them into the samples of a task, with `merge`."""
+        """With `merge`, transform the exemplars that a run mixes into the samples of a task."""
         return x
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
-        """Called when a task ends, with its raw samples if `rereads_task`, else with none."""
+        """Called when a task ends, with its raw samples if `rereads_task`, else without samples."""
 
     @contextmanager
     def predicting(self) -> Iterator[None]:
-        """A context around each evaluation, with other weights in the network, for example.
+        """A context around each evaluation, for example to put other weights into the network.
 
-        Within it the statistics of IBN are estimated too. Afterwards all must be as before.
+        IBN statistics are estimated inside it too. It must restore everything at its end.
         """
         yield
 
@@ -309,7 +308,7 @@ class Method(nn.Module):
         return []
 
     def before_scores(self) -> None:
-        """Called in evaluation mode before `scores`, to compute class means for example."""
+        """Called in evaluation mode before `scores`, for example to compute class means."""
 
     def scores(self, x: Tensor) -> Tensor:
         """Return scores (n, C) of normalised inputs; the argmax is the prediction."""
@@ -318,23 +317,23 @@ class Method(nn.Module):
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits (n, C) and features (n, d) of normalised inputs, for predictions.
 
-        They are those of the trained network. A method that predicts with other weights, such as
-        an average, returns the outputs of those; the read-out `ncm` uses the features.
+        By default the trained network computes them. Override it in a method that predicts with
+        other weights, such as an average. The read-out `ncm` uses the features.
         """
         return self.context.network(x)  # type: ignore[no-any-return]
 
     def scorer(self) -> nn.Module:
-        """Return a module that maps normalised inputs to what `scores` returns now.
+        """Return a module with the same outputs as `scores` has now.
 
-        It has copies of all weights. It is called where `scores` may be: within `predicting`, after
-        `before_scores`. A method with another `scores`, `outputs` or `before_scores` defines its
-        own, or has no snapshots and exports.
+        The module has copies of all weights. Like `scores`, this is called within `predicting`,
+        after `before_scores`. A method that overrides `scores`, `outputs` or `before_scores` must
+        override this too to support snapshots and exports.
         """
         return Logits(self.context.network)
 
     @classmethod
     def wrappable(cls) -> bool:
-        """Whether a method such as MKD can go around it: its loss is the sum of its terms."""
+        """Whether a method such as MKD can wrap it: its loss must be the sum of its terms."""
         return cls.adaptable and cls.loss is Method.loss
 
     @property

@@ -33,9 +33,9 @@ class BiC(ExemplarMethod):
     From the second task on, some samples are held out from L: every tenth exemplar, and the same
     number of samples of the task (one in eight, until there are enough). When the task ends, the
     correction q = α·z + β of its classes is fitted to the held-out samples by Adam with a learning
-    rate of 1e-3 for 250 epochs; all classes have the same weight. Before, α = 1 and β = 0. All
-    logits, including the teacher's, are corrected for all tasks so far. The samples of a task are
-    read again when it ends, for this and to select exemplars by herding.
+    rate of 1e-3 for 250 epochs; all classes have the same weight. Until then, α = 1 and β = 0. All
+    logits, including those of the teacher, are corrected for all tasks so far. When a task ends,
+    its samples are read again, for this fit and to select exemplars by herding.
 
     Parameters
     ----------
@@ -47,10 +47,11 @@ class BiC(ExemplarMethod):
     rehearse, merge, negatives
         See `ExemplarMethod`.
     released
-        Whether correction and memory are those of the code released with the conference paper on
-        CBA. The correction of a task ends with the next task: logits of a step are not corrected,
-        and predictions only for the newest classes. Softmaxes have the classes seen so far. The
-        memory has equal shares for tasks, of random samples of all their data (`TaskShares`).
+        Whether to use the correction and the memory of the code released with the conference paper
+        on CBA. There the correction of a task is reset when the next task begins: logits in steps
+        are not corrected, and predictions only for the newest classes. The softmax is over the
+        classes seen so far. The memory has equal shares for all tasks, drawn at random from all
+        their data (`TaskShares`).
 
     References
     ----------
@@ -123,7 +124,7 @@ class BiC(ExemplarMethod):
         return TaskShares(size, shape, dtype, held_out=self.held_out)
 
     def exemplar_counter(self, size: int, C: int) -> Callable[[Indices], int]:
-        """Return a function of the labels of each task in turn: the exemplars after it."""
+        """Return a function that counts the exemplars in the memory after each task."""
         own = task_counter(size, self.held_out)
         return own if self.released else super().exemplar_counter(size, C)
 
@@ -152,7 +153,7 @@ class BiC(ExemplarMethod):
         return sum_of_means(each * self._weights(new, len(each)), new, mem)
 
     def _softmax_classes(self, y: Tensor) -> Tensor:
-        """Return the classes of a softmax, (C,): all, or those seen so far and of these labels."""
+        """Return the mask (C,) of the softmax: all classes, or those seen so far or in y."""
         seen = self.context.sets.seen
         return seen.index_fill(0, y, True) if self.released else torch.ones_like(seen)
 
@@ -173,7 +174,7 @@ class BiC(ExemplarMethod):
         return F.pad(weight, (0, n - len(index)), value=1.0)
 
     def _of_the_task(self, y: Tensor) -> Tensor:
-        """Return the samples (n,) that may be held out: if exemplars are merged, not old ones."""
+        """Return the mask (n,) of samples that may be held out: with `merge`, only new classes."""
         return ~self.teacher.known[y] if self.merge else torch.ones_like(y, dtype=torch.bool)
 
     def end_task(self, x: Tensor, y: Tensor) -> None:

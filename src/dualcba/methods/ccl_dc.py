@@ -1,4 +1,4 @@
-"""CCL-DC: two networks that teach each other along a chain of views, around any method."""
+"""CCL-DC: two networks distil from each other along a chain of views; a wrapper of any method."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from dualcba.normalization.statistics import evaluation_mode
 from dualcba.randomness import global_generator
 
 CHAIN = ("v0", "v1", "v2", "v3")
-"""The views of a sample, each more distorted than the one before."""
+"""The views of a sample, each more distorted than the previous one."""
 
-LESSONS = (("v3", "v3"), ("v1", "v0"), ("v2", "v1"), ("v3", "v2"))
-"""The view of the peer and the own view that it teaches."""
+VIEW_PAIRS = (("v3", "v3"), ("v1", "v0"), ("v2", "v1"), ("v3", "v2"))
+"""The view of the peer that gives the targets, and the own view that learns them."""
 
 
 class CCLDC(Wrapper):
@@ -46,16 +46,15 @@ class CCLDC(Wrapper):
 
     L = ½·[L_base(x̂) + Σ_j L_base(v_j)] + λ·[D(v3 → v3) + D(v1 → v0) + D(v2 → v1) + D(v3 → v2)]
 
-    x̂ is the augmented sample as usual. v0 is the raw sample, v1 a crop and flip of v0, v2 and v3
-    RandAugment of the view before. D(a → b) = T²·KL(softmax(a/T) ‖ softmax(b/T)), one mean over all
-    new and memory samples, from the peer's constant logits of one view to the own logits of
-    another, at raw logits. Both networks are trained by this loss; predictions use the mean of
-    their logits, and read-outs by features those of the first network. With a single peer the
-    network teaches itself.
+    x̂ is the augmented sample, v0 the raw sample, v1 a crop and flip of v0, v2 RandAugment of v1 and
+    v3 RandAugment of v2. D(a → b) = T²·KL(softmax(a/T) ‖ softmax(b/T)), one mean over all new and
+    memory samples, from the peer's constant logits of view a to the own logits of view b, both raw.
+    Both networks are trained by this loss. Predictions use the mean of their logits; read-outs that
+    need features use those of the first network. With `peers=1` the network is its own peer.
 
-    The second network starts from weights of its own, which follow from those of the first; frozen
-    layers are those of the first. With a bias adaptor, its logits are corrected by the same r as
-    those of the first network, and the virtual step of the first network alone trains the adaptor.
+    The second network has other initial weights, which are a function of those of the first; frozen
+    layers are copied. With a bias adaptor, the logits of both networks are corrected by the same r,
+    and the adaptor is trained through the virtual step of the first network only.
 
     Parameters
     ----------
@@ -79,7 +78,7 @@ class CCLDC(Wrapper):
 
     title = "CCL-DC"
     memory_views = True
-    closed_form = True  # the second network does not depend on the logits of the first, only on r
+    closed_form = True  # the second network's loss depends on r, not on the first one's logits
 
     def __init__(
         self,
@@ -99,7 +98,7 @@ class CCLDC(Wrapper):
         self.weight = usual if weight is None else at_least_0("weight", weight)
         self.peers, self.temperature = peers, temperature
         self.operations, self.magnitude = operations, magnitude
-        RandAugment(operations, magnitude)  # raises if these options are wrong
+        RandAugment(operations, magnitude)  # checks the options
         self._outputs: list[tuple[Tensor, Tensor]] = []  # of the peer in this step
 
     def bind(self, context: Context) -> None:
@@ -127,7 +126,7 @@ class CCLDC(Wrapper):
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
         """Return the terms of the first network."""
         batches = [new, *mem]
-        return self._terms(batches, self._of_peer(batches) if self._outputs else batches)
+        return self._terms(batches, self._peer_batches(batches) if self._outputs else batches)
 
     def loss(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
         """Return the sum of the losses of both networks."""
@@ -135,10 +134,10 @@ class CCLDC(Wrapper):
         if not self._outputs:
             return loss
         batches = [new, *mem]
-        return loss + total(self._terms(self._of_peer(batches), batches), adapt)
+        return loss + total(self._terms(self._peer_batches(batches), batches), adapt)
 
     def _terms(self, own: Sequence[Batch], teachers: Sequence[Batch]) -> list[Term]:
-        """Return the terms of a network, of its own batches and those of its teacher."""
+        """Return the terms of one network, from its own batches and those of its teacher."""
         terms = self.method.terms(own[0], own[1:])
         for name in CHAIN:
             new, *mem = (replace(b.views[name], columns=b.columns) for b in own)
@@ -146,14 +145,14 @@ class CCLDC(Wrapper):
         terms = [scaled(term, 0.5) for term in terms]
         shares = mean_weights(own, by_samples=True)
         each = weights_of_one_mean(own)
-        for source, target in LESSONS:
+        for source, own_view in VIEW_PAIRS:
             for batch, teacher, share, e in zip(own, teachers, shares, each, strict=True):
-                view = replace(batch.views[target], each=e)
-                lesson = teacher.views[source].z.detach()
-                terms.append(Divergence(view, lesson, self.temperature, self.weight * share))
+                view = replace(batch.views[own_view], each=e)
+                target = teacher.views[source].z.detach()
+                terms.append(Divergence(view, target, self.temperature, self.weight * share))
         return terms
 
-    def _of_peer(self, batches: Sequence[Batch]) -> list[Batch]:
+    def _peer_batches(self, batches: Sequence[Batch]) -> list[Batch]:
         """Return the batches with the outputs of the second network."""
         made, n = [], len(batches)
         for k, batch in enumerate(batches):
@@ -203,10 +202,10 @@ class CCLDC(Wrapper):
 
 
 def fresh_copy(network: Network) -> Network:
-    """Return a network of the same kind with other weights; all layers that can are reset.
+    """Return a copy of a network with new weights, by `reset_parameters` of its layers.
 
-    Frozen layers stay: those with a weight that is not trained, or in evaluation mode. The weights
-    are a function of those of the given network, not of torch's global generator.
+    Frozen layers, which have a weight that is not trained or are in evaluation mode, are not reset.
+    The new weights are a function of the given ones, not of torch's global generator.
     """
     copy = deepcopy(network).cpu()
     seed = zlib.crc32(b"".join(p.detach().numpy().tobytes() for p in copy.parameters()))

@@ -43,8 +43,8 @@ class CLSER(Method):
         1 or 2; with 2, the consistency term uses a separate memory draw.
     second_pass
         Whether the consistency term passes its draw through the network a second time. The logits
-        are the same, but the running statistics are updated once more: under BN they then depend
-        on the memory by 70 % instead of 53 %. A step with a batch of one sample has no second pass.
+        are the same, but the running statistics are updated once more: they then depend to 70 %
+        instead of 53 % on the memory. There is no second pass if the new batch has one sample.
 
     References
     ----------
@@ -101,7 +101,7 @@ class CLSER(Method):
         return self._cached[1]
 
     def _logits(self, average: Network, x: Tensor) -> Tensor:
-        """Return logits with batch statistics; one sample uses running ones of the network."""
+        """Return logits under batch statistics, or the network's running ones for one sample."""
         if len(x) > 1:
             return average(x)[0]  # type: ignore[no-any-return]
         layers = batch_norms(average), batch_norms(self.context.network)

@@ -14,8 +14,8 @@ class DERpp(Method):
     L = CE(new) + α·MSE(z(mem₁), stored logits) + β·CE(mem₂)
 
     The logits of a sample are stored when it enters the memory. With a bias adaptor, z and the
-    stored logits are adapted, or both are raw if `raw_targets`. The outer loss uses raw logits:
-    CE + MSE to the stored raw logits.
+    stored logits are adapted, or both raw with the option `targets="raw"`. The outer loss uses raw
+    logits: CE + MSE to the stored raw logits.
 
     Parameters
     ----------

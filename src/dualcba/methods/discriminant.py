@@ -1,4 +1,4 @@
-"""A linear discriminant from sums of features: the read-out `lda`, and a control."""
+"""A linear discriminant from sums of features, for the read-out `lda` and a control experiment."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dualcba.methods.nearest_mean import OfFeatures
+from dualcba.methods.nearest_mean import FeatureRule
 
 FLOOR = 1e-6
-"""The least variance of a feature within classes, as a share of its mean square."""
+"""The variance added to each feature within classes, as a share of the features' mean square."""
 
 TINY = torch.finfo(torch.float64).tiny
-"""For features that are all zero."""
+"""The variance added if all features are zero."""
 
 
 def shrink(covariance: Tensor, n: Tensor) -> Tensor:
@@ -45,12 +45,12 @@ class ShrinkageLDA:
         return {"products": self.products, "sums": self.sums, "counts": self.counts}
 
     def clear(self) -> None:
-        """Forget all samples."""
+        """Reset the sums."""
         for tensor in self.tensors().values():
             tensor.zero_()
 
     def update(self, phi: Tensor, y: Tensor) -> None:
-        """Add features (n, D) and labels (n,) to the sums; a label of −1 is left out."""
+        """Add features (n, D) and labels (n,) to the sums, except samples with the label −1."""
         classes = torch.arange(len(self.counts), device=y.device)
         member = (y.unsqueeze(1) == classes).to(phi.dtype)
         labelled = phi * (y >= 0).unsqueeze(1)
@@ -59,12 +59,12 @@ class ShrinkageLDA:
         self.counts += member.sum(0)
 
     def classifier(self) -> tuple[Tensor, Tensor]:
-        """Return the weights (D, C) and the bias (C,) of the scores; −∞ for a class without one."""
+        """Return weights (D, C) and bias (C,) of the scores; −∞ for a class without samples."""
         counts = self.counts.clamp(min=1).unsqueeze(1)
         means, n = self.sums / counts, self.counts.sum().clamp(min=1)
         covariance = (self.products - means.T @ self.sums) / n
         floor = FLOOR * self.products.trace() / (n * len(covariance)) + TINY
-        covariance.diagonal().add_(floor)  # an inverse, even if all samples of a class are equal
+        covariance.diagonal().add_(floor)  # invertible, even if all samples of a class are equal
         weight = torch.linalg.solve(shrink(covariance, n), means.T)
         bias = -0.5 * (means.T * weight).sum(0)
         return weight, bias.masked_fill(self.counts == 0, -torch.inf)
@@ -74,8 +74,8 @@ def discriminant_scores(z: Tensor, h: Tensor, weight: Tensor, bias: Tensor) -> T
     """Return the scores (n, C) of features h (n, d); the logits z if no class has a sample.
 
     The network was trained on the samples of the memory, so their variance is too small and the
-    softmax of the scores too sure: 1.0 where 86 % were right. Each sample's scores therefore have
-    the spread of its logits, which does not change their order.
+    softmax of the scores too confident: 1.0 where 86 % were correct. The scores of each sample are
+    therefore scaled to the spread of its logits, which does not change their order.
     """
     known = bias.isfinite()
     with torch.autocast(h.device.type, enabled=False):
@@ -93,7 +93,7 @@ def _centred(scores: Tensor, known: Tensor) -> Tensor:
     return (scores - scores.sum(1, keepdim=True) / known.sum().clamp(min=1)) * known
 
 
-class Discriminant(OfFeatures):
+class Discriminant(FeatureRule):
     """The linear discriminant of normalised features, updated in place."""
 
     tensors = ("weight", "bias")
@@ -104,7 +104,7 @@ class Discriminant(OfFeatures):
         self.bias = like.new_zeros(num_classes)
 
     def update(self, rows: Tensor, y: Tensor) -> None:
-        """Sum over `rows` of samples with labels (n,); `finish` computes the rest."""
+        """Sum over `rows` of samples with labels (n,); `finish` computes the classifier."""
         self.lda.clear()
         with torch.autocast(rows.device.type, enabled=False):
             self.lda.update(rows.double(), y)
@@ -116,7 +116,7 @@ class Discriminant(OfFeatures):
         self.bias.copy_(bias)
 
     def clear(self) -> None:
-        """Discard all classes."""
+        """Reset the classifier: no class has a score."""
         self.weight.zero_()
         self.bias.fill_(-torch.inf)
 

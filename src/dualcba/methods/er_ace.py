@@ -21,9 +21,9 @@ class ERACE(Method):
     Parameters
     ----------
     unseen
-        Whether the first softmax has the unseen classes too, as in the authors' code. In their
-        paper it has the classes of the batch alone. With Adam that is better: its steps do not
-        become smaller with the gradient, and lower the logits of unseen classes all the time.
+        Whether the first softmax includes the unseen classes, as in the authors' code. In their
+        paper it has only the classes of the batch. This is better with Adam, whose steps do not
+        shrink with the gradient: they would lower the logits of unseen classes all the time.
 
     References
     ----------

@@ -33,14 +33,14 @@ class ExemplarMethod(DistillationMethod):
     Parameters
     ----------
     rehearse
-        Whether each step uses a draw of exemplars with the new batch. If not, exemplars are used at
-        the end of a task only (and for class means).
+        Whether each step uses a draw of exemplars with the new batch. If not, exemplars are only
+        used at the end of a task (and for class means).
     merge
-        Whether exemplars are mixed into the samples of a task instead: shuffled with them, each
-        once per pass, in batches that share statistics. `dualcba run` does this; a learner that is
-        given batches by `observe` has no exemplars in its steps then.
+        Whether exemplars are instead mixed into the samples of a task: shuffled with them, each
+        once per pass, in batches that share statistics. `dualcba run` does this; a loop that calls
+        `observe` itself then has no exemplars in its steps.
     negatives
-        Whether mixed exemplars are negatives: bytes v become 256 − v, and 0 stays. The code
+        Whether mixed exemplars are inverted: a byte v becomes 256 − v, and 0 stays. The code
         released with the conference paper on CBA does this with Tiny-ImageNet, by an overflow.
     """
 
@@ -73,7 +73,7 @@ class ExemplarMethod(DistillationMethod):
         super().bind(context)
 
     def mixed(self, x: Tensor) -> Tensor:
-        """Return exemplars as they are mixed into the samples of a task."""
+        """Transform the exemplars that are mixed into the samples of a task."""
         return -x if self.negatives else x  # of bytes: modulo 256
 
     def end_task(self, x: Tensor, y: Tensor) -> None:

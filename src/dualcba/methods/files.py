@@ -1,8 +1,8 @@
-"""Methods from files of the user: executed if the user names them, and known by their SHA-256.
+"""Methods from the user's Python files, which are identified by their SHA-256.
 
-A file is executed by `import_methods` alone, with paths that come from the command line or from a
-configuration of the user. Specs and models remember path and SHA-256 of the file that registered
-their method; `check_imported` compares them with what was imported, and executes nothing.
+Only `import_methods` executes a file, with paths from the command line or from a configuration of
+the user. Specs and models store the path and the SHA-256 of the file that registered their method;
+`check_imported` compares them with the imported files, and executes nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _known: Imported = {}
 def import_methods(paths: Iterable[str | Path]) -> Imported:
     """Execute Python files that register methods, each once, and return their SHA-256 by path.
 
-    A file is a module of its own: what it imports must be installed. If it fails, no method of it
-    stays registered. A file that was imported and has changed since is executed again.
+    Each file is a separate module; the modules that it imports must be installed. If it raises, its
+    methods are unregistered. A file that has changed since it was imported is executed again.
     """
     return {str(path): _import(path) for path in (user_path(p).absolute() for p in paths)}
 
@@ -45,11 +45,11 @@ def imported_for(method: type[Method]) -> Imported:
 
 
 class NotImportedError(ValueError):
-    """A method of a spec or a model comes from a file that was not imported, or has changed."""
+    """A method of a spec or model comes from a file that was not imported or has changed."""
 
 
 def import_again(wanted: Mapping[str, str]) -> None:
-    """Import files of a spec in a worker, which the process that named them has started."""
+    """Import the files of a spec in a worker process, as its parent process has done."""
     import_methods(wanted)
     check_imported(wanted)
 
@@ -62,7 +62,7 @@ def check_imported(wanted: Mapping[str, str]) -> None:
         if path in _known:
             raise NotImportedError(
                 f"{path} has changed since the method was first used (SHA-256 {_known[path][:12]}),"
-                f" expected the file as it was ({sha256[:12]}), or a new start elsewhere"
+                f" expected the file unchanged ({sha256[:12]}), or another output folder"
             )
         there = "" if Path(path).is_file() else ", which is missing"
         raise NotImportedError(f"the method comes from {path}{there}, expected --import {path}")
@@ -94,7 +94,7 @@ def _read(path: Path) -> tuple[str, bytes]:
 
 
 def _execute(path: Path, code: bytes) -> None:
-    """Execute a file as a module of its own."""
+    """Execute a file as a separate module."""
     module = types.ModuleType(_module_name(path))
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses and pickle look there
@@ -115,7 +115,7 @@ def _is_from(path: Path) -> Callable[[type[Method]], bool]:
 
 
 def _where(path: Path, error: BaseException) -> str:
-    """Return an error with the last line of the file that it passed."""
+    """Return the message of an error, with the last line of the file in its traceback."""
     line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else None
     trace = error.__traceback__
     while trace is not None:
@@ -128,7 +128,7 @@ def _where(path: Path, error: BaseException) -> str:
 
 @contextmanager
 def _undone() -> Iterator[None]:
-    """Forget the methods that the block registers if it raises."""
+    """Unregister the methods that the block registered if it raises."""
     before = dict(METHODS)
     try:
         yield

@@ -37,8 +37,8 @@ class FixMatch(Wrapper):
         The number of labelled samples at the start of each batch. They have separate batch
         statistics and no strong view. 0 means that any sample may be labelled.
     every
-        Whether all samples with a strong view are used as unlabelled ones, not only those without
-        a label. Behind leading labelled samples, labels are not used.
+        Whether all samples with a strong view are used as unlabelled samples, not only those
+        without a label. With `labelled`, the labels of all later samples are then ignored.
     adapted
         Whether a bias adaptor corrects the logits of the strong view.
 
@@ -85,7 +85,7 @@ class FixMatch(Wrapper):
         """Return the method's terms of labelled samples, and CE(strong, ŷ) of unlabelled ones."""
         labelled = self._has_label(new)
         terms = self.method.terms(self._labelled(new, labelled), mem)
-        own = labelled[self.labelled :]  # those with a strong view
+        own = labelled[self.labelled :]  # the samples with a strong view
         unlabelled = torch.ones_like(own) if self.every else 1 - own
         confidence, guess = new.z[self.labelled :].detach().softmax(1).max(1)
         confident = (confidence >= self.threshold).to(labelled.dtype) * unlabelled
@@ -101,6 +101,6 @@ class FixMatch(Wrapper):
         return labelled
 
     def _labelled(self, new: Batch, labelled: Tensor) -> Batch:
-        """Return the batch with weights (n,) that leave out unlabelled samples, with mean 1."""
+        """Return the batch with weights (n,) of mean 1, which are 0 for unlabelled samples."""
         weights = labelled * (len(labelled) / labelled.sum().clamp(min=1.0))
         return replace(new, y=new.y.clamp(min=0), each=weights)

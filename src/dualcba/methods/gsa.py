@@ -17,21 +17,22 @@ from dualcba.methods.exemplars import check_flags
 
 
 class GSA(Method):
-    """Separate the new classes from each other, and from old ones by a balanced, weighted loss.
+    """Separate new classes from each other, and from old classes by a balanced, weighted loss.
 
     L = CE(N; over the new classes) + weight · mean over B of [−w_y · log p_y; over seen classes]
 
-    N is the new batch with samples of the current task from the memory. B has a share 1 − ρ of old
-    tasks, from the memory, and a share ρ of N, where ρ is the share of new among seen classes. Both
-    are doubled by mirror images. The second term is used from the second task on.
+    N is the new batch and samples of the current task from the memory. A share 1 − ρ of B are
+    samples of old tasks from the memory, and a share ρ are samples of N, where ρ is the share of
+    new classes among the seen classes. Mirror images double both. The second term is used from the
+    second task on.
 
     w_y = 2 / (1 + exp(1 − r_y)), where r_y = Σ (1 − p_y) over samples of y / Σ p_y over other
     samples: how much the loss has raised the logit of y, relative to how much it has lowered it.
-    Both sums are over all batches B so far, this one included, at raw logits. In the first batches
-    of a task all r_y = 1. So a class that was suppressed more than raised has less weight.
+    Both sums are over all batches B so far, including this one, at raw logits. In the first batches
+    of a task all r_y = 1. So a class that was lowered more than raised has less weight.
 
-    Task boundaries must be given. A new sample of an old class, as in blurry streams, is not in N.
-    Draws are without replacement, and spread evenly over the rows of the memory.
+    Task boundaries must be given. N excludes new samples of old classes, as in blurry streams.
+    Samples are drawn without replacement and spread evenly over the rows of the memory.
 
     Parameters
     ----------
@@ -86,7 +87,7 @@ class GSA(Method):
         return {"mirrored": Mirrored(transform)} if self.mirror else {}
 
     def bind(self, context: Context) -> None:
-        """Create the sums of r, and the number of batches in the task."""
+        """Create the sums for r, and the counter of batches in the task."""
         super().bind(context)
         C = context.network.num_classes
         self.register_buffer("sums", context.lr.new_zeros(2, C))
@@ -102,7 +103,7 @@ class GSA(Method):
         stored = pool.labels[:size]
         new = sets.new[stored.clamp(min=0)] & (stored >= 0)
         own, in_own = spread(new, u[0], len(u[0]))
-        # copies of one sample have no batch statistics: others of the memory fill up its places
+        # copies of a single sample have no variance: fill the draw with other samples of the memory
         others = (u[0] * (stored >= 0).sum()).long()
         own = torch.where(in_own | (new.sum() > 1), own, others)
         batch = torch.arange(size, len(pool.labels), device=own.device)
@@ -163,11 +164,12 @@ class GSA(Method):
 def spread(
     mask: Tensor, u: Tensor, count: Tensor | int, first: Tensor | int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Return different rows (n,) of a mask, chosen by u (n,) in [0, 1), and which are valid.
+    """Draw rows (n,) of a mask without replacement, by u (n,) in [0, 1), and which are valid.
 
-    The places from `first` on have `count` rows of the mask, or all of them if there are fewer. The
-    rows of the mask, as a circle, are divided into `count` parts. Each place takes a random row of
-    its part; where the first part begins is random too, so that all rows are equally probable.
+    Positions `first` to `first + count` get a row of the mask each, fewer if the mask has fewer
+    rows. The rows of the mask are arranged in a circle and divided into `count` parts, and each
+    position gets a random row of one part. The start of the first part is random too, so all rows
+    are equally probable.
 
     >>> mask = torch.tensor([False, True, True, False, True])
     >>> rows, valid = spread(mask, torch.tensor([0.5, 0.1, 0.9, 0.0]), 2, first=1)
@@ -202,9 +204,10 @@ def _views(batch: Batch) -> list[Batch]:
 def _masked(
     batch: Batch, valid: Tensor, each: Tensor, classes: Tensor, weight: float
 ) -> list[Term]:
-    """Return the cross-entropy over some classes; a sample that is not valid has a label of them.
+    """Return the cross-entropy over `classes`.
 
-    Its label would have no logit, and 0 · ∞ is not 0.
+    Samples that are not valid get a label among these classes: the logit of another label is
+    masked, its loss infinite, and 0 · ∞ is not 0.
     """
     y = torch.where(valid, batch.y, classes.to(torch.uint8).argmax())
     parts = _views(batch)

@@ -27,16 +27,15 @@ class ICaRL(ExemplarMethod):
     the sample's class and 0 for the others. The teacher is the network at the beginning of the
     task.
 
-    The prediction is the class with the nearest mean of normalised features. The mean is that of
-    the class's exemplars. A class without exemplars has the running mean of its training features,
-    in which a step has `decay` times the weight of the next step. If no class has a mean, the
-    logits decide. The samples of a task are read again when it ends, to select exemplars by
-    herding.
+    The prediction is the class with the nearest mean of normalised features. The mean of a class is
+    that of its exemplars. A class without exemplars has a running mean of its training features. If
+    no class has a mean, the logits are used. When a task ends, its samples are read again to select
+    exemplars by herding.
 
     Parameters
     ----------
     decay
-        See above.
+        The decay of the running mean: a step has `decay` times the weight of the next step.
     class_mean
         Whether L is the mean over the classes instead of the sum.
     normalise
@@ -130,12 +129,12 @@ class ICaRL(ExemplarMethod):
         return scores_by_means(*outputs, self.means, self.has_mean, normalise=self.normalise)
 
     def scorer(self) -> nn.Module:
-        """Return a module with the present class means."""
+        """Return a module with the current class means."""
         logits = Logits(self.context.network)
         return NearestMeans(logits, self.means, self.has_mean, normalise=self.normalise)
 
     def direction(self, h: Tensor) -> Tensor:
-        """Return the features, normalised or as they are."""
+        """Return the features, normalised if `normalise`."""
         return F.normalize(h) if self.normalise else h
 
     def _onehot(self, y: Tensor) -> Tensor:

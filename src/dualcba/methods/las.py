@@ -21,16 +21,16 @@ class LAS(Method):
 
     L = mean over new and memory samples of CE(z + τ·log(n + 1e-50), y)
 
-    where n_c is the number of samples of class c, new and from the memory, in the last batches. A
-    frequent class needs a smaller logit for the same probability, so it is not preferred for being
-    frequent. Predictions use z. With a bias adaptor the loss is at z + r + τ·log(n + 1e-50).
+    where n_c is the number of samples of class c in the last steps, new and from the memory. A
+    frequent class needs a smaller logit for the same probability, so frequency alone does not
+    favour it. Predictions use z. With a bias adaptor the loss is at z + r + τ·log(n + 1e-50).
 
     Parameters
     ----------
     tau
         The strength of the adjustment, τ.
     window
-        The number of steps whose samples are counted, this one included.
+        The number of last steps whose samples are counted, including the current one.
 
     References
     ----------
@@ -72,7 +72,7 @@ def label_counts(batches: Sequence[Batch], C: int) -> Tensor:
 
 
 def log_counts(counts: Tensor) -> Tensor:
-    """Return log(n + 1e-50), computed so that float32 is enough.
+    """Return log(n + 1e-50), computed in a way that float32 can represent.
 
     >>> [round(v, 3) for v in log_counts(torch.tensor([0.0, 1.0, 2.0])).tolist()]
     [-115.129, 0.0, 0.693]

@@ -32,31 +32,31 @@ class LUCIR(ExemplarMethod):
     The last term is the mean over samples of the classes that the teacher knows; w_k are the
     weights of the two nearest new classes.
 
-    From the second task on, the weight of a class is imprinted with the first batch that contains
-    the class: it is set to the mean normalised feature, with the mean norm of the old weights. When
-    a task ends, the head alone is trained on the features of the exemplars for 20 epochs with a
-    learning rate of 0.01. The samples of a task are read again when it ends, to select exemplars by
-    herding.
+    From the second task on, the weight of a class is imprinted by the first batch that contains the
+    class: it is set to the mean normalised feature, scaled to the mean norm of the old weights.
+    When a task ends, its samples are read again to select exemplars by herding. Then the head alone
+    is trained on the features of the exemplars for 20 epochs with a learning rate of 0.01.
 
     Parameters
     ----------
     distillation, scale
         The weight of the distillation, 5 above, and the initial scale of the cosines.
     frozen
-        Whether the weights of old classes are constants, in a task and in the training at its end.
-        Then that training changes the weights of the newest classes alone, and not the scale.
+        Whether the weights of old classes are constant, during a task and in the training of the
+        head at its end. That training then changes only the weights of the newest classes, and not
+        the scale.
     drop
-        The number of batches after which the learning rate of that training falls to a tenth;
-        0 for never.
+        The number of batches after which the learning rate of the training of the head is divided
+        by 10; 0 means never.
     released
-        Whether to compute what the code released with the conference paper on CBA computes,
-        together with `merge`, `frozen` and a `drop` of 10. Then w_k are the weights of the two
-        nearest classes that are not old, of later tasks too, and with `frozen` the weights of
-        classes of later tasks are constants as well. A run imprints the weights before the first
-        step of a task, with all its samples. The training of the head is done after the first task
-        too. It minimises CE and the margin ranking, and trains the scale with the weights. In each
-        epoch the exemplars are shuffled, augmented and normalised by batch statistics anew. Herding
-        uses features that are not normalised.
+        Whether to compute the same as the code released with the conference paper on CBA, together
+        with `merge`, `frozen` and a `drop` of 10. Then w_k are the weights of the two nearest
+        classes that are not old, including those of later tasks, and with `frozen` the weights of
+        classes of later tasks are constant as well. A run imprints the weights before the first
+        step of a task, from all its samples. The head is also trained after the first task. This
+        training minimises CE and the margin ranking, and includes the scale. In each epoch the
+        exemplars are shuffled, augmented and normalised by batch statistics again. Herding uses
+        features that are not normalised.
     rehearse, merge, negatives
         See `ExemplarMethod`.
 
@@ -132,25 +132,25 @@ class LUCIR(ExemplarMethod):
         return self.head.cosine(h, self._constant() if self.frozen else None)
 
     def _constant(self) -> Tensor:
-        """Return the mask (C,) of classes whose weights are constants in a task, if `frozen`."""
+        """Return the mask (C,) of classes whose weights are constant in a task, if `frozen`."""
         return ~self.context.sets.new if self.released else self.teacher.known
 
     def after_step(self, noise: Tensor | None) -> None:
-        """Imprint classes that appear for the first time; if `released`, in their task alone."""
+        """Imprint classes that appear for the first time; if `released`, only in their task."""
         good = self.context.good
         self._imprint(*self._latest, good & self.context.sets.new if self.released else good)
 
     @torch.no_grad()
     def preview_task(self, x: Tensor, y: Tensor) -> None:
-        """Imprint the weights of the new classes with raw samples, before the first step of a task.
+        """Imprint the weights of the new classes from raw samples, before the first step of a task.
 
-        The features are those of evaluation mode. Samples of other classes are ignored. Steps do
-        not imprint the same classes again. In the first task no weight is changed.
+        Features are computed in evaluation mode. Samples of other classes are ignored. Steps do not
+        imprint the same classes again. In the first task no weight is changed.
         """
         self._imprint(self.embed(x)[1], y, self.context.sets.new)
 
     def _imprint(self, h: Tensor, y: Tensor, valid: Tensor) -> None:
-        """Imprint classes that were not met before; `valid` is a mask of them, () or (C,)."""
+        """Imprint the classes of a mask `valid`, () or (C,), that have not been met before."""
         weight, known = self.head.weight, self.teacher.known
         member = F.one_hot(y, len(weight)).to(h.dtype)
         present = member.sum(0) > 0
@@ -166,7 +166,7 @@ class LUCIR(ExemplarMethod):
         return h if self.released else super().direction(h)
 
     def end_task(self, x: Tensor, y: Tensor) -> None:
-        """Select exemplars, then train the classifier alone on them."""
+        """Select exemplars, then train only the classifier on them."""
         super().end_task(x, y)
         n = self.memory.filled
         if self.released and n:
@@ -181,7 +181,7 @@ class LUCIR(ExemplarMethod):
             self.context.run(("tune", n), self._train_head, h, y, shares)
 
     def _tune_on_samples(self, n: int) -> None:
-        """Train the classifier on n exemplars, shuffled and augmented anew in each epoch."""
+        """Train the classifier on n exemplars, shuffled and augmented again in each epoch."""
         device, transform = self.memory.y.device, self.context.transform
         task = self.context.sets.task
         rng = generator(self.context.seed, "tuning", task)  # no state: undone work can be repeated
@@ -212,7 +212,7 @@ class LUCIR(ExemplarMethod):
 
     @torch.no_grad()
     def _batch_features(self, x: Tensor, params: Tensor) -> Tensor:
-        """Return features of augmented samples by batch statistics, which are not tracked."""
+        """Return features of augmented samples, normalised by batch statistics without tracking."""
         network = self.context.network
         # a single sample has no batch statistics
         mode = evaluation_mode(network) if len(x) == 1 else nullcontext()
@@ -228,7 +228,7 @@ class LUCIR(ExemplarMethod):
         foreach_add_([p.detach() for p in parameters], grads, alpha=-self.tuning_lr)
 
     def _head_loss(self, h: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of that training; a distillation of features has no gradient there."""
+        """Return the loss of the head's training, without the term on features."""
         constant = ~self.context.sets.new if self.frozen else None
         loss = F.cross_entropy(self.head.scale * self.head.cosine(h, constant), y)
         return loss + self.ranking(h, y) if self.released else loss

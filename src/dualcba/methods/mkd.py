@@ -1,4 +1,4 @@
-"""MKD: distillation from a moving average of the network, around any method."""
+"""MKD: distillation from a moving average of the network; a wrapper of any method."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SECOND: dict[str, Callable[[Transform], Transform]] = {
     "augmented": lambda transform: transform,
     "cutmix": cutmix,
 }
-"""How each second view is made from the transform of the learner."""
+"""Functions that make the second view from the transform of the learner."""
 
 
 class MKD(Wrapper):
@@ -48,13 +48,14 @@ class MKD(Wrapper):
     L = L_base + λ/2 · [D(z_T(x̂), z(x̂)) + D(z_T(x̂), z(x))]
 
     D(a, b) = T²·KL(softmax(a/T) ‖ softmax(b/T)), one mean over all new and memory samples; x̂ is the
-    augmented sample and x the raw one. After each step the teacher follows: θ_T ← (1 − α)·θ_T +
-    α·θ. It is normalised by batch statistics. Distillation is at raw logits, with or without a bias
-    adaptor. Predictions use the weights (θ + θ_T)/2: under BN with the running statistics of the
-    network, under IBN with those that are estimated for the averaged weights.
+    augmented sample and x the raw sample. After each step the teacher is updated: θ_T ← (1 − α)·θ_T
+    + α·θ. It is normalised by batch statistics. Distillation uses raw logits, with or without a
+    bias adaptor. Predictions use the weights (θ + θ_T)/2: under BN with the running statistics of
+    the network, under IBN with statistics that are estimated for the averaged weights.
 
-    With `own_draw` the distillation has a memory draw x̂, x of its own, and its cross-entropy is
-    added to L_base, which uses the other draws: as it is published around GSA.
+    With `own_draw` the distillation uses the new batch and a separate memory draw, and the
+    cross-entropy of both is added to L_base, which uses the other draws. MKD was published like
+    this around GSA.
 
     L = L_base + CE(z(x̂), y) + λ/2 · [D(z_T(x̂), z(x̂)) + D(z_T(x̂), z(x))]
 
@@ -69,24 +70,25 @@ class MKD(Wrapper):
     weight
         λ; by default 4.5·log₁₀ α + 14.5, which is 5.5 at α = 0.01, and at least 0.
     predict
-        The weights that predict: `"average"`, or those of the `"student"` or the `"teacher"` alone.
+        The weights used for predictions: `"average"`, `"student"` or `"teacher"`.
     second
-        The second view: the `"raw"` sample, x above, or `"weak"`, a random resized crop of it with
-        an area of 0.6 to 1 and a flip. With `"augmented"` it is another draw of the augmentation.
-        With `"cutmix"` it is the raw sample with a rectangle of another one in it, x̃, and the
-        teacher sees it too: D(z_T(x̃), z(x̃)) in the place of D(z_T(x̂), z(x)).
+        The second view: `"raw"`, the raw sample x; `"weak"`, a random resized crop of x with an
+        area of 0.6 to 1 and a flip; `"augmented"`, another draw of the augmentation; or `"cutmix"`,
+        the raw sample x̃ with a rectangle of another sample pasted in, which the teacher sees too:
+        D(z_T(x̃), z(x̃)) replaces D(z_T(x̂), z(x)).
     share
-        The share s of L_base that the second view has, at no further cost: (1 − s)·L_base(x̂) +
-        s·L_base(x). By default 0, and 0.5 if the second view is `"augmented"`; with `"cutmix"` it
-        is 0. With `own_draw` it is that of CE alone.
+        The share s of the second view in L_base, at no further cost: (1 − s)·L_base(x̂) +
+        s·L_base(x). By default 0, or 0.5 if the second view is `"augmented"`; `"cutmix"` needs 0.
+        With `own_draw` it is the share in CE instead of L_base.
     own_draw
-        Whether the distillation has new samples and a memory draw of its own, with `"raw"` or
-        `"weak"` as the second view, and not all samples of the wrapped method, which must have no
-        views then.
+        Whether the distillation uses the new samples and a separate memory draw, instead of all
+        samples of the wrapped method. The second view must be `"raw"` or `"weak"`, and the wrapped
+        method must have no views.
     mild
-        With `own_draw`, whether the memory draws of the wrapped method have a mild augmentation,
-        that of the `"weak"` view, and only the new samples and the own draw that of the learner. As
-        it is published around GSA, whose draws are cropped with padding and flipped.
+        With `own_draw`, whether the memory draws of the wrapped method have the mild augmentation
+        of the `"weak"` view, while the new samples and the separate draw have the augmentation of
+        the learner. MKD was published like this around GSA, whose draws are cropped with padding
+        and flipped.
 
     References
     ----------
@@ -139,7 +141,7 @@ class MKD(Wrapper):
             self.draws = self.method.draws + 1
 
     def choose(self, pool: Pool, u: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Return what the wrapped method chooses and, with `own_draw`, any rows of the memory."""
+        """Return the choice of the wrapped method and, with `own_draw`, any rows of the memory."""
         if not self.own_draw:
             return super().choose(pool, u)
         rows, valid = spread(pool.labels[: pool.memory.size] >= 0, u[-1], len(u[-1]))
@@ -155,7 +157,7 @@ class MKD(Wrapper):
         views = self.method.make_views(transform)
         if self.own_draw and views:
             given = f"True around a method with the views {', '.join(views)}"
-            raise ValueError(f"own_draw is {given}, expected False, or an option without them")
+            raise ValueError(f"own_draw is {given}, expected False, or a method without views")
         return {**views, self.second: second}
 
     def make_draw_transforms(self, transform: Transform) -> dict[int, Transform]:
@@ -178,12 +180,12 @@ class MKD(Wrapper):
         ):
             weight = self.weight / 2 * share
             for view, target in zip((batch, batch.views[self.second]), targets, strict=True):
-                lesson = Divergence(replace(view, each=e), target, self.temperature, weight)
-                terms.append(lesson)
+                view = replace(view, each=e)
+                terms.append(Divergence(view, target, self.temperature, weight))
         return terms
 
     def _supervised(self, batches: Sequence[Batch]) -> list[Term]:
-        """Return L_base, or CE with an own draw, at the first view and by its share the second."""
+        """Return L_base, or CE with `own_draw`, of the first and, by its share, the second view."""
         loss = _cross_entropy if self.own_draw else self.method.terms
         if not self.share:
             return loss(batches[0], batches[1:])
@@ -194,7 +196,7 @@ class MKD(Wrapper):
     def targets(self, batches: Sequence[Batch]) -> tuple[list[Tensor], list[Tensor]]:
         """Return the teacher's logits of each batch, and the targets of its second view.
 
-        These are the same, unless the second view mixes images. Computed once per step.
+        Both are the same, unless the second view mixes images. Computed once per step.
         """
         if self._cached is None or self._cached[0] is not batches[0].x:
             seen = [self.second] if self.second == "cutmix" else []
@@ -214,7 +216,7 @@ class MKD(Wrapper):
 
     @contextmanager
     def predicting(self) -> Iterator[None]:
-        """Put the weights that predict into the network, and its own back afterwards."""
+        """Put the weights for predictions into the network, and restore its own afterwards."""
         part = {"student": 0.0, "average": 0.5, "teacher": 1.0}[self.predict]
         theta = [p.detach() for p in self.context.network.parameters()]
         own = [p.clone() for p in theta] if part else []
@@ -242,7 +244,7 @@ def _check_rate(alpha: object) -> None:
 
 
 def _check_share(second: str, share: float | None) -> float:
-    """Return the share of L_base at the second view, or raise."""
+    """Return the share of the second view in L_base, or raise."""
     if share is None:
         return 0.5 if second == "augmented" else 0.0
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:

@@ -10,7 +10,7 @@ from dualcba.options import RECIPES, recipe_method
 
 
 def method_names() -> list[str]:
-    """Return all method names, with and without a bias adaptor; of wrapped ones those around ER.
+    """Return all method names, with and without a bias adaptor; wrapped methods only around ER.
 
     >>> method_names()[:3]
     ['er', 'er-cba', 'er-dual-cba']
@@ -68,7 +68,7 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def _find(name: str) -> type[Method] | None:
-    """Return the method of a name without a suffix, or None; raise if its base has no wrapper."""
+    """Return the method of a name without a suffix, or None; raise if it has a wrong wrapper."""
     base, wrapper = _parts(name)
     if base not in METHODS or "+" not in name:
         return METHODS.get(name)

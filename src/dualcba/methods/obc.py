@@ -21,16 +21,16 @@ class OBC(Method):
     L = CE(new; by a surrogate last layer) + CE(mem; by the last layer)
 
     After the update of all weights, the last layer alone takes a step of plain gradient descent on
-    the cross-entropy of a further memory draw, by features of the updated network. So no sample of
-    the newest task is over-represented in the last layer, which predicts. Logits of new samples are
-    those of the surrogate layer, so a bias adaptor corrects the memory samples only.
+    the cross-entropy of a further memory draw, with features of the updated network. So the newest
+    task is not over-represented in the last layer, which predicts. New samples use the logits of
+    the surrogate layer, so a bias adaptor corrects only the memory samples.
 
     With the option `loss_mean` `"samples"`, each mean is weighted by its share of the samples.
 
     Parameters
     ----------
     rate
-        The learning rate of the last layer's own step, in learning rates of the network.
+        The learning rate of the last layer's own step, relative to that of the network.
 
     References
     ----------
@@ -49,12 +49,12 @@ class OBC(Method):
         """Make the surrogate layer, a copy of the last layer."""
         super().bind(context)
         if not any(p.requires_grad for p in context.network.head.parameters()):
-            wanted = "a trainable one: OBC trains it on the memory"
+            wanted = "a trainable last layer: OBC trains it on the memory"
             raise ValueError(f"the network's last layer requires no gradient, expected {wanted}")
         self.surrogate = copy.deepcopy(context.network.head)
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
-        """Return CE(mem), what depends on the logits of the last layer."""
+        """Return CE(mem), the part of the loss that depends on the last layer's logits."""
         _, *weights = mean_weights([new, *mem], by_samples=self.sample_mean)
         return [CrossEntropy(batch, w) for batch, w in zip(mem, weights, strict=True)]
 

@@ -11,7 +11,7 @@ from dualcba.methods.naming import parse_method
 
 
 def option_names(name: str) -> list[str]:
-    """Return the names of the options of the method of that name.
+    """Return the names of the options of a method.
 
     >>> option_names("derpp-cba"), option_names("er")
     (['alpha', 'beta'], [])
@@ -21,7 +21,7 @@ def option_names(name: str) -> list[str]:
 
 
 def check_options(name: str, options: Mapping[str, object]) -> None:
-    """Raise unless the method of that name accepts these options.
+    """Raise unless the method accepts these options.
 
     >>> check_options("er", {"alpha": 0.5})
     Traceback (most recent call last):

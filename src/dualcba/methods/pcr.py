@@ -17,18 +17,19 @@ from dualcba.nets.heads import CosineHead
 
 
 class PCR(Method):
-    """Contrast each sample with the weights, the proxies, of the classes in the batch.
+    """Contrast each sample with the proxies, the last layer's weights, of the classes in the batch.
 
     L = mean over samples of −z_y + log Σ_c n_c·exp(z_c)        z_c = cos(h, w_c) / temperature
 
-    over the new batch and the memory draw, each in two views: raw and augmented. n_c is the number
-    of samples of class c among all of them, so classes that are not in the batch are no contrasts.
-    The last layer has no bias. The loss has the gradient of LAS with τ = 1 and a window of 1.
+    The mean is over the new batch and the memory draw, each in two views: raw and augmented. n_c is
+    the number of these samples of class c, so classes without samples in the batch do not occur in
+    the sum. The last layer has no bias. The loss has the same gradient as LAS with τ = 1 and a
+    window of 1.
 
     Parameters
     ----------
     temperature
-        What the cosines are divided by.
+        The divisor of the cosines.
 
     References
     ----------
@@ -56,7 +57,7 @@ class PCR(Method):
         return {"raw": plain(transform)}
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
-        """Return the cross-entropy of both views at z + log n, which is L less a constant."""
+        """Return the cross-entropy of both views at z + log n, which is L minus a constant."""
         batches = [new, *mem]
         batches += [b.views["raw"] for b in batches if "raw" in b.views]  # a view has no views
         n = label_counts(batches, new.z.shape[1]).to(new.z.dtype)

@@ -1,4 +1,4 @@
-"""The table of methods, and the registration of further ones.
+"""The table of methods, and functions that register further methods.
 
 To add a method to the package, write its file and add a line to `METHODS`.
 """
@@ -49,7 +49,7 @@ METHODS: dict[str, type[Method]] = {
 """The methods by name, without the suffix of an adaptor."""
 
 WRAPPERS: dict[str, type[Wrapper]] = {"mkd": MKD, "ccl-dc": CCLDC}
-"""Methods around another one, by name, as in `er+mkd`."""
+"""Methods that wrap another method, by name, as in `er+mkd`."""
 
 SUFFIXES: tuple[str, ...] = get_args(AdaptorKind)
 """The kinds of adaptors, as suffixes of a method's name."""
@@ -103,7 +103,7 @@ def _origin(method: type) -> str:
 
 
 def load_entry_points() -> None:
-    """Register the methods of installed packages, once; warn about those that cannot be loaded."""
+    """Register the methods of installed packages, once; warn about those that fail to load."""
     global _entry_points_loaded
     if _entry_points_loaded:
         return

@@ -1,4 +1,4 @@
-"""Modules that score normalised inputs as a method does at one moment, with weights of their own.
+"""Modules with copied weights that compute the current scores of a method from normalised inputs.
 
 `Method.scorer` makes them, for predictions without the learner: snapshots and exported files.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Logits(nn.Module):
-    """The logits of a copy of a network; `trunk` is all of it but the last layer, `head`."""
+    """The logits of a copy of a network: `trunk` is the network without its last layer, `head`."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Logits(nn.Module):
         return full_precision(self.head(h)), full_precision(h)
 
     def whole(self) -> nn.Module:
-        """Return the network with its last layer in its place, as one module."""
+        """Return the network including its last layer, as one module."""
         if not self.head_name:
             return self.head
         module = copy.deepcopy(self.trunk)
@@ -62,7 +62,7 @@ class Logits(nn.Module):
 class NearestMeans(nn.Module):
     """Minus the squared distance of features to each class mean, see `scores_by_means`.
 
-    With `both` it is the mean of the log-probabilities of these scores and of the logits.
+    With `both`, the mean of the log-probabilities of these scores and of the logits.
     """
 
     means: Tensor
@@ -89,7 +89,7 @@ class NearestMeans(nn.Module):
 class Discriminants(nn.Module):
     """The scores of a linear discriminant of normalised features, see `discriminant_scores`.
 
-    With `both` it is the mean of the log-probabilities of these scores and of the logits.
+    With `both`, the mean of the log-probabilities of these scores and of the logits.
     """
 
     weight: Tensor
@@ -127,11 +127,11 @@ class Corrected(nn.Module):
         return self.alpha * z + self.beta
 
     def merged(self) -> nn.Module:
-        """Return the logits with β in the bias of their last layer, if that has one and α is 1."""
+        """Add β to the bias of the last layer, if it has one and α is 1, and return the logits."""
         head = self.logits.head if isinstance(self.logits, Logits) else None
         if not isinstance(head, nn.Linear) or head.bias is None or not (self.alpha == 1).all():
             return self
-        head.bias.add_(self.beta)  # that of a copy, see `Logits`
+        head.bias.add_(self.beta)  # `Logits` has a copy of the network
         self.beta.zero_()
         return self.logits
 
@@ -155,11 +155,11 @@ class MeanScores(nn.Module):
 
 
 WithFeatures = Logits | MeanScores
-"""A module with `outputs`; the first member of `MeanScores` is `Logits` then."""
+"""A module with `outputs`; the first member of `MeanScores` must then be `Logits`."""
 
 
 def scorer_of(method: Method) -> nn.Module:
-    """Return `method.scorer()`; raise if the method has scores that its scorer does not know."""
+    """Return `method.scorer()`; raise if a subclass overrides the scores but not the scorer."""
     order = type(method).__mro__
 
     def place(name: str) -> int:

@@ -35,17 +35,18 @@ class SSIL(DistillationMethod):
     code multiplies the distillation by T², which is `weight=4`. With the option `loss_mean`
     `"samples"`, L is one mean over the samples of both.
 
-    A bias adaptor corrects the cross-entropy; the distillation uses raw logits. A correction that
-    is the same for all new or for all old classes, as that of the class-agnostic part, does not
-    change a softmax over one side: of Dual-CBA only the class-specific part has an effect.
+    A bias adaptor corrects the logits in the cross-entropy; the distillation uses raw logits. Of
+    Dual-CBA only the class-specific part has an effect: the class-agnostic part makes the same
+    correction for all new classes, and for all old classes, which changes neither of the separate
+    softmax functions.
 
     Parameters
     ----------
     temperature, weight
         T and the weight of the distillation.
     released
-        Whether memory and teacher are those of the code released with the conference paper on CBA:
-        the memory takes samples when a task ends, so it has none of the current task, and the
+        Whether to use the memory and the teacher of the code released with the conference paper on
+        CBA: samples are stored when a task ends, so there are none of the current task, and the
         teacher is normalised by batch statistics.
 
     References
@@ -67,7 +68,7 @@ class SSIL(DistillationMethod):
         self.rereads_task, self.stores_in_steps = released, not released
 
     def bind(self, context: Context) -> None:
-        """Create the teacher, which has batch statistics only if `released`."""
+        """Create the teacher; if `released`, it has only batch statistics."""
         super().bind(context)
         if self.released:
             self.teacher.network = frozen_copy(context.network)
@@ -94,7 +95,7 @@ class SSIL(DistillationMethod):
         return each.mean() if self.sample_mean else sum_of_means(each, new, mem)
 
     def terms(self, new: Batch, mem: Sequence[Batch]) -> list[Term]:
-        """Return the terms of the loss, whose derivatives the outer step uses."""
+        """Return the loss as terms, whose derivatives the outer step uses."""
         owner, earlier = self._tasks()
         terms: list[Term] = []
         batches = [new, *mem]

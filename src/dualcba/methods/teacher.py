@@ -41,7 +41,7 @@ class Teacher(nn.Module):
 
 
 class DistillationMethod(Method):
-    """A method that distils the network of the beginning of the task."""
+    """A method whose teacher is a copy of the network at the beginning of the task."""
 
     def bind(self, context: Context) -> None:
         """Create the teacher."""

@@ -6,11 +6,11 @@ from dualcba.data.augmentation import crop_and_flip, plain, randaugment
 from dualcba.data.transforms import Transform
 
 CHAIN_SCALE = 0.6, 1.0
-"""The share of the image's area that the crop of a chain has."""
+"""The range of the crop's area, as a share of the image's area."""
 
 
 def chain_of_views(transform: Transform, operations: int, magnitude: int) -> dict[str, Transform]:
-    """Return v0, the raw sample; v1, a crop and flip; v2 and v3, RandAugment of the last."""
+    """Return four views: v0 (raw), v1 (crop and flip), v2 and v3 (RandAugment of the previous)."""
     return {
         "v0": plain(transform),
         "v1": crop_and_flip(transform, CHAIN_SCALE),

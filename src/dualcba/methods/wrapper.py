@@ -1,13 +1,13 @@
-"""Methods around other methods, such as distillation from a teacher added to any base.
+"""Methods that wrap other methods, for example to add distillation from a teacher to any base.
 
 The name of a wrapped method is `<base>+<wrapper>`, as in `er+mkd` or `er-ace+ccl-dc`. The suffix of
-a bias adaptor comes last: `er+mkd-dual-cba`. There is one wrapper at most, and its base is a method
-whose loss is a sum of terms. A name stands for a class (`around`) that is made from both classes:
-its options are those of the wrapper and, with the prefix `base_`, those of the base, as in
-`base_alpha`. In Python, `MKD(ERACE(), alpha=0.01)` makes the same method.
+a bias adaptor comes last: `er+mkd-dual-cba`. There is at most one wrapper, and the loss of its base
+must be a sum of terms. `around` makes a class for such a name. Its options are those of the wrapper
+and those of the base with the prefix `base_`, as in `base_alpha`. In Python,
+`MKD(ERACE(), alpha=0.01)` makes the same method.
 
-A wrapper passes on everything that it does not define itself, so it writes down only what it adds:
-terms, views, a state, a way to predict. The views of both are made (`Method.make_views`). Memory
+A wrapper delegates to the base whatever it does not define itself, so it defines only what it adds:
+terms, views, a state, predictions. Batches have the views of both (`Method.make_views`). Memory
 draws, stored columns and the memory are those of the base.
 """
 
@@ -24,34 +24,34 @@ from dualcba.methods.base import Context, Method
 from dualcba.methods.scorers import Logits, MeanScores, WithFeatures, scorer_of
 
 PREFIX = "base_"
-"""What the options of the wrapped method begin with."""
+"""The prefix of the options of the wrapped method."""
 
-KEPT = (
+COPIED = (
     "draws", "chosen", "extra_draw", "columns", "repeats", "rereads_task", "one_per_class",
     "single_pass", "needs_boundaries", "own_head", "stores_in_steps", "previews_task", "merge",
     "held_out",
 )  # fmt: skip
-"""The attributes of the wrapped method that its wrapper has too."""
+"""The attributes that a wrapper copies from the wrapped method."""
 
-HANDED_ON = (
+DELEGATED = (
     "make_memory", "make_transform", "make_views", "make_draw_transforms", "choose", "observe",
     "terms", "outer_terms", "noise", "extra_step", "after_step", "begin_task", "preview_task",
     "exemplar_counter", "mixed", "end_task", "predicting", "networks", "before_scores", "scores",
     "outputs",
 )  # fmt: skip
-"""The functions of a wrapper that are those of the wrapped method, unless it defines its own."""
+"""The functions that a wrapper delegates to the wrapped method, unless it defines its own."""
 
 
 class Wrapper(Method):
-    """A method around another one; what it does not define is that of the wrapped method."""
+    """A method that wraps another one, and delegates to it whatever it does not define itself."""
 
     wrapped: type[Method]
-    """The class of the wrapped method, of classes that `around` makes."""
+    """The class of the wrapped method; only in classes that `around` makes."""
 
     def __init__(self, method: Method) -> None:
         super().__init__()
         self.method = method
-        for name in KEPT:
+        for name in COPIED:
             setattr(self, name, getattr(method, name))
 
     def bind(self, context: Context) -> None:
@@ -64,8 +64,8 @@ class Wrapper(Method):
         return scorer_of(self.method)
 
 
-def _handed_on(name: str) -> Callable[..., Any]:
-    """Return a function of a wrapper that calls the one of this name of the wrapped method."""
+def _delegate(name: str) -> Callable[..., Any]:
+    """Return a function that calls the function of this name of the wrapped method."""
 
     @wraps(getattr(Method, name))
     def call(self: Wrapper, *args: Any, **named: Any) -> Any:
@@ -74,14 +74,14 @@ def _handed_on(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in HANDED_ON:
-    setattr(Wrapper, _name, _handed_on(_name))
+for _name in DELEGATED:
+    setattr(Wrapper, _name, _delegate(_name))
 
 
 def outputs_scorer(method: Method) -> WithFeatures:
-    """Return a module with the logits and features of `method.outputs`.
+    """Return a module with the same logits and features as `method.outputs`.
 
-    A method with outputs of its own says by `scorer` whose they are.
+    For a method that overrides `outputs`, it is the module that `scorer` returns.
     """
     while isinstance(method, Wrapper) and type(method).outputs is Wrapper.outputs:
         method = method.method
@@ -97,7 +97,7 @@ def outputs_scorer(method: Method) -> WithFeatures:
 
 
 def has_own_scores(method: Method | type[Method]) -> bool:
-    """Return whether a method, or what it wraps, scores otherwise than by the network's logits.
+    """Return whether a method, or the method that it wraps, overrides `scores`.
 
     >>> from dualcba.methods import parse_method
     >>> [has_own_scores(parse_method(name)[0]) for name in ("er", "er+mkd", "er+ccl-dc", "bic")]
@@ -110,7 +110,7 @@ def has_own_scores(method: Method | type[Method]) -> bool:
 
 
 def around(base: type[Method], wrapper: type[Wrapper]) -> type[Method]:
-    """Return the class of a wrapper around a base, with the options of both; always the same one.
+    """Return the class of a wrapper around a base, with the options of both; classes are cached.
 
     >>> from dualcba.methods.derpp import DERpp
     >>> from dualcba.methods.mkd import MKD
@@ -139,14 +139,14 @@ def _make(base: type[Method], wrapper: type[Wrapper]) -> type[Method]:
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [p.replace(kind=keyword) for p in (*own, *inner)]
     init.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    members = {name: getattr(base, name) for name in KEPT} | {"wrapped": base}
+    members = {name: getattr(base, name) for name in COPIED} | {"wrapped": base}
     members |= {"__init__": init, "__reduce__": reduce}
     members |= {"__doc__": wrapper.__doc__, "__module__": wrapper.__module__}
     return type(f"{base.__name__}{wrapper.__name__}", (wrapper,), members)
 
 
 def _make_base(base: type[Method], given: dict[str, Any]) -> Method:
-    """Return the wrapped method; an error names its options with the prefix, as they were given."""
+    """Return the wrapped method; errors name its options with the prefix, as they were given."""
     options = {name.removeprefix(PREFIX): value for name, value in given.items()}
     try:
         return base(**options)
@@ -156,7 +156,10 @@ def _make_base(base: type[Method], given: dict[str, Any]) -> Method:
 
 
 def _blank(base: type[Method], wrapper: type[Wrapper]) -> Method:
-    """Return a method without attributes, of a class that no module has by its name."""
+    """Return an instance without attributes; pickle cannot find the class by its name.
+
+    Pickles refer to this function, so it must not be renamed.
+    """
     made = around(base, wrapper)
     return made.__new__(made)
 

@@ -1,4 +1,4 @@
-"""Networks by name: the paper's ResNet-18, small ones for CPUs; `Network` wraps any other."""
+"""Networks by name: the paper's ResNet-18 and small ones for CPUs. `Network` wraps any other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
 def make_network(name: str, input_shape: Shape, num_classes: int) -> nn.Module:
     """Return a network by name, with PyTorch's default initialisation.
 
-    `timm:NAME` and `hf:NAME` are those of timm and Hugging Face, see `dualcba.nets.published`.
+    `timm:NAME` and `hf:NAME` are networks of timm and Hugging Face, see `dualcba.nets.published`.
     """
     if name.partition(":")[0] in SOURCES:
         return published_network(name, input_shape, num_classes)

@@ -1,4 +1,4 @@
-"""Last layers other than a linear one, and last layers with another number of outputs."""
+"""The cosine head, and functions that check and resize last layers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Scale = Tensor | float
 
 
 def check_weight(head: nn.Module, name: str) -> None:
-    """Raise unless the weight of a last layer is a parameter, and not computed from others."""
+    """Raise if the weight of a last layer is not a parameter, but computed from parameters."""
     if not isinstance(head._parameters.get("weight"), nn.Parameter):
         wanted = "a parameter: remove weight_norm, spectral_norm or the like"
         raise ValueError(f"{name} is computed from other parameters, expected {wanted}")
 
 
 def head_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """Return what a last layer is called with, by position or as in `layer(input=h)`."""
+    """Return the input of a last layer, given by position or by keyword as in `layer(input=h)`."""
     return args[0] if args else next(iter(kwargs.values()))  # type: ignore[no-any-return]
 
 
 def resize_head(head: nn.Module, outputs: int) -> None:
-    """Give a last layer another number of outputs; further ones are copies of the last one.
+    """Change the number of outputs of a last layer; new outputs are copies of the last one.
 
     >>> head = nn.Linear(3, 2)
     >>> kept = head.weight.detach().clone()
@@ -81,9 +81,9 @@ class CosineHead(nn.Module):
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
 
     def cosine(self, h: Tensor, frozen: Tensor | None = None) -> Tensor:
-        """Return cosines (n, C) of features (n, d), without autocast because they differ little.
+        """Return cosines (n, C) of features (n, d), without autocast for their precision.
 
-        The weights of the classes in the mask `frozen` (C,) are constants.
+        The weights of the classes in the mask `frozen` (C,) get no gradient.
         """
         weight: Tensor = self.weight
         if frozen is not None:
@@ -91,7 +91,7 @@ class CosineHead(nn.Module):
         with torch.autocast(h.device.type, enabled=False):
             return F.linear(F.normalize(h.to(weight.dtype)), F.normalize(weight))
 
-    def forward(self, input: Tensor) -> Tensor:  # named as that of nn.Linear
+    def forward(self, input: Tensor) -> Tensor:  # the name of the argument of nn.Linear
         """Return logits (n, C) of features (n, d)."""
         return self.scale * self.cosine(input)
 
@@ -110,7 +110,7 @@ def cosine_gradients(h: Tensor, weight: Tensor, scale: Scale, G: Tensor) -> tupl
 def cosine_change(
     h: Tensor, weight: Tensor, scale: Scale, d_weight: Tensor, d_scale: Tensor | None
 ) -> Tensor:
-    """Return the change of the logits (n, C) with a small change of weight and scale, linearly."""
+    """Return the first-order change of the logits (n, C) for a change of weight and scale."""
     unit = F.normalize(weight)
     along = (d_weight * unit).sum(1, keepdim=True)
     turn = scale / weight.norm(dim=1, keepdim=True) * (d_weight - along * unit)

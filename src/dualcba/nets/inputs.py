@@ -1,8 +1,8 @@
-"""What a network is called with: one tensor per sample, or several that are stored as one row.
+"""The inputs of a network: one tensor per sample, or several that are stored as one row of bytes.
 
-All else sees a batch as one tensor. Several inputs are packed into rows of bytes, in which each
-part starts at a multiple of 8 bytes. So the parts are views of the rows, of any type, and methods,
-memories, engines and states need no code for them.
+All other modules use one tensor per batch. Several inputs are packed into rows of bytes, in which
+each part starts at a multiple of 8 bytes. So the parts are views of the rows, of any type, and
+methods, memories, engines and states need no code for them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from dualcba.data.dataset import check_finite, check_samples
 from dualcba.errors import expected
 
 WHOLE = (torch.int32, torch.int64)
-"""Types of tokens and other whole numbers, which a network gets as they are."""
+"""Types of tokens and other whole numbers, which are passed to the network unchanged."""
 
 DTYPES = (torch.uint8, torch.float32, *WHOLE)
 """Types of raw samples."""
 
 Samples = ArrayLike | Tensor | Mapping[str, ArrayLike | Tensor] | Sequence[ArrayLike | Tensor]
-"""Raw samples as the caller has them: an array, or one for each of several inputs."""
+"""Raw samples as the caller passes them: an array, or one array for each of several inputs."""
 
 ALIGNMENT = 8
-"""Bytes: the size of the largest type."""
+"""The alignment of parts in bytes, which is the size of the largest type."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Part:
     dtype: torch.dtype
 
     def check(self, x: Any, name: str) -> Tensor:
-        """Return samples of this shape and type, or raise; `name` is how messages refer to them."""
+        """Check the shape and type of samples; `name` describes them in error messages."""
         whole = self.dtype in WHOLE
         samples = check_samples(x, name, self.shape, whole=whole)
         kind = getattr(x, "dtype", samples.dtype)
@@ -57,12 +57,12 @@ class Part:
         cast = samples.to(self.dtype)
         if samples.dtype.itemsize > cast.dtype.itemsize and not bool((cast == samples).all()):
             value = int(samples[cast != samples][0])
-            raise ValueError(expected(f"a number of {name} x", value, f"one of {self.dtype}"))
+            raise ValueError(expected(f"a value of {name} x", value, f"one that fits {self.dtype}"))
         return cast
 
 
 class Inputs:
-    """One input per sample, as it is by default.
+    """One input per sample, the default.
 
     >>> Inputs(Part((2,), torch.int64)).check([[1, 2], [3, 4]], "observed").dtype
     torch.int64
@@ -71,7 +71,7 @@ class Inputs:
     def __init__(self, *parts: Part) -> None:
         self.parts = parts
         self.shape, self.dtype = parts[0].shape, parts[0].dtype
-        self.given_shape: Any = self.shape  # as the caller describes one sample
+        self.given_shape: Any = self.shape  # `input_shape` as the caller gave it
 
     @property
     def whole(self) -> bool:
@@ -87,11 +87,11 @@ class Inputs:
         return [x]
 
     def call(self, module: nn.Module, x: Tensor, weights: Mapping[str, Tensor]) -> Any:
-        """Call a network with samples, and with `weights` in the place of its own."""
+        """Call a network with samples; `weights`, if any, replace weights of the network."""
         return _call(module, (x,), {}, weights)
 
     def pack(self, values: Sequence[Any]) -> Any:
-        """Return the samples of which these are the parts, as they are stored."""
+        """Combine the parts of samples into the form in which they are stored."""
         return values[0]
 
     @property
@@ -100,7 +100,7 @@ class Inputs:
         return any(p.dtype.is_floating_point for p in self.parts)
 
     def map_floats(self, change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Return samples with a function applied to their floats, (n, ...)."""
+        """Apply a function to the floats (n, ...) of samples."""
         return change(x)
 
 
@@ -112,7 +112,7 @@ class SeveralInputs(Inputs):
     parts
         The inputs in their order.
     names
-        The names by which the network takes them; None if it takes them by their order.
+        The keywords by which they are passed to the network; None to pass them by position.
 
     >>> inputs = SeveralInputs((Part((3,), torch.float32), Part((1,), torch.int64)))
     >>> rows = inputs.check((torch.ones(2, 3), [[5], [6]]), "observed")
@@ -133,7 +133,7 @@ class SeveralInputs(Inputs):
         self.given_shape = shapes if names is None else dict(zip(names, shapes, strict=True))
 
     def check(self, x: Any, name: str) -> Tensor:
-        """Return a tuple or dict of arrays as rows; rows are accepted too."""
+        """Check a tuple or dict of arrays and return it as rows; rows are accepted too."""
         if isinstance(x, Tensor | np.ndarray):
             rows = Part(self.shape, self.dtype).check(x, name).contiguous()
             for label, part in zip(self._labels(), self.unpack(rows), strict=True):
@@ -171,9 +171,9 @@ class SeveralInputs(Inputs):
         return _call(module, (), dict(zip(self.names, parts, strict=True)), weights)
 
     def map_floats(self, change: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Return rows with a function applied to their floats, (n, d).
+        """Apply a function to the floats (n, d) of rows.
 
-        They are x itself if the function returns what it was given.
+        The result is x itself if the function returns its argument.
         """
         floats = [part.flatten(1) for part in self.unpack(x) if part.is_floating_point()]
         before = torch.cat(floats, 1)
@@ -214,7 +214,7 @@ def _call(
 
 
 def logits_of(out: Any) -> Any:
-    """Return the logits of what a network returned; those of Hugging Face have them as a field."""
+    """Return the logits in the result of a network; in Hugging Face models they are a field."""
     return out if isinstance(out, Tensor) else getattr(out, "logits", out)
 
 
@@ -232,7 +232,7 @@ def make_inputs(shape: Any, dtype: Any) -> Inputs:
         names, shapes = None, list(shape)
     else:
         if not isinstance(dtype, torch.dtype):
-            raise ValueError(expected("dtype", dtype, "one type for one input"))
+            raise ValueError(expected("dtype", dtype, "a single type for a single input"))
         return Inputs(Part(check_shape(shape), dtype))
     if names is not None and not (names and all(isinstance(n, str) for n in names)):
         raise ValueError(expected("input_shape", shape, "the names and shapes of the inputs"))
@@ -253,7 +253,7 @@ def _types(dtype: Any, names: list[str] | None, count: int) -> list[torch.dtype]
         return [dtype[name] for name in names]
     if isinstance(dtype, tuple | list) and names is None and len(dtype) == count:
         return list(dtype)
-    raise ValueError(expected("dtype", dtype, "one type, or one per input, as input_shape has"))
+    raise ValueError(expected("dtype", dtype, "one type, or one per input as in input_shape"))
 
 
 def check_shape(shape: object) -> tuple[int, ...]:

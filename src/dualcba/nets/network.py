@@ -45,7 +45,7 @@ class Network(nn.Module):
     head
         The name of the last layer; by default the last `nn.Linear`.
     inputs
-        What the module is called with; by default one float tensor.
+        The inputs of the module; by default one float tensor.
 
     >>> net = Network(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), (3,), 2)
     >>> z, h = net(torch.zeros(5, 3))
@@ -68,7 +68,7 @@ class Network(nn.Module):
         self.num_classes = num_classes
         self.inputs = inputs or Inputs(Part(input_shape, torch.float32))
         self._cast_weights: dict[str, Tensor] = {}
-        self._plain = True  # called with one tensor, and returns the logits themselves
+        self._plain = True  # the module takes one tensor and returns the logits
         self.head_name = find_head(module, head)
         self._probe()
 
@@ -79,7 +79,7 @@ class Network(nn.Module):
 
     @property
     def samplewise(self) -> bool:
-        """Whether samples are known to interact in batch statistics only.
+        """Whether samples are known to be processed separately, except for batch statistics.
 
         Then several batches may share a forward pass (`grouped_statistics`). A module class that is
         not in `SAMPLEWISE` declares this by a class attribute `samplewise = True`.
@@ -91,7 +91,7 @@ class Network(nn.Module):
         return not untracked and all(getattr(type(m), "samplewise", False) for m in others)
 
     def replace_head(self, head: nn.Module) -> None:
-        """Replace the last layer; raise if the network is that layer itself."""
+        """Replace the last layer; raise if the network has no other layer."""
         if not self.head_name:
             wanted = "a network that contains its last layer, such as nn.Sequential(nn.Linear(...))"
             raise ValueError(
@@ -109,7 +109,7 @@ class Network(nn.Module):
         self.replace_head(head)
 
     def resize(self, outputs: int) -> None:
-        """Change the number of outputs; further ones are copies of the last one."""
+        """Change the number of outputs; new outputs are copies of the last one."""
         resize_head(self.head, outputs)
         self.num_classes = outputs
 
@@ -131,10 +131,10 @@ class Network(nn.Module):
 
     @contextmanager
     def cast_weights(self, dtype: torch.dtype) -> Iterator[None]:
-        """Within the context, use the weights of convolutions and linear layers in `dtype`.
+        """Inside the context, use the weights of convolutions and linear layers in `dtype`.
 
-        Autocast casts them one by one. Here all weights are cast by one operation, and so are their
-        gradients in the backward pass.
+        Autocast would cast weights one by one. Here one operation casts all weights, and one casts
+        their gradients in the backward pass.
         """
         weights = {
             f"{name}.{weight}" if name else weight: p
@@ -153,7 +153,7 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def _trial(self) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
-        """Return what the module gives for two samples, and inputs and outputs of its head."""
+        """Call the module with two samples; return the result and its head's inputs and outputs."""
         weight = next(self.module.parameters())
         calls: list[tuple[Tensor, Tensor]] = []
         hook = self.head.register_forward_hook(
@@ -163,7 +163,7 @@ class Network(nn.Module):
         try:
             with evaluation_mode(self.module):
                 dtype = self.inputs.dtype if self.inputs.whole else weight.dtype
-                with torch.inference_mode(False):  # its tensors do not count their changes
+                with torch.inference_mode(False):  # inference tensors have no `_version`
                     x = torch.zeros(2, *self.input_shape, dtype=dtype, device=weight.device)
                 version = x._version
                 out = self.inputs.call(self.module, x, {})
@@ -175,7 +175,7 @@ class Network(nn.Module):
         finally:
             hook.remove()
         if x._version != version:
-            wanted = "it unchanged, as by x - mean in place of x.sub_(mean)"
+            wanted = "an unchanged input: write x - mean instead of x.sub_(mean)"
             raise ValueError(f"the network changes its input in place, expected {wanted}")
         return out, calls
 
@@ -222,7 +222,7 @@ def _cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple[Ten
 
 
 def head_outputs(module: nn.Module, head: str | None = None) -> int:
-    """Return the number of outputs of a network's last linear layer; raise if it is only one.
+    """Return the number of outputs of a network's last linear layer; raise if it has only one.
 
     >>> head_outputs(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
     2
@@ -236,7 +236,7 @@ def head_outputs(module: nn.Module, head: str | None = None) -> int:
 
 
 def find_head(module: nn.Module, name: str | None) -> str:
-    """Return the name of a network's last linear layer, or of the one that is given."""
+    """Return the name of a network's last linear layer, or check the given name."""
     linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
     if not linear:
         raise ValueError(
@@ -249,5 +249,5 @@ def find_head(module: nn.Module, name: str | None) -> str:
 
 
 def full_precision(t: Tensor) -> Tensor:
-    """Return the outputs of a forward pass in float32, if they are in half precision."""
+    """Return outputs of a forward pass in float32 if they are in half precision, else unchanged."""
     return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t

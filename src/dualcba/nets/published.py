@@ -1,11 +1,11 @@
-"""Networks of timm and Hugging Face by name, as extras, and the freezing of a trunk.
+"""Networks of timm and Hugging Face by name, which need extras, and `freeze`.
 
     timm:resnet18                 a model of timm, with random weights
     timm:resnet18:pretrained      the same with its published weights, which are downloaded
     hf:FOLDER                     a classifier of Hugging Face's transformers, by its configuration
 
-`hf:` takes the name of a model or a folder with its `config.json`. Images (channels, height, width)
-get an image classifier, samples of one dimension a classifier of token sequences.
+`hf:` is followed by the name of a model or a folder with its `config.json`. The model is an image
+classifier for images (channels, height, width), and else a classifier of token sequences.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dualcba.errors import expected, install, unknown
 from dualcba.nets.network import find_head
 
 PRETRAINED = "pretrained"
-"""The last part of a name that asks for published weights."""
+"""The last part of a name that stands for published weights."""
 
 Shape = tuple[int, ...]
 
@@ -38,7 +38,7 @@ def published_network(name: str, input_shape: Shape, num_classes: int) -> nn.Mod
     library = _import(package, source, name)
     try:
         return make(library, model, input_shape, num_classes, name.endswith(f":{PRETRAINED}"))
-    except Exception as error:  # the libraries raise anything, of several lines
+    except Exception as error:  # the libraries may raise anything, with several lines
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(f"the network {name!r} cannot be made: {reason}") from error
 
@@ -49,7 +49,7 @@ def _import(package: str, extra: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         given = f"network is {name!r} and {error.name or package} is missing"
         raise ValueError(f"{given}, expected {install(extra)}") from None
-    except Exception as error:  # what it imports does not fit every build of torch
+    except Exception as error:  # its dependencies may not work with this build of torch
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"network is {name!r} and {package} does not import: {reason}") from error
 
@@ -61,7 +61,7 @@ def _timm(timm: Any, name: str, shape: Shape, classes: int, pretrained: bool) ->
         name, pretrained=pretrained, num_classes=classes, in_chans=shape[0]
     )
     fit: Callable[..., None] | None = getattr(model, "set_input_size", None)
-    if fit is not None:  # a transformer has a size of images
+    if fit is not None:  # transformers have a fixed image size
         fit(img_size=shape[1:])
     return model
 
@@ -86,11 +86,11 @@ SOURCES: dict[str, tuple[str, Callable[..., nn.Module]]] = {
     "timm": ("timm", _timm),
     "hf": ("transformers", _hf),
 }
-"""By the prefix of a name, that of the extra: the package, and what makes a network."""
+"""By prefix, which is also the name of the extra: the package, and a function to make a network."""
 
 
 def freeze(network: nn.Module, last_layer: str | None = None) -> nn.Module:
-    """Freeze all of a network but its last layer: no gradients, and evaluation mode.
+    """Freeze all layers of a network but the last one: no gradients, and evaluation mode.
 
     >>> net = freeze(nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)))
     >>> [name for name, p in net.named_parameters() if p.requires_grad], net[1].training
@@ -101,5 +101,5 @@ def freeze(network: nn.Module, last_layer: str | None = None) -> nn.Module:
     head.requires_grad_(True)
     parts = [m for m in network.modules() if any(child is head for child in m.modules())]
     for module in parts:
-        module.training = True  # so that a learner does not put the rest into training mode
+        module.training = True  # else a learner would put the whole network into training mode
     return network

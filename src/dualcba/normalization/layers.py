@@ -22,7 +22,7 @@ from dualcba.engine.torch_private import BatchNormBase
 from dualcba.errors import expected, unknown
 
 GROUPS = 32
-MIN_FEATURES = 8  # per group of a vector; fewer keep little more than the signs of the values
+MIN_FEATURES = 8  # per group of a vector; smaller groups keep little more than signs
 
 
 class BatchNorm(BatchNormBase):
@@ -76,7 +76,7 @@ class ContinualNorm(BatchNorm):
     def groups(self, input: Tensor) -> int:
         """Return the number of groups for the channels of an input (n, C, ...)."""
         C = self.num_features
-        vectors = math.prod(input.shape[2:]) == 1  # says nothing of n, which exports leave free
+        vectors = math.prod(input.shape[2:]) == 1  # without n, which is dynamic in exports
         most = min(GROUPS, max(1, C // MIN_FEATURES)) if vectors else GROUPS
         return next(g for g in range(most, 0, -1) if C % g == 0)
 
@@ -110,7 +110,7 @@ class AdaB2N(BatchNorm):
     {0.01, 0.1, 1, 10}), η̄ = 0.1. ψ is trained by the network's optimiser; the penalty applies from
     the first task on.
 
-    Simplifications: the sum over s includes the tasks in the batch only (new and memory samples
+    Simplifications: the sum over s includes only the tasks in the batch (new and memory samples
     have separate forward passes with few tasks each, and weights that do not sum to one would
     shrink μ towards zero); σ² is the biased variance throughout; the number of ψ_t is fixed, and
     later tasks share the last one.
@@ -265,7 +265,7 @@ def _differs(module: nn.Module, kind: type[BatchNorm]) -> bool:
 def _replacement(layer: nn.Module, kind: type[BatchNorm], options: dict[str, Any]) -> BatchNorm:
     assert isinstance(layer, BatchNormBase)
     if isinstance(layer.weight, UninitializedParameter):
-        wanted = "an initialised one; call the network once before"
+        wanted = "an initialised layer: call the network once before"
         raise ValueError(expected("a layer of the network", type(layer).__name__, wanted))
     return kind.like(layer, **options)
 
@@ -282,7 +282,7 @@ class TaskAware(Protocol):
 
 @contextmanager
 def sample_tasks(layers: Iterable[nn.Module], tasks: Tensor) -> Iterator[None]:
-    """Within the context, give the task of each sample (n,) to the layers that are `TaskAware`.
+    """Inside the context, layers that are `TaskAware` have the task of each sample (n,).
 
     The caller must call `collect_penalties` once per step.
     """

@@ -1,11 +1,10 @@
-"""When predictions re-estimate the statistics of IBN: from the whole memory, or from a part of it.
+"""Decide how predictions re-estimate IBN statistics: from the whole memory, or from parts of it.
 
-A pass over the memory after each step costs far more than the step. Here a sample of the memory
-passes the network for each observed sample, at most: the estimate is a moving average over parts
-of the memory, each estimated with the weights of its time. Where as many samples have been observed
-as the memory holds, the whole memory is within that budget, and the estimate is exact. It is exact
-too where the weights have changed too much for an average over the past, as after a step with a
-batch of two samples.
+A pass over the whole memory after each step costs far more than the step. So at most one sample of
+the memory is passed through the network for each observed sample: the estimate is a moving average
+over parts of the memory, each estimated with the weights at that time. The whole memory is used if
+as many samples have been observed as it stores, or if the weights have changed too much for an
+average over the past, as after a step with a batch of two samples. The estimate is then exact.
 """
 
 from __future__ import annotations
@@ -21,30 +20,30 @@ from dualcba.engine.torch_private import BatchNormBase
 from dualcba.normalization.statistics import RunningStatistics
 
 PART = 32
-"""Samples of a part, at most."""
+"""The maximum number of samples in a part."""
 
 FRACTION = 4
-"""A part is this fraction of the memory, at most."""
+"""A part is at most 1/`FRACTION` of the memory."""
 
 WEIGHT = 0.25
 """The weight of a part in the moving average."""
 
 
 LIMIT = 0.06
-"""How far the weights may be from those that the estimate was made with, relative to their norm.
+"""The largest accepted distance of the weights from those of the estimate, relative to their norm.
 
-The squares of the steps since a part add up, as if no step went on in the direction of another, and
-count with the weight of the part. At usual learning rates a step moves the weights by less than
-0.02, one with a batch of two samples by up to 0.3.
+The distance is estimated from the squared lengths of the steps since each part, as if all steps
+were orthogonal, with the weight of the part. At usual learning rates a step changes the weights by
+less than 0.02, a step with a batch of two samples by up to 0.3.
 """
 
 Task = tuple[int, bool]
-"""What differs from task to task: the number of tasks that have begun, and whether one is open."""
+"""Identifies a task: the number of tasks that have begun, and whether one is open."""
 
 
 @dataclass(frozen=True)
 class Due:
-    """What an estimate needs before it is used: all of the memory, or `parts` of `size` samples."""
+    """What to add to an estimate before its use: the whole memory, or `parts` of `size` samples."""
 
     whole: bool = False
     parts: int = 0
@@ -69,11 +68,11 @@ class MovingEstimate:
         self, layers: Sequence[BatchNormBase], others: Mapping[str, Tensor] | None = None
     ) -> None:
         self.statistics = RunningStatistics(layers)
-        self.others = dict(others or {})  # what is saved with it
+        self.others = dict(others or {})  # tensors that are saved with the estimate
         self._since = 0  # samples observed since the last part
         self._task: Task | None = None  # None: there is no estimate
         self._moved = 0.0  # squared distance of the weights from those of the estimate
-        self._weights: Tensor | None = None  # those that it was compared with last
+        self._weights: Tensor | None = None  # the weights at the last call of `follow`
 
     @property
     def known(self) -> bool:
@@ -85,14 +84,14 @@ class MovingEstimate:
         self._task = None
 
     def observe(self, samples: int) -> None:
-        """Count samples that were learnt."""
+        """Count the observed samples."""
         self._since += samples
 
     def due(self, filled: int, task: Task) -> Due:
-        """Return what the estimate needs, given the number of `filled` rows of the memory.
+        """Return what to add to the estimate, given the number of `filled` rows of the memory.
 
-        In another task it is the whole memory: at the boundaries of tasks, methods may change the
-        network and the memory as a whole.
+        In a new task this is the whole memory, because methods may change the whole network and
+        memory at task boundaries.
         """
         known = self._task is not None and task == self._task and self._moved <= LIMIT**2
         if not known or self._since >= filled:
@@ -101,19 +100,19 @@ class MovingEstimate:
         return Due(parts=self._since // size, size=size)
 
     def follow(self, weights: Tensor) -> None:
-        """Note how far the weights, as one vector, have moved since the last call."""
+        """Add up how far the weights, given as one vector, have moved since the last call."""
         if self._weights is not None and self._task is not None and len(weights):
             change, norm = vector_norm(weights - self._weights), vector_norm(weights)
             self._moved += float(change / norm.clamp(min=1e-12)) ** 2
         self._weights = weights
 
     def keep(self, task: Task) -> None:
-        """Keep the layers' present statistics as the estimate."""
+        """Save the layers' current statistics as the estimate."""
         self.statistics.save()
         self._since, self._task, self._moved = 0, task, 0.0
 
     def advance(self, due: Due) -> None:
-        """Keep the layers' present statistics as the estimate, to which these parts were added."""
+        """Save the layers' current statistics as the estimate, after these parts were added."""
         self.statistics.save()
         self._since -= due.parts * due.size
         self._moved *= (1.0 - WEIGHT) ** due.parts
@@ -127,17 +126,17 @@ class MovingEstimate:
         return {"tensors": tensors, **counts}
 
     def load_state_dict(self, state: Mapping[str, Any] | None, observed: int) -> None:
-        """Restore what `state_dict` returned, checked.
+        """Restore the checked result of `state_dict`.
 
-        States of earlier versions have the `observed` samples up to the last part, counted as
-        steps times the batch size; the argument is that number now.
+        States of earlier versions have the number of samples `observed` before the last part,
+        counted as steps times the batch size; the argument is the current number.
         """
         if state is None:
             self.forget()
             return
         self._weights = None
         for name, t in self.tensors().items():
-            if name in state["tensors"]:  # others may be missing
+            if name in state["tensors"]:  # those of `others` may be missing
                 t.copy_(state["tensors"][name])
         since = state["since"] if "since" in state else max(0, observed - state["observed"])
         self._since, (tasks, is_open) = since, state["task"]

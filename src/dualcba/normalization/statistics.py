@@ -1,4 +1,4 @@
-"""Which statistics the batch normalisation layers use: batch, running or re-estimated (IBN).
+"""The statistics of batch normalisation layers: batch, running or re-estimated (IBN).
 
 Training always uses batch statistics. In evaluation, plain BN uses the running averages of
 training, which are biased towards the newest task. IBN re-estimates them in one pass over the
@@ -29,7 +29,7 @@ def batch_norms(network: nn.Module) -> list[BatchNormBase]:
 
 @contextmanager
 def without_tracking(layers: Sequence[BatchNormBase]) -> Iterator[None]:
-    """Within the context, the layers do not update their running statistics."""
+    """Inside the context, the layers do not update their running statistics."""
     before = [layer.track_running_stats for layer in layers]
     for layer in layers:
         layer.track_running_stats = False
@@ -44,10 +44,10 @@ def without_tracking(layers: Sequence[BatchNormBase]) -> Iterator[None]:
 def grouped_statistics(
     layers: Sequence[BatchNormBase], groups: int, *, cumulative: bool = False
 ) -> Iterator[None]:
-    """Within the context, normalise each of `groups` equal parts of a batch by its own statistics.
+    """Inside the context, normalise each of `groups` equal parts of a batch by its own statistics.
 
-    The result is that of one forward pass per part. Running statistics are updated with one part
-    after the other: with the layer's momentum, or, if `cumulative`, with the momentum that
+    The result is the same as with one forward pass per part. Running statistics are updated with
+    each part in order: with the layer's momentum, or, if `cumulative`, with the momentum that
     continues a cumulative average over all parts so far.
 
     >>> layer, x = nn.BatchNorm1d(1), torch.tensor([[0.0], [2.0], [5.0], [9.0]])
@@ -55,7 +55,7 @@ def grouped_statistics(
     ...     layer(x).detach().flatten().round(decimals=3).tolist()
     [-1.0, 1.0, -1.0, 1.0]
     """
-    for layer in layers:  # not by nn.Module.__setattr__, which is slow
+    for layer in layers:  # `vars`, because nn.Module.__setattr__ is slow
         forward = partial(_forward_parts, layer, layer.forward)
         vars(layer).update(parts=groups, cumulative=cumulative, forward=forward)
     try:
@@ -80,7 +80,7 @@ def _forward_parts(layer: BatchNormBase, forward: Callable[[Tensor], Tensor], x:
 
 @contextmanager
 def evaluation_mode(network: nn.Module, training: Sequence[nn.Module] = ()) -> Iterator[None]:
-    """Within the context, all modules are in evaluation mode, except those in `training`."""
+    """Inside the context, all modules are in evaluation mode, except those in `training`."""
     before = [(m, m.training) for m in network.modules()]
     for module, _ in before:
         module.training = False
@@ -97,9 +97,9 @@ def evaluation_mode(network: nn.Module, training: Sequence[nn.Module] = ()) -> I
 def borrowed_averages(
     layers: Sequence[BatchNormBase], source: Sequence[BatchNormBase]
 ) -> Iterator[None]:
-    """Within the context, layers that track no statistics have the running ones of `source`.
+    """Inside the context, layers that do not track statistics use the running ones of `source`.
 
-    They are those of the same layers of another network. A batch of one sample needs them.
+    `source` are the same layers of another network. A batch of one sample needs running statistics.
     """
     pairs = [(m, s) for m, s in zip(layers, source, strict=True) if not m.track_running_stats]
     before = [(m.running_mean, m.running_var) for m, _ in pairs]
@@ -119,7 +119,7 @@ def running_averages(layers: Sequence[BatchNormBase]) -> list[Tensor]:
 
 
 def clear_averages(layers: Sequence[BatchNormBase]) -> None:
-    """Set the running averages of layers, of at least one, to zero, where an estimate begins."""
+    """Set the running averages of one or more layers to zero, to begin an estimate."""
     foreach_zero_(running_averages(layers))
 
 
@@ -166,10 +166,10 @@ def temporary_momentum(layers: Sequence[BatchNormBase]) -> Iterator[Callable[[fl
 def ibn_momentum(k: int, average: str) -> float:
     """Return the weight of the k-th batch (from 1) in a running average of k batches.
 
-    The average begins at zero. `"cumulative"` is the plain mean of all batches; `"literal"` is the
-    paper's exponential moving average with rate `ETA`, whose weights add up to 1 − (1 − ETA)^k;
-    `"ema"` is the same divided by that sum. `"continued"` begins at the running statistics of
-    training, which have the rest of the weight.
+    `"cumulative"` is the plain mean of all batches. `"literal"` is the paper's exponential moving
+    average with rate `ETA` from zero, whose weights add up to 1 − (1 − ETA)^k; `"ema"` divides it
+    by this sum. `"continued"` is a moving average from the running statistics of training, which
+    have the remaining weight.
 
     >>> ibn_momentum(4, "cumulative")
     0.25

@@ -1,7 +1,8 @@
-"""Batch statistics over the samples of all ranks, as one process has them.
+"""Batch statistics over the samples of all ranks, as in a single process.
 
 Each rank has a share of each group of samples that is normalised together. The ranks exchange the
-mean and variance of their shares in the forward, and two sums per channel in the backward.
+mean and variance of their shares in the forward pass, and two sums per channel in the backward
+pass.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of n samples, of which each rank has a share; the inputs of a layer are its shares."""
+    """Groups of n samples, of which each rank has a share; a layer's inputs are these shares."""
 
     ranks: Ranks
     n: int
@@ -33,14 +34,14 @@ class Groups:
     """Whether running statistics continue a cumulative average, as in `grouped_statistics`."""
 
     def split(self, x: Tensor) -> Tensor:
-        """Return inputs as (groups, n, C, ...), of float32 at least."""
+        """Return inputs as (groups, n, C, ...), at least in float32."""
         parts = x.view(self.number, -1, *x.shape[1:])
         return parts.float() if x.dtype in HALF else parts
 
 
 @contextmanager
 def synchronized_statistics(layers: Sequence[BatchNormBase], groups: Groups) -> Iterator[None]:
-    """Within the context, layers in training mode normalise by the statistics of whole groups."""
+    """Inside the context, layers in training mode normalise by the statistics of whole groups."""
     for layer in layers:  # as in `grouped_statistics`
         forward = partial(_forward, layer, layer.forward, groups)
         vars(layer).update(synchronized=True, forward=forward)
@@ -78,19 +79,19 @@ def _statistics(groups: Groups, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _over(parts: Tensor) -> tuple[int, ...]:
-    """Return the dimensions that statistics are taken over: all but groups and channels."""
+    """Return the dimensions over which statistics are computed: all but groups and channels."""
     return (1, *range(3, parts.dim()))
 
 
 def _wide(values: Tensor, parts: Tensor) -> Tensor:
-    """Return values (groups, C) or (C,) in a shape that fits the inputs (groups, n, C, ...)."""
+    """Reshape values (groups, C) or (C,) to broadcast with inputs (groups, n, C, ...)."""
     rest = [1] * (parts.dim() - 3)
     return values.view(-1, 1, values.shape[-1], *rest)
 
 
 @torch.no_grad()
 def _track(layer: BatchNormBase, groups: Groups, mean: Tensor, var: Tensor, count: int) -> None:
-    """Update the running statistics with one group after the other, as torch's layers do."""
+    """Update the running statistics with each group in order, as torch's layers would."""
     assert layer.running_mean is not None
     assert layer.running_var is not None
     assert layer.num_batches_tracked is not None
@@ -127,7 +128,7 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of this rank's inputs, and its part of those of weight and bias."""
+        """Return the gradients of this rank's inputs, and its part of the parameter gradients."""
         x, mean, invstd, scale = ctx.saved_tensors
         groups: Groups = ctx.groups
         given, parts = groups.split(grad), groups.split(x)

@@ -4,9 +4,9 @@
 dataclasses in `training` and `commands`. To add an option, add a field to one of them and use it.
 torch is not imported here, so that `dualcba --help` answers at once.
 
-A field that is None was not given. `fill` puts the default in its place: that of the kind of
-adaptor (`KIND_DEFAULTS`), else that of the protocol (`PROTOCOLS`), else the dataset's
-(`DATASET_DEFAULTS`), else that of the definition.
+A field that is None was not given, and `fill` replaces it by its default. Defaults of the kind of
+adaptor (`KIND_DEFAULTS`) come first, then those of the protocol (`PROTOCOLS`), of the dataset
+(`DATASET_DEFAULTS`), and of the definition.
 """
 
 from __future__ import annotations

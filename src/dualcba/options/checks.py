@@ -1,4 +1,4 @@
-"""Which options fit each other."""
+"""Checks of options whose accepted values depend on other options."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ def check_learnt_parts(specific: str, agnostic: bool, prior: bool) -> None:
 
 
 def check_logit_space(space: str, **options: bool) -> None:
-    """Raise if one of these options is on in another space."""
+    """Raise if one of these options is True and the space is not `logit`."""
     for name, value in options.items():
         if value and space != "logit":
             raise ValueError(expected(name, value, "False unless space is 'logit'"))
 
 
 def _check_tracking(tracking: str, forward: str) -> None:
-    """Raise if batches that are normalised together are to be tracked separately."""
+    """Raise if `tracking` selects some batches, but `forward` normalises batches together."""
     if tracking != "all" and forward != "split":
         raise ValueError(expected("tracking", tracking, f"'all' if forward is {forward!r}"))
 
 
 def check_optimizer(options: TrainingOptions) -> None:
-    """Raise unless the options of the optimiser and of the virtual step fit each other."""
+    """Raise unless the options of the optimiser and of the virtual step are compatible."""
     name, known = options.optimizer, definitions(TrainingOptions)
     for other in ("momentum", "nesterov") if name != "sgd" else ("beta1", "beta2"):
         value = getattr(options, other)
@@ -54,11 +54,11 @@ UNUSED: dict[tuple[str, object], tuple[str, ...]] = {
     ("agnostic", False): ("counts", "divide"),
     ("levels", "joint"): ("outer_draw", "outer_loss", "update_order"),
 }
-"""Options of an adaptor that have no effect with a value of another one."""
+"""For a value of an option, the adaptor's options that then have no effect."""
 
 
 def _check_unused(options: TrainingOptions, kind: str | None) -> None:
-    """Raise if an option has no effect and another value than its default."""
+    """Raise if an option that has no effect differs from its default."""
     known, own = definitions(TrainingOptions), KIND_DEFAULTS.get(kind or "", {})
     for (name, value), unused in UNUSED.items():
         for other in unused if getattr(options, name) == value else ():
@@ -68,14 +68,14 @@ def _check_unused(options: TrainingOptions, kind: str | None) -> None:
 
 
 def _check_while_empty(while_empty: str, stores_in_steps: bool) -> None:
-    """Raise if steps wait for a memory that is only filled when a task ends."""
+    """Raise if steps wait for the memory, but the method fills it only at the end of a task."""
     if while_empty != "train" and not stores_in_steps:
         wanted = "'train': the method fills its memory when a task ends"
         raise ValueError(expected("while_empty", while_empty, wanted))
 
 
 def _check_head_options(options: TrainingOptions, method: str, own_head: bool) -> None:
-    """Raise unless the options of the head fit it; `own_head` is that of the method."""
+    """Raise unless the options of the head apply; `own_head`: the method brings its own head."""
     if options.head == "cosine" and own_head:
         raise ValueError(expected("head", options.head, f"'linear': {method} has its own head"))
     for name in COSINE_DEFAULTS if options.head != "cosine" else ():
@@ -84,7 +84,7 @@ def _check_head_options(options: TrainingOptions, method: str, own_head: bool) -
 
 
 def _check_readout(readout: str, kind: str | None) -> None:
-    """Raise if predictions are to be corrected by an adaptor that the method does not have."""
+    """Raise if the read-out needs an adaptor and the method has none."""
     if readout == "adapted" and kind is None:
         wanted = f"{PLAIN_READOUTS} without an adaptor"
         raise ValueError(expected("readout", readout, wanted))
@@ -98,9 +98,9 @@ def check_together(
     own_head: bool,
     stores_in_steps: bool,
 ) -> None:
-    """Raise unless the options of a learner or a run fit each other and the method.
+    """Raise unless the options of a learner or a run are compatible with each other and the method.
 
-    `kind` is that of its adaptor; `own_head` and `stores_in_steps` are the method's.
+    `kind` is the kind of adaptor; `own_head` and `stores_in_steps` are attributes of the method.
     """
     check_adaptor_parts(options, kind)
     _check_head_options(options, method, own_head)
@@ -111,7 +111,7 @@ def check_together(
 
 
 def check_adaptor_parts(options: TrainingOptions, kind: str | None) -> None:
-    """Raise unless the options of an adaptor of this kind fit each other."""
+    """Raise unless the options of an adaptor of this kind are compatible with each other."""
     _check_unused(options, kind)
     if options.agnostic_from is not None and not options.agnostic:
         wanted = "None if agnostic is False"

@@ -1,4 +1,4 @@
-"""The values that options can have by name, and the groups that options are shown in."""
+"""The choices of options, and the groups in which `--help` shows options."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Scale = Literal["paper", "small"]
 Colour = Literal["auto", "grey", "rgb"]
 
 PLAIN_READOUTS = " or ".join(repr(name) for name in get_args(Readout) if name != "adapted")
-"""The read-outs that do without an adaptor, for error messages."""
+"""The read-outs that need no adaptor, for error messages."""
 
 CBA: tuple[AdaptorKind, ...] = get_args(AdaptorKind)
 DUAL: tuple[AdaptorKind, ...] = CBA[1:]

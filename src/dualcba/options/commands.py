@@ -1,4 +1,4 @@
-"""The options of commands, and of the hardware that they use."""
+"""The options of the commands and of the hardware."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from dualcba.options.values import (
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """Where runs are computed; changes their speed, not their meaning."""
+    """The device, engine and number format of runs."""
 
     def __post_init__(self) -> None:
         fill(self, {}, None)
@@ -66,15 +66,15 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionOptions(Hardware):
-    """How many runs are computed at a time and where, from which data, who logs them."""
+    """How and where runs are executed, where their data are, and where they are logged."""
 
     jobs: int | None = option(
         None, "number of processes on a CPU; by default one per core", HARDWARE, low=1
     )
     abreast: int = option(
         1,
-        "number of runs that one GPU trains at the same time, which uses it better if steps are "
-        "small; results do not change; no effect on a CPU",
+        "number of runs that one GPU trains at the same time, to use it better if steps are small; "
+        "results do not change; no effect on a CPU",
         HARDWARE,
         low=1,
     )
@@ -83,16 +83,20 @@ class ExecutionOptions(Hardware):
         "where runs are computed: local (this machine), ray or slurm; the latter need their extras",
         HARDWARE,
     )
-    cpus_per_task: int = option(1, "cores of a task of Ray or Slurm, as threads", HARDWARE, low=1)
+    cpus_per_task: int = option(
+        1, "number of cores and of threads of a Ray or Slurm task", HARDWARE, low=1
+    )
     gpus_per_task: float = option(
-        1.0, "number of GPUs of a task that runs on GPUs; on Ray also a fraction", HARDWARE
+        1.0, "number of GPUs of a Ray or Slurm task on a GPU; on Ray also a fraction", HARDWARE
     )
     ray_address: str | None = option(
-        None, "address HOST:PORT of a Ray cluster; by default $RAY_ADDRESS, else one here", HARDWARE
+        None,
+        "address HOST:PORT of a Ray cluster; by default $RAY_ADDRESS, else a local one",
+        HARDWARE,
     )
     slurm: dict[str, Any] = option(
-        dict, "parameter of submitit: partition=gpu, time=240; cluster=local runs here", HARDWARE,
-        takes="names with values", repeatable=True,
+        dict, "parameter of submitit: partition=gpu, time=240; cluster=local is this machine",
+        HARDWARE, takes="names with values", repeatable=True,
         parse=partial(name_and_value, flag="--slurm"), accept=mapping,
     )  # fmt: skip
     checkpoint_every: str = option(
@@ -140,7 +144,7 @@ class RunCommand(RunOptions, ExecutionOptions, OutputOptions):
     """Everything that `dualcba run` takes, on the command line and in a TOML file."""
 
     imports: list[str] = option(
-        list, "file of Python that registers methods of your own; it is executed", METHOD,
+        list, "path of a Python file that registers methods of your own; it is executed", METHOD,
         takes="a list of paths", flag="import", repeatable=True, accept=words,
     )  # fmt: skip
     seeds: int = option(1, "number of seeds, counted from --seed", MAIN, low=1)
@@ -156,8 +160,8 @@ class RunCommand(RunOptions, ExecutionOptions, OutputOptions):
     )  # fmt: skip
     out: Path | None = option(
         None,
-        "folder for the results; by default a new one below ./runs, runs/NAME with NAME.toml, and "
-        "runs/demo without any option",
+        "folder for the results; by default a new folder in ./runs: runs/NAME with NAME.toml, and "
+        "runs/demo without options",
         MAIN, accept=path,
     )  # fmt: skip
 
@@ -175,7 +179,8 @@ class LearnCommand(OutputOptions):
     """Everything that `dualcba learn` takes."""
 
     size: int | None = option(
-        None, "height and width of the model's images; by default that of the first ones, up to 32",
+        None,
+        "height and width of the model's images; by default as in the first images, at most 32",
         DATA, low=1,
     )  # fmt: skip
     colour: Colour = option(
@@ -189,8 +194,9 @@ class LearnCommand(OutputOptions):
         1.0, "seconds that a file must be unchanged before it is read", DATA, accept=not_negative
     )
     wait: float = option(
-        5.0, "seconds after which a batch that is not full is trained on", DATA, accept=not_negative
-    )
+        5.0, "seconds to wait for a full batch before training on a smaller one", DATA,
+        accept=not_negative,
+    )  # fmt: skip
     once: bool = option(False, "train on the images that are in the folder now, then stop", OUTPUT)
     model: Path = option(
         lambda: Path("runs/model"), "folder in which the model is saved", MAIN, accept=path
@@ -236,8 +242,8 @@ class ReproduceCommand(ExecutionOptions, OutputOptions):
     )
     row: list[str] = option(
         list,
-        "only the row of this title, with its adaptors, or else rows whose title contains this "
-        "text; several are separated by ;",
+        "only the row with this title, with its adaptors; if there is none, rows whose title "
+        "contains this text; separate several by ;",
         DATA, takes="a list of titles", parse=titles, accept=words,
     )  # fmt: skip
     scale: Scale = option(

@@ -18,7 +18,7 @@ DATASET_DEFAULTS: dict[str, dict[str, Any]] = {
     "mnist": {"tasks": 5, "network": "mlp"},
     "fashion-mnist": {"tasks": 5, "network": "mlp"},
 }
-"""Defaults that a dataset sets; any other dataset takes those of the definitions."""
+"""Defaults that a dataset sets; any other dataset has those of the definitions."""
 
 COSINE_DEFAULTS = {"head_scale": 10.0, "learn_scale": False}
 """Defaults of the options that only a cosine head has."""
@@ -31,7 +31,7 @@ KIND_DEFAULTS: dict[str, dict[str, Any]] = {
         "adaptor_lr": 0.01,
     },
 }
-"""Defaults that a kind of adaptor sets; they go before those of the dataset."""
+"""Defaults that a kind of adaptor sets; they take precedence over those of the dataset."""
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -46,10 +46,10 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
         "optimizer": "adam",
     },
 }
-"""Defaults that a protocol sets; they go before those of the dataset.
+"""Defaults that a protocol sets; they take precedence over those of the dataset.
 
-`paper` is the protocol of Dual-CBA's paper, which the other defaults follow. `p10` is the one that
-many methods of the literature are published with; its learning rate is that of `adam`.
+`paper` is the protocol of the Dual-CBA paper, which the defaults of the definitions follow. `p10`
+is the protocol in which many methods are published; its learning rate is that of `adam`.
 """
 
 OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -60,12 +60,15 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def optimizer_defaults(name: object) -> dict[str, Any]:
-    """Return the defaults that the optimiser of the network sets."""
+    """Return the defaults that an optimiser of the network sets."""
     return OPTIMIZER_DEFAULTS.get(name, {}) if isinstance(name, str) else {}
 
 
 def protocol_defaults(options: TrainingOptions) -> dict[str, Any]:
-    """Return the defaults that the protocol sets, and those of its optimiser or the given one."""
+    """Return the defaults that the protocol and the optimiser set.
+
+    A given optimiser takes precedence over that of the protocol.
+    """
     name = options.protocol
     preset = PROTOCOLS.get(name, {}) if isinstance(name, str) else {}
     optimizer = options.optimizer if options.optimizer is not None else preset.get("optimizer")
@@ -73,7 +76,7 @@ def protocol_defaults(options: TrainingOptions) -> dict[str, Any]:
 
 
 def overridden(fields: Mapping[str, Any]) -> list[str]:
-    """Return the names of fields that a protocol sets and that have another value.
+    """Return the fields that the protocol sets and whose values differ from the protocol's.
 
     >>> overridden({"protocol": "p10", "batch_size": 10, "memory_batch": 32})
     ['memory_batch']
@@ -83,7 +86,7 @@ def overridden(fields: Mapping[str, Any]) -> list[str]:
 
 
 def protocol_preset(name: str) -> dict[str, Any]:
-    """Return what a protocol sets, and its optimiser.
+    """Return the defaults that a protocol and its optimiser set.
 
     >>> protocol_preset("p10")["memory_batch"], protocol_preset("p10")["lr"]
     (64, 0.0005)
@@ -93,7 +96,10 @@ def protocol_preset(name: str) -> dict[str, Any]:
 
 
 def kind_defaults(kind: str | None, options: TrainingOptions) -> dict[str, Any]:
-    """Return the defaults that a kind of adaptor sets; with a loaded ν there is no ω by default."""
+    """Return the defaults that a kind of adaptor sets.
+
+    With a loaded class-agnostic part ν, the class-specific part ω is by default left out.
+    """
     loaded = {} if options.agnostic_from is None else {"specific": "none"}
     return {**KIND_DEFAULTS.get(kind or "", {}), **loaded}
 

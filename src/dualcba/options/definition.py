@@ -1,4 +1,4 @@
-"""What an option is: its definition, its check, and how defaults are filled in."""
+"""`Option`, the definition of one option, and functions that check values and fill in defaults."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Option:
     help: str
     group: str
     in_python: str = ""
-    """The help where the option is an argument in Python, if it reads differently there."""
+    """The help text of the argument in Python, if it differs from that of the command line."""
 
     takes: str = ""
-    """The values that are accepted, in words, where the type says too little."""
+    """A description of the accepted values, if the type does not say enough."""
 
     low: int | None = None
     """The smallest whole number that is accepted."""
 
     adaptors: tuple[str, ...] = ()
-    """The kinds of bias adaptor that have it; empty if it is not an option of the adaptor."""
+    """The kinds of bias adaptor that have this option; empty if it does not belong to adaptors."""
 
     flag: str = ""
-    """On the command line, without the dashes."""
+    """The name on the command line, without the dashes, if it differs."""
 
     repeatable: bool = False
     """Whether the command line takes it several times, or several values separated by commas."""
@@ -43,23 +43,23 @@ class Option:
     """Turns the text of the command line into a value."""
 
     accept: Callable[[str, Any], Any] | None = None
-    """Checks a value whose type says too little, and returns it in its usual form."""
+    """Checks and normalises a value, if a check of the type is not enough."""
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The accepted words, where it is one of a few."""
+        """The accepted words if the type is a `Literal`, else empty."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     @property
     def kind(self) -> Any:
-        """The type of a value that is given: without None."""
+        """The type without None."""
         if get_origin(self.type) not in (Union, UnionType):
             return self.type
         given = [t for t in get_args(self.type) if t is not NoneType]
         return given[0] if len(given) == 1 else self.type
 
     def check(self, value: Any) -> Any:
-        """Return the value in its usual form, or raise a ValueError that names the option."""
+        """Return the normalised value, or raise a ValueError that names the option."""
         if self.accept is not None:
             return self.accept(self.name, value)
         if self.choices:
@@ -76,7 +76,7 @@ class Option:
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
-    """Raise unless a value is one of a few words; the message names the nearest one."""
+    """Raise unless a value is one of `choices`; the message suggests the most similar one."""
     words = list(choices)
     if value not in words:
         hint = nearest(str(value), words)
@@ -97,7 +97,7 @@ def option(default: Any, help: str, group: str, **more: Any) -> Any:
 
 
 def same_as(cls: type, name: str, **more: Any) -> Any:
-    """Define an option as in another class; the annotation and `more` may change parts of it."""
+    """Copy the definition of an option from another class; `more` replaces some of its fields."""
     (found,) = [f for f in dataclasses.fields(cls) if f.name == name]
     return dataclasses.field(default=None, metadata={**found.metadata, **more})
 
@@ -120,10 +120,10 @@ def definitions(*classes: Any) -> dict[str, Option]:
 
 
 def fill(options: Any, defaults: Mapping[str, Any], adaptor: str | None) -> None:
-    """Check the options of a frozen dataclass in place and fill in what was not given.
+    """Check the options of a frozen dataclass, and set those that are None to their defaults.
 
-    `defaults` go before those of the definitions. Options that the kind of `adaptor` does not have
-    stay None, and raise where they are given.
+    `defaults` take precedence over those of the definitions. Options that the kind of `adaptor`
+    does not have stay None; giving one is an error.
     """
     cls: Any = type(options)
     for name, o in definitions(cls).items():
@@ -140,7 +140,7 @@ def fill(options: Any, defaults: Mapping[str, Any], adaptor: str | None) -> None
 
 
 def not_an_option(name: str, value: object, adaptor: str | None) -> str:
-    """Say that an option of the adaptor was given where the method has none, or another kind."""
+    """Return the error message for an option that this kind of adaptor, or no adaptor, has not."""
     if adaptor is None:
         return expected(name, value, "no value: the method has no adaptor")
     return expected(name, value, f"no value: the adaptor {adaptor!r} has no such option")

@@ -1,4 +1,4 @@
-"""Recipes: names that can be given as a method and stand for a method with options."""
+"""Recipes: a name, given as the method, that stands for a method with options."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ RECIPES: dict[str, dict[str, Any]] = {
         "test_flip": True,
     }
 }
-"""`best` is the combination with the highest accuracy that a search on validation data has found,
-under IBN (docs/frontier.md). A run has no option `ibn`: it is scored with and without."""
+"""`best` had the highest accuracy under IBN in a search on validation data (docs/frontier.md).
+
+A run has no option `ibn`, since it is scored both with and without IBN.
+"""
 
 WITHOUT_COLOUR = {"augmentation": "partial", "test_flip": False}
-"""What a recipe sets for other samples than colour images, which alone have these options."""
+"""Replaces values of a recipe that only apply to colour images, for other samples."""
 
 
 def recipe_method(name: str) -> str:
-    """Return the method that a name stands for: that of a recipe, or the name itself.
+    """Return the method of a recipe; any other name is returned unchanged.
 
     >>> recipe_method("best"), recipe_method("er")
     ('er+mkd', 'er')
@@ -38,7 +40,7 @@ def recipe_method(name: str) -> str:
 
 
 def recipe_of(fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """Return the name of the recipe whose options a run has, and these options, if there is one.
+    """Return the name and the options of the recipe that a run follows, or None.
 
     >>> fields = {name: value for name, value in RECIPES["best"].items() if name != "ibn"}
     >>> recipe_of(fields)[0], recipe_of({**fields, "readout": "head"}), recipe_of({"method": "er"})
@@ -47,22 +49,22 @@ def recipe_of(fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
     for name, recipe in RECIPES.items():
         for options in (recipe, recipe | WITHOUT_COLOUR):
             own = {field: value for field, value in options.items() if field != "ibn"}
-            if all(_has(fields.get(field), value) for field, value in own.items()):
+            if all(_matches(fields.get(field), value) for field, value in own.items()):
                 return name, own
     return None
 
 
-def _has(given: object, value: object) -> bool:
-    """Whether a value is the one given; of the options of a method there may be others too."""
+def _matches(given: object, value: object) -> bool:
+    """Whether the values are equal; a mapping that is given may have further items."""
     if isinstance(given, Mapping) and isinstance(value, Mapping):
         return value.items() <= given.items()
     return given == value
 
 
 def with_recipe(given: Mapping[str, Any], *, colour: bool) -> dict[str, Any]:
-    """Return options with those of the recipe that `method` names, if any; given ones stay.
+    """Add the options of the recipe that `method` names, if any; given options take precedence.
 
-    `colour` is whether the samples are colour images. Raises if another protocol is given.
+    `colour` says whether the samples are colour images. Raises if another protocol is given.
 
     >>> options = with_recipe({"method": "best", "readout": "head"}, colour=False)
     >>> options["method"], options["readout"], options["test_flip"]
@@ -76,7 +78,7 @@ def with_recipe(given: Mapping[str, Any], *, colour: bool) -> dict[str, Any]:
     recipe = RECIPES[method] | ({} if colour else WITHOUT_COLOUR)
     protocol = given.get("protocol", recipe["protocol"])
     if protocol != recipe["protocol"]:
-        wanted = f"{recipe['protocol']!r}, which the recipe {method!r} has"
+        wanted = f"{recipe['protocol']!r}, the protocol of the recipe {method!r}"
         raise ValueError(expected("protocol", protocol, wanted))
     found = {**recipe, **given, "method": recipe["method"]}
     if isinstance(found["method_options"], Mapping):
@@ -85,7 +87,7 @@ def with_recipe(given: Mapping[str, Any], *, colour: bool) -> dict[str, Any]:
 
 
 def follow_recipe(options: TrainingOptions, *, colour: bool) -> None:
-    """Set the fields of the recipe that the method names, if any; those that are not None stay."""
+    """If the method is a recipe, set the fields that are None to its values, and the method."""
     fields = vars(options)
     given = {name: value for name, value in fields.items() if value is not None}
     for name, value in with_recipe(given, colour=colour).items():

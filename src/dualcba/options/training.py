@@ -61,7 +61,7 @@ from dualcba.options.values import (
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """What a learner and a spec have in common."""
+    """The options that `Learner` and `Spec` share."""
 
     protocol: ProtocolName = option(
         "paper",
@@ -72,10 +72,11 @@ class TrainingOptions:
     buffer: int = option(200, "number of samples in the memory", MAIN, low=1)
     boundaries: BoundaryMode = option(
         "given",
-        "how tasks are found: given (they are announced), or inferred (detected from the labels)",
+        "task boundaries: given (each new task is announced), or inferred (detected from the "
+        "labels)",
         METHOD,
-        in_python="how tasks are found: given (you call `new_task` when one begins), or inferred "
-        "(detected from the labels; you never call `new_task`)",
+        in_python="task boundaries: given (call `new_task` when a task begins), or inferred "
+        "(detected from the labels; do not call `new_task`)",
     )
     forward: ForwardMode = option(
         "split",
@@ -99,14 +100,15 @@ class TrainingOptions:
     )
     tracking: Tracking = option(
         "all",
-        "batches that update the running statistics: all, labelled (not the unlabelled part of a "
-        "cycled batch, nor strong views), or memory (memory draws alone, once there are any)",
+        "batches that update the running statistics: all, labelled (all except the unlabelled "
+        "part of a cycled batch and strong views), or memory (only memory draws, once there are "
+        "any)",
         NETWORK,
     )
     while_empty: WhileEmpty = option(
         "train",
-        "what to do with batches that arrive while the memory is empty: train (on them), or store "
-        "(them, without a step)",
+        "what to do with a batch while the memory is empty: train (on it), or store (put it into "
+        "the memory, without a step)",
         METHOD,
     )
     head: Head = option(
@@ -118,18 +120,18 @@ class TrainingOptions:
     head_scale: float | None = option(None, "scale of the cosine head; 10 by default", NETWORK)
     learn_scale: bool | None = option(
         None,
-        "whether the scale of the cosine head is learnt, starting at head_scale; by default not",
+        "whether the scale of the cosine head is learnt, starting at head_scale; by default false",
         NETWORK,
     )
     seed: int = option(0, "seed of all random numbers", MAIN, low=0)
     batch_size: int = option(
         32,
-        "new samples per step; a step also has memory_batch samples of the memory",
+        "new samples per step; each step also draws memory_batch samples from the memory",
         MAIN,
         low=1,
-        in_python="number of new samples per step that you intend to pass. `observe` makes one "
-        "step with the batch that it is given, of any size; batch_size sets the default of "
-        "memory_batch and the batch size of some passes over the memory",
+        in_python="expected number of new samples per step. `observe` makes one step with the "
+        "batch that it is given, of any size; batch_size sets the default of memory_batch and the "
+        "batch size of some passes over the memory",
     )
     memory_batch: int | None = option(
         None,
@@ -162,8 +164,8 @@ class TrainingOptions:
         low=1, adaptors=CBA,
     )  # fmt: skip
     outer_warmup: int = option(
-        0, "steps at the start of a task in which the adaptor is updated at every step", ADAPTOR,
-        low=0, adaptors=CBA,
+        0, "number of steps at the start of each task during which every step updates the adaptor",
+        ADAPTOR, low=0, adaptors=CBA,
     )  # fmt: skip
     outer_draw: OuterDraw = option(
         "memory",
@@ -174,15 +176,15 @@ class TrainingOptions:
     )
     outer_loss: OuterLoss = option(
         "method",
-        "outer loss: method (that of the method), ce (cross-entropy alone), or adjusted "
+        "outer loss: method (the loss of the method), ce (cross-entropy alone), or adjusted "
         "(cross-entropy, logit-adjusted for the class frequencies of the outer draw)",
         ADAPTOR,
         adaptors=CBA,
     )
     targets: Targets = option(
         "adapted",
-        "stored logits that DER++ and RAR rehearse: adapted (by the adaptor when they were stored, "
-        "compared with adapted logits), or raw (compared with raw logits)",
+        "stored logits that DER++ and RAR rehearse: adapted (corrected by the adaptor when they "
+        "were stored, and compared with corrected logits), or raw (compared with raw logits)",
         ADAPTOR,
         adaptors=CBA,
     )
@@ -203,7 +205,7 @@ class TrainingOptions:
     virtual: VirtualStepName = option(
         "optimizer",
         "virtual step of the last layer in the outer loss: optimizer (the step that the optimiser "
-        "of the network would make, with its moments), or sgd (plain)",
+        "of the network would make, with its moments), or sgd (a plain SGD step)",
         ADAPTOR,
         adaptors=CBA,
     )
@@ -219,7 +221,7 @@ class TrainingOptions:
     )
     strength: bool = option(
         False,
-        "whether the correction of each part has a strength, learnt with it and 0 at first",
+        "whether the correction of each part is multiplied by a learnt strength, initially 0",
         ADAPTOR,
         adaptors=CBA,
     )
@@ -259,8 +261,8 @@ class TrainingOptions:
     )
     agnostic_from: str | None = option(
         None,
-        "class-agnostic part to load, which is not trained further: pretrained (the one in the "
-        "package), or a file that another run wrote",
+        "class-agnostic part to load and freeze: pretrained (the one in the package), or a file "
+        "written by another run",
         ADAPTOR,
         takes="`pretrained` or a path",
         adaptors=DUAL,
@@ -280,8 +282,9 @@ class TrainingOptions:
     ibn_average: IBNAverage = option(
         "cumulative",
         "how IBN averages over batches of the memory: cumulative (their mean), ema (a moving "
-        "average, its weights divided by their sum), literal (the same, not divided), or continued "
-        "(the same, from the running statistics of training on)",
+        "average whose weights are normalised to a sum of 1), literal (the paper's moving average "
+        "from 0, not normalised), or continued (a moving average from the running statistics of "
+        "training)",
         EVALUATION,
     )
     readout: Readout = option(
@@ -289,13 +292,13 @@ class TrainingOptions:
         "how the network's outputs are classified: head (as the method does), ncm (the nearest "
         "class mean of the memory's features), both (the product of their probabilities), lda (a "
         "linear discriminant of the memory's features), both-lda (the product of head and lda), "
-        "debiased (the logits, less the bias that the memory shows), or for the single-level "
+        "debiased (the logits minus a bias estimated from the memory), or for the single-level "
         "ablation adapted (the head, corrected by the adaptor)",
         EVALUATION,
     )
     test_flip: bool = option(
         False,
-        "predict by the mean scores of an image and of its mirror image; images only",
+        "average the scores of an image and its mirror image in predictions; images only",
         EVALUATION,
     )
     seen_only: bool = option(False, "predict only classes that have been seen", EVALUATION)
@@ -315,11 +318,11 @@ class TrainingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(TrainingOptions):
-    """One run: what is learnt, by which method, and how it is scored."""
+    """The options of one run: data, method, network and evaluation."""
 
     method: str = option(
         "er-dual-cba",
-        "rehearsal method, with the name of a bias adaptor after it or without: er, er-cba, "
+        "rehearsal method, optionally followed by the name of a bias adaptor: er, er-cba, "
         "er-dual-cba, …, see `dualcba list methods`",
         MAIN,
         takes="a name, or a list of names",
@@ -327,7 +330,7 @@ class RunOptions(TrainingOptions):
     )
     dataset: str = option(
         "digits",
-        "a name of `dualcba list datasets`, a folder of images by class, or an .npz file",
+        "name of a dataset (`dualcba list datasets`), a folder of images by class, or an .npz file",
         MAIN,
         takes="a name or a path",
     )
@@ -355,7 +358,7 @@ class RunOptions(TrainingOptions):
         accept=class_order,
     )
     validation: float = option(
-        0.0, "fraction of the training data held out and used in the place of the test data", DATA,
+        0.0, "fraction of the training data held out and used instead of the test data", DATA,
         accept=fraction,
     )  # fmt: skip
     pixels: Pixels = option(
@@ -367,14 +370,14 @@ class RunOptions(TrainingOptions):
     epochs: int = option(None, "passes over each task; 1 by default, offline 50", DATA, low=1)
     lr_drops: bool = option(
         None,
-        "whether the learning rate falls to a tenth after 0.7 and again after 0.9 of a task's "
-        "epochs; only offline by default",
+        "whether the learning rate is divided by 10 after 0.7 and again after 0.9 of a task's "
+        "epochs; by default only offline",
         DATA,
     )
     labelled_batches: LabelledBatches = option(
         "mixed",
         "semi-supervised: mixed (one batch of both), cycled (a labelled batch beside each "
-        "unlabelled one), or alone (the same without the unlabelled ones)",
+        "unlabelled one), or alone (the labelled batches of cycled without the unlabelled ones)",
         DATA,
     )
     unlabelled_samples: UnlabelledSamples = option(
@@ -385,8 +388,8 @@ class RunOptions(TrainingOptions):
     )
     store_again: bool = option(
         False,
-        "semi-supervised: whether a labelled sample that comes round again in later batches of its "
-        "task is offered to the memory again",
+        "semi-supervised: whether a labelled sample that is repeated in later batches of its task "
+        "is offered to the memory again",
         DATA,
     )
     pseudo_labels: PseudoLabels = option(
@@ -397,7 +400,7 @@ class RunOptions(TrainingOptions):
     )
     network: NetworkName = option(
         "resnet18-slim",
-        "network to train; timm:NAME and hf:NAME are those of timm and Hugging Face",
+        "network to train; timm:NAME and hf:NAME are networks of timm and Hugging Face",
         MAIN,
         takes=", ".join(f"`{name}`" for name in (*get_args(NetworkName), "timm:NAME", "hf:NAME")),
         accept=network_name(get_args(NetworkName)),
@@ -416,7 +419,8 @@ class RunOptions(TrainingOptions):
     )
     real_time: bool = option(
         False,
-        "let the stream go on while a method trains: it skips the batches that arrive meanwhile",
+        "let the stream continue while the method trains: it skips the batches that arrive "
+        "meanwhile",
         EVALUATION,
     )
     relative_cost: float | None = option(

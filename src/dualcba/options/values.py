@@ -1,4 +1,4 @@
-"""Values of options that take several forms: read from text, and checked."""
+"""Parsers and checks of options whose values have several forms."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def numbers(text: str) -> int | list[Any] | str:
 
 
 def name_and_value(text: str, flag: str = "--option") -> tuple[str, Any]:
-    """Read `name=value`; the value as JSON where it is JSON.
+    """Read `name=value`; the value is parsed as JSON if it is valid JSON, and else stays text.
 
     >>> name_and_value("alpha=0.5"), name_and_value("kind=fast")
     (('alpha', 0.5), ('kind', 'fast'))
@@ -61,8 +61,8 @@ def name_and_value(text: str, flag: str = "--option") -> tuple[str, Any]:
 def name_and_values(text: str) -> tuple[str, Any]:
     """Read `name=value,value` or a range `name=low:high` or `name=low:high:log`.
 
-    Each value is JSON where it is JSON. A single word after `samples`, `score` and `statistics` is
-    no list.
+    Each value is parsed as JSON if it is valid JSON, and else stays text. `samples`, `score` and
+    `statistics` have one value, which does not become a list.
 
     >>> name_and_values("buffer=200,500"), name_and_values("samples=20")
     (('buffer', [200, 500]), ('samples', 20))
@@ -71,7 +71,7 @@ def name_and_values(text: str) -> tuple[str, Any]:
     """
     name, sign, rest = text.partition("=")
     if not sign or not rest:
-        raise ValueError(expected("--sweep", text, "name=value,value or name=low:high or :log"))
+        raise ValueError(expected("--sweep", text, "name=value,value or name=low:high[:log]"))
     bounds = rest.removesuffix(":log").split(":")
     ends = [_json_or_text(bound) for bound in bounds]
     if len(bounds) == 2 and all(isinstance(end, int | float) for end in ends):
@@ -143,7 +143,7 @@ def words(name: str, value: Any) -> list[str]:
     """Accept words, in a list or separated by commas; each is kept once."""
     given = value.split(",") if isinstance(value, str) else value
     if not isinstance(given, list | tuple) or not all(isinstance(w, str) for w in given):
-        raise ValueError(expected(name, value, "a name or several"))
+        raise ValueError(expected(name, value, "a name or a list of names"))
     return list(dict.fromkeys(word.strip() for word in given))
 
 
@@ -157,7 +157,7 @@ def titles(text: str) -> list[str]:
 
 
 PUBLISHED = ("timm", "hf")
-"""Prefixes of networks that other packages have, as in `timm:resnet18`."""
+"""Prefixes of networks from other packages, as in `timm:resnet18`."""
 
 
 def network_name(known: Sequence[str]) -> Callable[[str, Any], Any]:
@@ -203,7 +203,7 @@ _INTERVAL = re.compile(r"([0-9.]{1,12})\s*(s|m|h|steps?)?")
 
 
 def read_interval(text: str) -> Interval | None:
-    """Return the interval that a text stands for; None for `off`.
+    """Parse an interval; `off` gives None.
 
     >>> read_interval("5m"), read_interval("200steps").steps, read_interval("off")
     (Interval(seconds=300.0, steps=None), 200, None)

@@ -1,7 +1,7 @@
-"""The parts of a learner for a training loop of your own: bias adaptor, rehearsal memory, IBN.
+"""Bias adaptor, rehearsal memory and IBN for a training loop of your own.
 
-Network, optimiser, scheduler, precision, clipping and processes stay yours. On the same batches a
-loop with these parts computes what `Learner` computes; see docs/plugin.md.
+The loop keeps its network, optimiser, scheduler, precision, clipping and processes. On the same
+batches it computes the same as `Learner`; see docs/plugin.md.
 """
 
 from dualcba.plugin.bias_adaptor import BiasAdaptor

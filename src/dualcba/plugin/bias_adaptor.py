@@ -38,32 +38,33 @@ FIELDS: dict[str, type] = {"kind": str, "steps": int}
 class BiasAdaptor:
     """Corrects the logits of a network in training, and trains this correction g_φ.
 
-    Use it in a training loop of your own; `Learner` has one already. In each step of the loop,
-    `outer_step` updates φ if it is `due`, `adapt` corrects the logits for the loss, and `end_step`
-    counts the step. `new_task` begins a task. Predictions use the logits of the network as they
-    are.
+    Use it in a training loop of your own; `Learner` has one built in. In each step, call
+    `outer_step` to update φ if it is `due`, `adapt` to correct the logits for the loss, and
+    `end_step` to count the step. Call `new_task` when a task begins. Predictions use the
+    uncorrected logits.
 
     Parameters
     ----------
     head
-        The network's last layer, an `nn.Linear` in float32, on its device.
+        The network's last layer, an `nn.Linear` in float32, already on its device.
     optimizer
         The optimiser of the network: SGD, Adam or AdamW of torch. The virtual step of the last
-        layer is the one that it would make, with its moments and the current learning rate. Clipped
-        gradients are not followed. With `virtual="sgd"` any optimiser is accepted.
+        layer is the step that this optimiser would make, with its moments and current learning
+        rate; gradient clipping is not taken into account. With `virtual="sgd"` any optimiser is
+        accepted.
     kind
         `"cba"`, `"dual-cba"` or `"balanced-cba"`.
     loss
-        The loss of a batch, by default the cross-entropy. The inner loss is its sum over the
-        batches given to `outer_step`. It must be twice differentiable.
+        A function of logits and labels, by default the mean cross-entropy. The inner loss is its
+        sum over the inner batches of `outer_step`. It must be twice differentiable.
     seed
-        The seed of the adaptor's weights, the same in all processes.
+        The seed of the adaptor's weights; pass the same in all processes.
     group
         The processes that share the adaptor, by default all if `torch.distributed` is initialised.
-        They must make each outer step together. Its loss is then a mean over all processes, as with
-        DistributedDataParallel, and φ stays equal in all.
+        They must call `outer_step` together. Its loss is then the mean over all processes, as with
+        DistributedDataParallel, and φ stays equal in all of them.
     **options
-        Options of the adaptor with the names and defaults of `Learner`: `adaptor_lr`,
+        Options of the adaptor, with the names and defaults of `Learner`: `adaptor_lr`,
         `outer_every`, `outer_warmup`, `virtual`, `virtual_lr`, `space`, `strength`, `width`,
         `specific`, `agnostic`, `divide`, `agnostic_from` and `freeze_after`.
 
@@ -133,9 +134,9 @@ class BiasAdaptor:
     # ------------------------------------------------------------------ forward passes
 
     def outputs(self, network: nn.Module, *inputs: Any) -> tuple[Tensor, Tensor]:
-        """Return `network(*inputs)`, the logits, and their features: the inputs of the last layer.
+        """Return the logits `network(*inputs)`, and the features: the inputs of the last layer.
 
-        A loop can also pass logits and features that it has of its own.
+        Not needed if the loop computes logits and features itself.
         """
         features: list[Tensor] = []
         hook = self.head.register_forward_pre_hook(
@@ -146,14 +147,14 @@ class BiasAdaptor:
         finally:
             hook.remove()
         if not features:
-            raise ValueError("the network did not call head, expected its last layer")
+            raise ValueError("the network did not call head, expected the network's last layer")
         return z, features[-1]
 
     @torch.no_grad()
     def features(self, network: nn.Module, *inputs: Any) -> Tensor:
-        """Return the features of the outer batch: no gradient, running statistics unchanged.
+        """Return features for the outer batch, without gradients or updates of running statistics.
 
-        A single sample has no batch statistics; the running statistics are used instead.
+        For a single sample, which has no batch statistics, the running statistics are used.
         """
         single = isinstance(inputs[0], Tensor) and len(inputs[0]) == 1
         mode = evaluation_mode(network) if single else nullcontext()
@@ -163,9 +164,9 @@ class BiasAdaptor:
     # ------------------------------------------------------------------ correction and outer step
 
     def adapt(self, z: Tensor) -> Tensor:
-        """Return the adapted logits z + r (n, C), in float32, for the loss; r is a constant for θ.
+        """Return the adapted logits z + r (n, C) in float32, for the loss; r has no gradient.
 
-        The results of one call are those of `Learner` if z has all rows of the step.
+        Pass all rows of a step in one call for the same results as with `Learner`.
         """
         self._check_begun("adapt")
         z = given.matrix(z, self.class_sets.num_classes, self._weight, "logits")
@@ -177,20 +178,20 @@ class BiasAdaptor:
     def outer_step(
         self, inner: Sequence[tuple[Tensor, Tensor, Tensor]], outer: tuple[Tensor, Tensor]
     ) -> None:
-        """Update φ once by the exact gradient of the outer loss through a step of the last layer.
+        """Update φ by the exact gradient of the outer loss after a virtual step of the last layer.
 
         Parameters
         ----------
         inner
-            The batches of the step, each as logits (n, C), features (n, d) and labels (n,): such as
-            the new batch and the memory draw. The inner loss is the sum of their losses at adapted
-            logits, the mean cross-entropies by default.
+            The batches of the step, such as the new batch and the memory draw, each as logits
+            (n, C), features (n, d) and labels (n,). The inner loss is the sum of their losses at
+            adapted logits.
         outer
             Features (n, d) and labels (n,) of a fresh draw from the memory.
         """
         self._check_begun("outer_step")
         if not self._training.phi:
-            raise ValueError("no part of the adaptor is trained, expected no outer_step")
+            raise ValueError("no part of the adaptor is trained, expected no call of outer_step")
         batches = self._check_batches(inner, outer)
         with self._modes():
             processes = ranks.count(self.group)
@@ -204,16 +205,16 @@ class BiasAdaptor:
             self._training.update(grads)
 
     def _gradient(self, shared: Sequence[Sequence[ranks.Rows]]) -> Grads:
-        """Return ∇φ of the outer loss; each process has given its inner batches, then its outer."""
+        """Return ∇φ of the outer loss; `shared` has the batches of each process, outer one last."""
         new, *mem = _batches([batch for each in shared for batch in each[:-1]])
         z, h, y = (torch.cat(parts) for parts in zip(*(each[-1] for each in shared), strict=True))
         outer = Batch(h, y[:, 0].long(), z, h)
         step = follow(self.optimizer, self._parameters, self._options)
-        method = _Inner(1 / len(shared)) if self._loss is None else _Own(self._loss, len(shared))
+        method = _Default(1 / len(shared)) if self._loss is None else _Own(self._loss, len(shared))
         return hypergradient(self.adaptor, method, new, mem, outer, self.head, step)
 
     def _check_batches(self, inner: Any, outer: Any) -> list[ranks.Rows]:
-        """Return the inner batches and the outer one, each as matrices z, h and y; or raise."""
+        """Check the inner batches and the outer one; return each as matrices z, h and y."""
         given.check_tuples(inner, outer)
         C, d = self._weight.shape
         named = [(f"inner[{k}]", *batch) for k, batch in enumerate(inner)]
@@ -223,7 +224,8 @@ class BiasAdaptor:
             z = h.new_zeros(len(h), C) if z is None else z  # the outer logits are not used
             z = given.matrix(z, C, self._weight, f"logits of {name}").detach()
             if len(z) != len(h):
-                raise ValueError(expected(f"logits of {name}", len(z), f"{len(h)}, as features"))
+                wanted = f"{len(h)}, as many as features"
+                raise ValueError(expected(f"number of logits of {name}", len(z), wanted))
             labels = given.labels(y, len(h), C, h.device, name)
             rows.append((z, h, labels[:, None]))
         return rows
@@ -246,13 +248,13 @@ class BiasAdaptor:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> State:
-        """Return copies of all that the next step depends on, besides network and optimiser."""
+        """Return a copy of everything the next step depends on, except network and optimiser."""
         tensors = collect_tensors(self._modules(), self._optimizers())
         tensors["weights_rng"] = self._training.rng.get_state()
         return {"tensors": tensors, "meta": {"kind": self.kind, "steps": self._steps}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the result of `state_dict`; raise and change nothing if it does not fit."""
+        """Load the result of `state_dict`; if it does not match, raise without any change."""
         tensors, meta = split_state(state, FIELDS)
         if meta["kind"] != self.kind:
             raise ValueError(expected("kind of the state's adaptor", meta["kind"], repr(self.kind)))
@@ -274,7 +276,10 @@ class BiasAdaptor:
         return {} if optimizer is None else {"adaptor_optimizer": optimizer}
 
     def _layout(self, tensors: Tensors) -> Tensors:
-        """Return an example of each entry; Adam has all fields of a parameter, or none."""
+        """Return a tensor of the expected shape and type for each entry.
+
+        Adam's state has all fields of a parameter, or none before its first step.
+        """
         layout = collect_tensors(self._modules(), {})
         layout["weights_rng"] = self._training.rng.get_state()
         for name, optimizer in self._optimizers().items():
@@ -283,7 +288,7 @@ class BiasAdaptor:
         return layout
 
 
-class _Inner(Method):
+class _Default(Method):
     """The inner loss of ER: the sum of the mean cross-entropies of all batches, times a weight."""
 
     def __init__(self, weight: float) -> None:
@@ -296,7 +301,7 @@ class _Inner(Method):
 
 
 class _Own(Method):
-    """An inner loss of the caller: its sum over all batches, divided by the number of processes."""
+    """The caller's loss, summed over all batches and divided by the number of processes."""
 
     def __init__(self, loss: Loss, processes: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Checks of what a loop gives to the plug-in: one-line errors, before anything changes."""
+"""Checks of the arguments of the plug-in, made before anything changes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ OPTIONS = (
     "adaptor_lr", "outer_every", "outer_warmup", "virtual", "virtual_lr", "space", "strength",
     "width", "specific", "agnostic", "divide", "agnostic_from", "freeze_after",
 )  # fmt: skip
-"""The learner's options that `BiasAdaptor` has; others are a matter of the loop."""
+"""The options of `Learner` that `BiasAdaptor` accepts; the training loop decides about others."""
 
 
 def adaptor_options(kind: str, given: dict[str, Any]) -> TrainingOptions:
-    """Return the options of a kind of adaptor, with defaults in place of those not given."""
+    """Check the options of a kind of adaptor, and fill in the defaults."""
     check_choice("kind", kind, CBA)
     for name in given:
         if name not in OPTIONS:
@@ -50,7 +50,7 @@ def last_layer(head: nn.Module) -> list[Tensor]:
         raise ValueError(expected("dtype of head.weight", head.weight.dtype, wanted))
     for name, p in head.named_parameters():
         if not p.requires_grad:
-            wanted = "a trainable last layer: the adaptor is trained by a step of it"
+            wanted = "a trainable last layer: the adaptor is trained through a step of this layer"
             raise ValueError(f"head.{name} requires no gradient, expected {wanted}")
     return list(head.parameters())
 
@@ -73,15 +73,16 @@ def check_tuples(inner: Any, outer: Any) -> None:
         return isinstance(batch, list | tuple) and len(batch) == size
 
     if not isinstance(inner, list | tuple) or not inner or not all(sized(b, 3) for b in inner):
-        raise ValueError("inner is not a list of (logits, features, labels), expected one")
+        wanted = "a list of at least one tuple (logits, features, labels)"
+        raise ValueError(f"inner has another structure, expected {wanted}")
     if not sized(outer, 2):
-        raise ValueError("outer is not a pair of features and labels, expected one")
+        raise ValueError("outer has another structure, expected a tuple (features, labels)")
 
 
 def labels(
     y: Any, n: int | None, num_classes: int | None, device: torch.device, name: str
 ) -> Tensor:
-    """Return labels (n,), or any number of them, on a device; the values on a GPU are not read."""
+    """Return labels (n,) on a device, with any n if it is None; values on a GPU are not checked."""
     if n is None:
         shape = (len(y),) if isinstance(y, list | tuple) else tuple(getattr(y, "shape", ()))
         if len(shape) != 1:

@@ -1,4 +1,4 @@
-"""IBN for the evaluation of any network, in a loop of your own."""
+"""IBN for any network in a training loop of your own."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ Batches = Tensor | Iterable[Any] | Callable[[], Iterable[Any]]
 
 @contextmanager
 def ibn(network: nn.Module, batches: Batches) -> Iterator[None]:
-    """Evaluate a network within this context with normalisation statistics of the memory.
+    """Evaluate a network inside this context with normalisation statistics of the memory.
 
-    IBN (Algorithm 2) estimates the running statistics of the batch normalisation layers anew, in
-    one pass over `batches` of the memory, and puts the network into evaluation mode. Use it around
-    predictions, since running statistics are mostly those of the newest classes. Afterwards
-    the statistics and modes of before are restored.
+    IBN (Algorithm 2) re-estimates the statistics of the batch normalisation layers in one pass over
+    `batches` of the memory, and puts the network into evaluation mode. Use it around predictions,
+    because running statistics are mostly those of the newest classes. The running statistics and
+    the modes are restored afterwards.
 
     Parameters
     ----------
     network
-        The network. Layers in evaluation mode in a network in training mode are frozen, and keep
-        their statistics. Of a network under DistributedDataParallel, pass its `module`.
+        The network. If it is in training mode, layers in evaluation mode count as frozen and keep
+        their statistics. With DistributedDataParallel, pass its `module`.
     batches
-        All inputs as one tensor, or an iterable of batches, or a function that returns one. Each
-        batch is passed as `network(batch)`, a last one of one sample together with the one before.
-        Without samples, and with one sample alone, the running statistics are used.
+        All inputs as one tensor, an iterable of batches, or a function that returns such an
+        iterable. Each batch is passed as `network(batch)`; a last batch of one sample is merged
+        with the previous one. With fewer than two samples, the running statistics are used.
 
     >>> net = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1)).train()
     >>> with ibn(net, torch.tensor([[1.0], [5.0]])):
@@ -77,7 +77,7 @@ def _batches(given: Batches) -> Iterator[Any]:
 
 
 def _merged(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield batches; a last one of one sample, without statistics, joins the one before."""
+    """Yield batches; a last batch of one sample, which has no variance, joins the previous one."""
     held = list(islice(batches, 2))
     for batch in batches:
         yield held.pop(0)
@@ -91,7 +91,7 @@ def _merged(batches: Iterator[Any]) -> Iterator[Any]:
 
 @torch.no_grad()
 def _estimate(network: nn.Module, layers: list[BatchNormBase], batches: Iterator[Any]) -> None:
-    """Set the statistics of the layers to the mean of those of the batches, if there are any."""
+    """Set the statistics of the layers to the mean over the batches, if there are any."""
     with evaluation_mode(network, layers), temporary_momentum(layers) as weigh:
         for k, batch in enumerate(batches):
             if k == 0:

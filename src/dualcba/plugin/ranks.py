@@ -1,4 +1,4 @@
-"""The outer step of several processes: all of them compute it from the samples of all."""
+"""The outer step of several processes: each computes it from the samples of all processes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def count(group: dist.ProcessGroup | None) -> int:
 def gather(batches: Sequence[Rows], group: dist.ProcessGroup | None) -> list[list[Rows]]:
     """Return the batches of each process, in the order of the processes.
 
-    A batch is some matrices, whose columns are the same in all processes, and which become float32:
-    labels below 2²⁴ stay exact. The numbers of rows may differ, the numbers of batches may not.
+    A batch is a tuple of matrices. They become float32, in which labels below 2²⁴ are exact. The
+    numbers of rows may differ between processes; the numbers of columns and batches may not.
     """
     widths = [m.shape[1] for m in batches[0]]
     own = torch.cat([torch.cat([m.float() for m in batch], 1) for batch in batches])

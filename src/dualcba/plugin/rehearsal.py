@@ -1,4 +1,4 @@
-"""A rehearsal memory for any loop: a reservoir with its random generator."""
+"""A rehearsal memory for a training loop of your own: a reservoir with its random generator."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ FIELDS: dict[str, type] = {"size": int, "seed": int, "updates": int, "rng": dict
 class RehearsalMemory:
     """A reservoir of raw samples: each sample so far is stored with the same probability.
 
-    It is on the device of the first samples, and has their shape and type.
+    The first samples determine its device, shape and type.
 
     Parameters
     ----------
     size
         The number of samples that it can hold.
     seed
-        The seed of its draws. Give each process a seed of its own.
+        The seed of its draws. Pass a different one in each process.
 
     >>> memory = RehearsalMemory(3)
     >>> for k in range(4):
@@ -56,15 +56,15 @@ class RehearsalMemory:
         return 0 if self._reservoir is None else self._reservoir.filled
 
     def draw(self, n: int) -> Samples:
-        """Draw n samples without replacement, or all if it holds fewer."""
+        """Draw n samples without replacement, or all if there are fewer."""
         at_least(1, n=n)
         reservoir = self._filled("draw")
         return self._read(reservoir.draw(n, self._rng))
 
     def draw_balanced(self, n: int, x: Tensor, y: Tensor) -> Samples:
-        """Draw n samples evenly over the classes in the memory and in the current batch (x, y).
+        """Draw n samples, with replacement, evenly over the classes of the memory and of (x, y).
 
-        It is the draw of Balanced-CBA's outer step, with replacement.
+        (x, y) is the current batch. Balanced-CBA uses this draw in its outer step.
         """
         at_least(1, n=n)
         reservoir = self._filled("draw_balanced")
@@ -72,7 +72,7 @@ class RehearsalMemory:
         u = torch.from_numpy((np.arange(n) + self._rng.random(n)) / n)
         pool = Pool(reservoir, torch.tensor([len(self)], device=y.device), y, 0)
         labelled = pool.labels >= 0
-        # labels may be any numbers, classes are as many as there are
+        # renumber the labels, which may be any numbers, as 0, 1, and so on
         _, classes, counts = torch.unique(
             pool.labels[labelled], return_inverse=True, return_counts=True
         )
@@ -107,7 +107,7 @@ class RehearsalMemory:
         return self._reservoir
 
     def _check(self, x: Tensor, y: Tensor) -> Samples:
-        """Return samples and labels on the device of the memory, or raise."""
+        """Check samples and labels, and return them on the device of the memory."""
         if not isinstance(x, Tensor) or x.dim() < 2 or not len(x):
             given = tuple(x.shape) if isinstance(x, Tensor) else x
             raise ValueError(expected("x", given, "a tensor of shape (n, ...), n of at least 1"))
@@ -122,29 +122,29 @@ class RehearsalMemory:
         return x.detach().to(stored.device), y
 
     def state_dict(self) -> State:
-        """Return copies of all that the next draw depends on."""
+        """Return a copy of everything the next draw depends on."""
         modules = {} if self._reservoir is None else {"memory": self._reservoir}
         meta = {"size": self.size, "seed": self.seed, "updates": self.updates}
         rng = self._rng.bit_generator.state
         return {"tensors": collect_tensors(modules, {}), "meta": {**meta, "rng": rng}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the result of `state_dict`; raise and change nothing if it does not fit."""
+        """Load the result of `state_dict`; if it does not match, raise without any change."""
         tensors, meta = split_state(state, FIELDS)
         if meta["size"] != self.size:
             raise ValueError(expected("size of the state's memory", meta["size"], str(self.size)))
         rng = restore_generator(meta["rng"])
-        reservoir = self._made_for(tensors) if tensors else None
+        reservoir = self._empty_for(tensors) if tensors else None
         if reservoir is not None:
             reservoir.load_state_dict(entries_of(tensors, "memory"))
         self._reservoir, self._rng = reservoir, rng
         self.seed, self.updates = meta["seed"], meta["updates"]
 
-    def _made_for(self, tensors: Mapping[str, Tensor]) -> Reservoir:
-        """Return an empty reservoir for the samples of a state, or raise if they do not fit."""
+    def _empty_for(self, tensors: Mapping[str, Tensor]) -> Reservoir:
+        """Return an empty reservoir for the samples of a state; raise if they do not match."""
         x = tensors.get("memory.x")
         if x is None or x.dim() < 2:
-            raise ValueError("the state has no entry 'memory.x' with samples, expected one")
+            raise ValueError("the state has no entry 'memory.x', expected the stored samples")
         made = Reservoir(self.size, tuple(x.shape[1:]), x.dtype)
         own = collect_tensors({"memory": made}, {})
         if self._reservoir is not None:

@@ -1,4 +1,4 @@
-"""What the states of the plug-in's parts have in common: tensors by name, and JSON types."""
+"""Checks that the states of all plug-in parts share: named tensors, and metadata as JSON types."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ State = dict[str, Any]
 
 
 def split_state(state: Any, fields: Mapping[str, type]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and the meta data of a state; raise unless it has these fields."""
+    """Return the tensors and the metadata of a state; raise unless it has these fields."""
     found: dict[str, dict[str, Any]] = {}
     for part in ("tensors", "meta"):
         given = state.get(part) if isinstance(state, Mapping) else None
         if not isinstance(given, Mapping):
-            raise ValueError(f"the state has no entry {part!r}, expected what state_dict gave")
+            raise ValueError(f"the state has no entry {part!r}, expected the result of state_dict")
         found[part] = dict(given)
     tensors, meta = found["tensors"], found["meta"]
     check_dense(tensors)
@@ -34,7 +34,7 @@ def split_state(state: Any, fields: Mapping[str, type]) -> tuple[dict[str, Tenso
 
 
 def check_tensors(own: Tensors, given: Mapping[str, Tensor]) -> None:
-    """Raise unless all entries have the layout of our own, and finite values."""
+    """Raise unless all entries have the same layout as `own`, and finite values."""
     check_same_layout(own, given)
     for name, t in given.items():
         if t.is_floating_point() and not bool(torch.isfinite(t).all()):

@@ -1,4 +1,4 @@
-"""Predictions at any time: scores under BN or IBN statistics, without changing the learner."""
+"""Predictions at any time: scores under BN or IBN statistics, which do not change the learner."""
 
 from dualcba.prediction.predictor import STATISTICS, Predictor
 

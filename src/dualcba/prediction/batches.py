@@ -1,4 +1,4 @@
-"""How many samples go through the network at once, in predictions and in passes over the memory."""
+"""Batch sizes of predictions and of passes over the memory."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterator
 import numpy as np
 
 PREDICT_BATCH = 512
-"""Samples per batch of a prediction, and of a pass for class means."""
+"""Samples per batch of a prediction, and of a pass over the memory for a read-out."""
 
 IBN_BATCH = 200
-"""Samples per batch of the pass over the memory for IBN's statistics."""
+"""Samples per batch of a pass over the memory for IBN statistics."""
 
 IBN_TOGETHER = 5
-"""Batches of that pass that go through a GPU at once."""
+"""The number of IBN batches that share a forward pass on a GPU."""
 
 
 def portions(n: int, size: int, most: int) -> Iterator[tuple[int, int, slice]]:
-    """Split n rows into batches of about `size`, of which up to `most` pass together.
+    """Split n rows into batches of about `size`, of which up to `most` share a forward pass.
 
-    Yields the number of batches before, the number of batches that pass together, and their rows.
-    No batch has a single row, because it would have no batch statistics.
+    For each forward pass, yields the number of earlier batches, the number of batches, and their
+    rows. No batch has a single row, because it would have no batch statistics.
 
     >>> list(portions(10, 4, 2))
     [(0, 1, slice(0, 4, None)), (1, 2, slice(4, 10, None))]

@@ -1,8 +1,9 @@
-"""What read-outs have from the memory: class means, a discriminant, the bias of the logits.
+"""The classifiers of read-outs: class means, a discriminant or the bias of the logits.
 
-It is computed in a pass over the memory, under BN or IBN statistics, and cached until the next
-step. Where predictions re-estimate IBN's statistics part by part, features or log-probabilities of
-the memory's rows are kept, and those of new rows and of the parts are computed anew.
+They are computed in a pass over the memory, under BN or IBN statistics, and cached until the next
+step. If predictions re-estimate IBN statistics from parts of the memory, features or
+log-probabilities of the memory's rows are cached, and only those of new rows and of the parts are
+computed again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dualcba.prediction.batches import PREDICT_BATCH
 from dualcba.training.parts import Parts
 
 Way = tuple[str, IBNRefresh]
-"""The statistics, and whether IBN's are those of the whole memory."""
+"""The statistics, `"bn"` or `"ibn"`, and how IBN statistics are re-estimated."""
 
 Rule = NearestMean | Discriminant | Debiased
 
@@ -35,13 +36,14 @@ RULES: dict[Readout, type[Rule]] = {
     "both-lda": Discriminant,
     "debiased": Debiased,
 }
-"""How samples are classified in each read-out that uses the memory."""
+"""The classifier of each read-out that uses the memory."""
 
 
 def kept_rows(parts: Parts, readout: Readout) -> RowFeatures | None:
-    """Return where to keep what the read-out needs of the memory's rows; new rows are marked.
+    """Return a cache for the values that the read-out computes for each row of the memory.
 
-    None if the rows that are written are not known on the host.
+    The memory then marks written rows as out of date. None if the host does not know which rows are
+    written.
     """
     memory = parts.context.memory
     if not isinstance(memory, Reservoir) or type(memory).write is not Memory.write:
@@ -54,9 +56,9 @@ def kept_rows(parts: Parts, readout: Readout) -> RowFeatures | None:
 
 
 class MemoryClassifier:
-    """The rule of a read-out, computed from the memory once per step and way.
+    """The classifier `rule` of a read-out, computed from the memory once per step and `Way`.
 
-    `rows` are those of `kept_rows`, if any, and `moving` is the estimate that they follow.
+    `rows` is the cache of `kept_rows`, if any, and `moving` the estimate on which it is based.
     """
 
     def __init__(
@@ -73,14 +75,14 @@ class MemoryClassifier:
         self._cached: dict[Way, tuple[Tensor, ...]] = {}
 
     def forget(self) -> None:
-        """Discard what is cached, because network or memory may have changed."""
+        """Discard the cached rules, because network or memory may have changed."""
         self._cached = {}
 
     @contextmanager
     def under(self, way: Way, *, nested: bool) -> Iterator[None]:
-        """Within the context, `rule` is that under the statistics that the layers have.
+        """Inside the context, `rule` is the rule for the current statistics of the layers.
 
-        If it is `nested`, the one of before is restored afterwards.
+        With `nested`, the previous rule is restored afterwards.
         """
         before = self.rule.save() if nested else None
         if way in self._cached:
@@ -98,7 +100,7 @@ class MemoryClassifier:
                 self.rule.restore(before)
 
     def _update_rows(self, rows: RowFeatures) -> None:
-        """Compute what is kept of rows that are out of date, and the rule of all."""
+        """Update the cached rows that are out of date, and compute the rule from all rows."""
         memory, transform = self.context.memory, self.context.transform
         due = rows.stale[: memory.filled].nonzero().flatten()
         with self.precision.cast_weights(), self.precision.autocast():

@@ -1,4 +1,4 @@
-"""The pass over the memory in which IBN's statistics are estimated (Algorithm 2)."""
+"""The pass over the memory that estimates IBN statistics (Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dualcba.training.parts import Parts
 
 
 class MemoryPass:
-    """Lets the normalisation layers average the batch statistics of samples of the memory.
+    """Sets the statistics of normalisation layers to averages of batch statistics of the memory.
 
     `average` and `augment` are the learner's `ibn_average` and `ibn_augment`.
     """
@@ -44,21 +44,21 @@ class MemoryPass:
         self.layers = [*parts.forward_pass.trained_norm_layers, *trained]
 
     def networks(self) -> list[Network]:
-        """Return the trained network and those of the method; all of them have the layers."""
+        """Return the trained network and the networks of the method, whose layers are estimated."""
         return [self.context.network, *self.method.networks()]
 
     def over_all(self, rng: np.random.Generator) -> None:
-        """Set the layers' statistics to those of all samples, in random order."""
+        """Estimate the layers' statistics from all samples, in random order."""
         packet, layout = pack(self._augmented(rng.permutation(self.context.memory.filled), rng))
         self.engine.run(("ibn", layout), partial(self._over_all, layout=layout), packet)
 
     def over_part(self, rows: Array, rng: np.random.Generator) -> None:
-        """Add the statistics of some rows to those of the layers, as a part of a moving average."""
+        """Update the layers' statistics by those of some rows, as a moving average."""
         packet, layout = pack(self._augmented(rows, rng))
         self.engine.run(("ibn part", layout), partial(self._over_part, layout=layout), packet)
 
     def _augmented(self, rows: Array, rng: np.random.Generator) -> MemoryDraw[Array]:
-        """Draw how to augment rows of the memory."""
+        """Draw augmentation parameters for rows of the memory."""
         transform = self.context.transform
         augmented = self.augment and transform.random
         return MemoryDraw(rows, transform.draw(rng, len(rows)) if augmented else None)
@@ -80,7 +80,7 @@ class MemoryPass:
 
     @contextmanager
     def _averaging(self) -> Iterator[Callable[[float], None]]:
-        """Let the layers average batch statistics; yield a function that sets their momentum."""
+        """Make the layers average batch statistics; yield a function that sets their momentum."""
         with (
             evaluation_mode(nn.ModuleList(self.networks()), self.layers),
             temporary_momentum(self.layers) as weigh,
@@ -91,16 +91,16 @@ class MemoryPass:
             yield weigh
 
     def _pass(self, drawn: MemoryDraw[Tensor], part: slice, groups: int = 1) -> None:
-        """Pass a part of drawn samples, in equal groups, through all networks."""
+        """Pass a part of the drawn samples, in equal groups, through all networks."""
         x = self.context.memory.samples(drawn.rows[part])
         inputs = self.context.transform(x, None if drawn.augment is None else drawn.augment[part])
         self.forward_pass.estimate(self.networks(), self.layers, inputs, groups)
 
     def _batching(self) -> tuple[int, int]:
-        """Return the size of the batches of the pass, and how many of them go together at most.
+        """Return the batch size, and the largest number of batches that share a forward pass.
 
-        A moving average depends on the batch size and uses that of training. A cumulative average
-        does not, so its batches can be larger.
+        A moving average depends on the batch size, so it uses that of training. A cumulative
+        average does not, so its batches can be larger.
         """
         if self.average != "cumulative":
             return max(2, self.context.batch_size), 1

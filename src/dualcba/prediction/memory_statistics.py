@@ -1,7 +1,7 @@
-"""IBN's statistics, those of the memory: estimated from all of it, or part by part.
+"""IBN statistics, estimated from the whole memory or from parts of it.
 
-Predictions may estimate them part by part (`ibn_refresh`); evaluation never does. They are cached
-until the next step and are never used in training.
+Predictions may estimate them from parts (`ibn_refresh`); evaluation uses the whole memory. They are
+cached until the next step and are never used in training.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dualcba.training.precision import default_modes
 class MemoryStatistics:
     """The statistics of normalisation layers, estimated from the memory at most once per step.
 
-    `average` and `augment` are those of `MemoryPass`. `rows` are the features of the memory's rows
-    that a read-out keeps; those of rows in an estimate are out of date with it.
+    `average` and `augment` are those of `MemoryPass`. `rows` is a read-out's cache for the rows of
+    the memory; rows from which an estimate is made are marked as out of date.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class MemoryStatistics:
         self._estimated = RunningStatistics(self.layers)
         self._estimated_at = -1  # the step of the cached estimate
         self.moving = MovingEstimate(self.layers, None if rows is None else rows.tensors())
-        self._followed_at = -1  # the step at which it has seen the weights
-        self._matrices: list[Tensor] | None = None  # those weights
+        self._followed_at = -1  # the step at which `moving` last got the weights
+        self._matrices: list[Tensor] | None = None  # the result of `_weights`, before it is joined
 
     def exist(self, refresh: IBNRefresh) -> bool:
-        """Whether there is something to estimate, and two samples to estimate it from."""
+        """Whether there is something to estimate, and the memory has at least two samples."""
         followed = bool(self.layers) or (refresh == "parts" and self.rows is not None)
         return followed and self.context.memory.filled > 1
 
     def estimate(self, step: int) -> None:
-        """Set the layers' statistics to those of the whole memory."""
+        """Set the layers' statistics to the estimate from the whole memory."""
         if self._estimated_at == step or not self.layers:
             self._estimated.restore()
             return
@@ -63,7 +63,7 @@ class MemoryStatistics:
         self._estimated_at = step
 
     def estimate_parts(self, step: int) -> None:
-        """Set the layers' statistics to the moving estimate, after adding what is due to it."""
+        """Update the moving estimate with the parts that are due, and set the layers to it."""
         moving, filled = self.moving, self.context.memory.filled
         task = (len(self.tasks.starts), self.tasks.open)
         if self._followed_at != step:
@@ -72,7 +72,7 @@ class MemoryStatistics:
         due = moving.due(filled, task)
         if due.whole:
             self.estimate(step)
-            if self.rows is not None:  # before the estimate counts, in case of Ctrl-C
+            if self.rows is not None:  # first, in case Ctrl-C comes in between
                 self.rows.stale.fill_(True)
             moving.keep(task)
             return
@@ -93,7 +93,8 @@ class MemoryStatistics:
     def _weights(self) -> Tensor:
         """Return the trained weights that the layers' inputs may depend on, as one vector.
 
-        Biases and the like are left out: those of normalisation would hide how matrices move.
+        Vectors such as biases are left out: those of normalisation layers would hide the changes of
+        matrices.
         """
         if self._matrices is None:
             networks = self.memory_pass.networks()
@@ -110,13 +111,13 @@ class MemoryStatistics:
         self._estimated_at = self._followed_at = -1
 
     def save(self) -> dict[str, Any] | None:
-        """Return the estimate that the next predictions depend on; None if there is none."""
+        """Return the moving estimate for a state; None if there is none."""
         if self.moving.known:
             self._follow()
         return self.moving.state_dict()
 
     def load(self, estimate: Mapping[str, Any] | None, step: int) -> None:
-        """Go on from the estimate in the state of a learner at a step; None if it has none."""
+        """Load the estimate from the state of a learner at this step; None if it has none."""
         with self.engine.scope():
             self.moving.load_state_dict(estimate, step * self.context.batch_size)
         saved = {} if estimate is None else estimate["tensors"]
@@ -127,7 +128,7 @@ class MemoryStatistics:
             self._follow()
 
     def _follow(self) -> None:
-        """Let the estimate see the weights now, so that it need not know earlier ones."""
+        """Pass the current weights to the estimate, so that a state needs no earlier weights."""
         modes = default_modes(self.engine.device)
         with modes, self.engine.scope(), torch.no_grad(), self.method.predicting():
             self.moving.follow(self._weights())

@@ -1,4 +1,4 @@
-"""Scores of samples under BN or IBN statistics; everything that they change is put back."""
+"""Compute scores of samples under BN or IBN statistics, and restore everything afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dualcba.training.parts import Parts
 from dualcba.training.precision import default_modes
 
 STATISTICS: tuple[Statistics, ...] = get_args(Statistics)
-"""Whose statistics the normalisation layers use in evaluation: training's, or the memory's."""
+"""The statistics of normalisation layers in evaluation: of training (BN) or the memory (IBN)."""
 
 
 class Predictor:
@@ -58,8 +58,8 @@ class Predictor:
             MemoryClassifier(parts, rows, self.ibn.moving, readout) if by_memory else None
         )
         self._running = RunningStatistics(self.ibn.layers)
-        self._depth = 0  # of nested `evaluating`
-        self._training: RunningStatistics | None = None  # training's, while the layers have others
+        self._depth = 0  # the number of nested `evaluating` contexts
+        self._training: RunningStatistics | None = None  # saved while the layers have IBN's
 
     def of(self, parts: Parts) -> Predictor:
         """Return a predictor with the same options for other parts."""
@@ -81,7 +81,7 @@ class Predictor:
         return scores.masked_fill(seen.any() & ~seen, -torch.inf)  # all classes if none was seen
 
     def _read_out(self, x: Tensor) -> Tensor:
-        """Return (n, C) scores of raw samples as they are."""
+        """Return (n, C) scores of raw samples, for all classes and without flips."""
         inputs = self.context.transform(x if self.trunk is None else self.trunk(x))
         if self.classifier is None:
             z = self.method.scores(inputs).float()
@@ -91,7 +91,7 @@ class Predictor:
         return both_read_outs(z, scores) if self.both else scores
 
     def scorer(self) -> nn.Module:
-        """Return a module that scores normalised inputs as now; call it inside `evaluating`."""
+        """Return a module with the current scores of normalised inputs; call in `evaluating`."""
         if self.adaptor is not None:
             wanted = f"{PLAIN_READOUTS} for snapshots and exports"
             raise ValueError(expected("readout", self.readout, wanted))
@@ -105,7 +105,7 @@ class Predictor:
         return NearestMeans(logits, rule.means, rule.has_mean, both=self.both)
 
     def scores_of(self, samples: Tensor, statistics: str, step: int) -> Tensor:
-        """Return (n, C) scores of any number of raw samples on any device, on the host."""
+        """Return (n, C) scores on the host of any number of raw samples on any device."""
         if samples.is_cuda:  # inside `evaluating` the caller's stream is not the current one
             samples = self.engine.receive(samples)
         with self.evaluating(statistics, step, self.refresh):
@@ -119,7 +119,7 @@ class Predictor:
     ) -> Iterator[None]:
         """Evaluation mode under BN or IBN statistics; everything is restored afterwards.
 
-        `refresh` says whether IBN's statistics are those of the whole memory.
+        `refresh` says whether to estimate IBN statistics from the whole memory or from parts.
         """
         one_of(STATISTICS, statistics=statistics)
         estimate = statistics == "ibn" and self.ibn.exist(refresh)
@@ -153,7 +153,7 @@ class Predictor:
     def _memory_classifier(
         self, statistics: str, refresh: IBNRefresh
     ) -> AbstractContextManager[None]:
-        """Return a context in which the rule of the read-out is computed, if it has one."""
+        """Return a context in which the rule of the read-out is up to date, if it has a rule."""
         if self.classifier is None:
             return nullcontext()
         return self.classifier.under((statistics, refresh), nested=self._depth > 1)
@@ -163,7 +163,7 @@ class Predictor:
             self.method.before_scores()
 
     def check_outside(self, call: str) -> None:
-        """Raise inside `evaluating`, whose end would restore statistics of before the call."""
+        """Raise inside `evaluating`, whose end would undo changes of statistics by the call."""
         if self._depth:
             raise ValueError(f"{call} was called inside evaluating, expected it after the context")
 

@@ -1,15 +1,15 @@
 """Write a snapshot to a file that needs no learner: a state dict, `torch.export` or ONNX.
 
-The model has the learner's preprocessing and normalisation statistics inside. What a program needs
-besides, such as the labels, is JSON in the same file, under the name `about.json`:
+The model includes the learner's preprocessing and normalisation statistics. Everything else that a
+program needs, such as the labels, is JSON in the same file, under the name `about.json`:
 
     classes       the label of each column of the scores
     input_shape   the shape of one raw sample
     dtype         the type of the raw samples: "uint8", "float32", "int32" or "int64"
     step          the number of steps that the learner had made
 
-In a state dict, whose keys are those of the network, it also has `scale` and `shift`: the network's
-inputs are `scale` · x + `shift`, by channel, and tokens as they are; and `hidden`: the columns of
+A state dict has the keys of the network. Its JSON also has `scale` and `shift`: the network's
+inputs are `scale` · x + `shift`, by channel, while tokens are unchanged. `hidden` is a mask of the
 classes that are not predicted.
 """
 
@@ -47,25 +47,25 @@ ONNX_PACKAGES = ("onnx", "onnxscript")
 
 
 def export_model(snapshot: Snapshot, path: str | Path, *, fold: bool = True) -> None:
-    """Write a snapshot to a file; its ending says how.
+    """Write a snapshot to a file, in the format of its suffix.
 
     Parameters
     ----------
     snapshot
-        The model, on any device; the file's computes in float32.
+        The model, on any device; the exported model computes in float32.
     path
-        `.safetensors`: the state dict of the network, of methods that predict with its logits.
-        `.pt2`: a program of `torch.export`, raw samples to scores. `.onnx`: the same for ONNX
-        runtimes; needs the extra `onnx`.
+        `.safetensors`: the state dict of the network, for methods that predict with its logits.
+        `.pt2`: a program of `torch.export` that maps raw samples to scores. `.onnx`: the same for
+        ONNX runtimes; needs the extra `onnx`.
     fold
-        Whether batch normalisation becomes part of the layers before it, where it can be. Without,
-        the keys of a state dict are those of the network itself.
+        Whether to fold batch normalisation into the layers before it, if possible. If False, a
+        state dict has the keys of the original network.
     """
     path = user_path(path)
     if path.suffix not in WRITERS:
         raise ValueError(expected("ending of the file", path.name, " or ".join(WRITERS)))
     if not isinstance(snapshot.model, Model):
-        raise ValueError("the snapshot was read from a file, expected one of a learner")
+        raise ValueError("the snapshot was read from a file, expected a snapshot of a learner")
     if isinstance(snapshot.inputs, SeveralInputs):
         raise ValueError("samples have several inputs, expected one input: use a snapshot")
     with default_modes(torch.device("cpu")):
@@ -93,7 +93,7 @@ def _content(snapshot: Snapshot, model: Model, ending: str, fold: bool) -> bytes
 
 
 def about(snapshot: Snapshot) -> dict[str, Any]:
-    """Return what a program needs besides the model, as JSON types."""
+    """Return the metadata that a program needs besides the model, as JSON types."""
     labels = Labels(None)
     labels.replace(snapshot.classes_)
     return {
@@ -105,7 +105,7 @@ def about(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _example(snapshot: Snapshot) -> Tensor:
-    """Return some raw samples: below 1 where they are floats, since these may be tokens."""
+    """Return some raw samples; floats are below 1, because they may stand for tokens."""
     shape, rng = (4, *snapshot.inputs.shape), torch.Generator().manual_seed(0)
     if snapshot.inputs.whole:
         return torch.zeros(shape, dtype=snapshot.inputs.dtype, device="cpu")
@@ -140,7 +140,7 @@ def _state_dict(model: Model, example: Tensor, meta: dict[str, Any]) -> bytes:
 
 
 def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous tensors without shared memory, which a safetensors file cannot have."""
+    """Return contiguous tensors without shared memory, which safetensors does not support."""
     made: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, value in tensors.items():
@@ -162,7 +162,7 @@ def _preprocessing(transform: Transform, example: Tensor) -> dict[str, list[floa
 
 
 class Affine(nn.Module):
-    """`scale` · x + `shift`, by channel; tokens as they are."""
+    """`scale` · x + `shift`, by channel; tokens are unchanged."""
 
     def __init__(self, scale: list[float], shift: list[float]) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ def _onnx(model: Model, example: Tensor, meta: dict[str, Any]) -> bytes:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Leave out warnings about what only the maintainers of the exporter can change."""
+    """Suppress warnings that only the maintainers of the exporter can act on."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -218,7 +218,7 @@ def _quietly() -> Iterator[None]:
 
 
 def _traced(model: Model, example: Tensor) -> torch.export.ExportedProgram:
-    """Return the program of a model, for any number of samples."""
+    """Trace a model with `torch.export`, for any number of samples."""
     batch = {0: torch.export.Dim("batch", min=1)}
     try:
         with torch.no_grad():
@@ -228,4 +228,4 @@ def _traced(model: Model, example: Tensor) -> torch.export.ExportedProgram:
 
 
 WRITERS = {".safetensors": _state_dict, ".pt2": _torch_export, ".onnx": _onnx}
-"""How a file is written, by its ending."""
+"""The function that writes a file, by its suffix."""

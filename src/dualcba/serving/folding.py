@@ -19,11 +19,11 @@ Pair = tuple[str, str]
 
 
 def fold_normalization(network: nn.Module, example: Tensor) -> nn.Module:
-    """Return a copy in evaluation mode whose normalisation is part of the layers before it.
+    """Return a copy in evaluation mode with normalisation folded into the layers before it.
 
-    A convolution or linear layer whose output goes only to a batch normalisation gets other weights
-    and a bias, and an `nn.Identity` takes the place of the normalisation. `example` are inputs of
-    the network: a normalisation stays as it is if the outputs for them would change.
+    If the output of a convolution or linear layer is only used by a batch normalisation, the layer
+    gets new weights and a bias, and the normalisation is replaced by an `nn.Identity`. `example`
+    are inputs of the network: a normalisation is not folded if this changes the outputs for them.
 
     >>> net = nn.Sequential(nn.Linear(3, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU())
     >>> sorted(fold_normalization(net, torch.rand(2, 3)).state_dict())
@@ -56,9 +56,9 @@ def fold(network: nn.Module, pair: Pair) -> None:
 
 
 def pairs(network: nn.Module, example: Tensor) -> list[Pair]:
-    """Return the layers whose output a batch normalisation takes, in a pass in evaluation mode."""
-    made: dict[int, str] = {}  # the layer that made a tensor, by the identity of the tensor
-    kept: list[Tensor] = []  # so that identities stay unique
+    """Return the layers followed by a batch normalisation, found in a pass in evaluation mode."""
+    made: dict[int, str] = {}  # the layer that made a tensor, by the id of the tensor
+    kept: list[Tensor] = []  # keeps tensors alive, so that ids stay unique
     found: list[Pair] = []
     calls: list[str] = []
 

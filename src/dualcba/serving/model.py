@@ -1,4 +1,4 @@
-"""A learner's prediction as one module: preprocessing, network, read-out, classes."""
+"""One module for a learner's predictions: preprocessing, network, read-out, classes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class FrozenTrunk(nn.Module):
 
 
 class Model(nn.Module):
-    """Maps raw samples (n, *input_shape) to scores (n, C), as a learner does at one moment.
+    """Maps raw samples (n, *input_shape) to the scores (n, C) of a learner at one point in time.
 
-    Normalisation layers have the statistics that the learner predicts with, in their buffers.
+    The buffers of normalisation layers hold the statistics with which the learner predicts.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Model(nn.Module):
     hidden
         (C,) bool: classes that are not predicted; their scores are −∞.
     trunk
-        Maps raw samples to what `transform` gets, if the learner caches features.
+        If the learner caches features: maps raw samples to the inputs of `transform`.
     flip
         Whether to average the scores of images and of their mirror images.
     """
@@ -84,9 +84,9 @@ class Model(nn.Module):
 
 
 def frozen_model(predictor: Predictor, statistics: str, step: int, classes: int) -> Model:
-    """Return a module that predicts as the predictor does now, for the first `classes` outputs."""
+    """Return a module with the predictor's current predictions for the first `classes` outputs."""
     if not classes:
-        raise ValueError("there is no class yet, expected observe or new_task before")
+        raise ValueError("the learner has no class yet, expected observe or new_task first")
     with predictor.evaluating(statistics, step, predictor.refresh):
         seen = predictor.context.sets.seen[:classes]
         hidden = seen.any() & ~seen if predictor.seen_only else torch.zeros_like(seen)

@@ -1,4 +1,4 @@
-"""Read an exported model back, with the methods of a snapshot."""
+"""Read an exported model as a `Snapshot`."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from dualcba.training.precision import default_modes
 Scores = Callable[[Tensor], Tensor]
 
 TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
-"""The types of raw samples by their names in `about.json`."""
+"""The types of raw samples, by their names in `about.json`."""
 
 
 def load_model(path: str | Path, network: nn.Module | None = None) -> Snapshot:
-    """Return the model of a file that `export` wrote; it predicts on a CPU.
+    """Load a file written by `export`; the model predicts on a CPU.
 
     Parameters
     ----------
     path
         A file ending in `.safetensors`, `.pt2` or `.onnx`; the last one needs the extra `onnx`.
     network
-        For a state dict: a network of the same architecture with one output per class. A copy gets
-        the weights.
+        For a state dict: a network of the same architecture with one output per class. The weights
+        are loaded into a copy of it.
     """
     path = user_path(path)
     if path.suffix not in READERS:
@@ -76,7 +76,7 @@ def _state_dict(path: Path, network: nn.Module | None) -> tuple[Scores, str]:
 def _fitting(
     network: nn.Module, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]
 ) -> nn.Module:
-    """Return a copy of the network with these weights, its normalisation folded if theirs is."""
+    """Load weights into a copy of the network, whose normalisation is folded if theirs is."""
     made = copy.deepcopy(network).cpu().eval().requires_grad_(False)
     kind = TYPES[meta["dtype"]]
     shape, kind = (2, *meta["input_shape"]), kind if kind in WHOLE else torch.float32
@@ -108,7 +108,7 @@ class _Restored(nn.Module):
 def _program(path: Path, network: nn.Module | None) -> tuple[Scores, str]:
     extra = {META: ""}
     try:
-        with torch.device("cpu"):  # torch cannot read it if the default device is another one
+        with torch.device("cpu"):  # torch fails to read it under another default device
             program = torch.export.load(path, extra_files=extra)
     except Exception as error:  # torch raises many kinds
         raise ValueError(f"{path} cannot be read by torch.export: {reason(error)}") from error
@@ -133,4 +133,4 @@ def _onnx(path: Path, network: nn.Module | None) -> tuple[Scores, str]:
 
 
 READERS = {".safetensors": _state_dict, ".pt2": _program, ".onnx": _onnx}
-"""How a file is read, by its ending."""
+"""The function that reads a file, by its suffix."""

@@ -1,4 +1,4 @@
-"""A model that only predicts, for other threads and processes."""
+"""A model for predictions only, for other threads and processes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from dualcba.training.precision import default_modes
 
 
 class Snapshot:
-    """Predicts as a learner did at one moment; `Learner.snapshot` makes it.
+    """A copy of a learner's model for predictions, made by `Learner.snapshot`.
 
-    It has weights, statistics and labels of its own and nothing in it changes, so any number of
-    threads can use it, and it can be pickled.
+    It has its own weights, statistics and labels, and they never change. So any number of threads
+    can use it, and it can be pickled.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Snapshot:
     num_classes
         The number of classes.
     inputs
-        What samples consist of, as the learner's.
+        The shapes and types of a sample's inputs, as in the learner.
     labels
         The label of each class, if they are not 0, 1, and so on.
     bf16
@@ -39,7 +39,7 @@ class Snapshot:
     step
         The number of steps that the learner had made.
     device
-        Where the model is.
+        The device of the model.
     convert
         Whether to accept numbers of any type and to return NumPy arrays, as an estimator does.
 
@@ -75,14 +75,14 @@ class Snapshot:
         return list(range(self.num_classes)) if self.labels is None else as_list(self.labels)
 
     def logits(self, x: Samples) -> Any:
-        """Return the scores of each class, (n, num_classes), whose softmax are probabilities.
+        """Return the scores of each class, (n, num_classes); their softmax gives probabilities.
 
-        They are −∞ for classes that are not predicted, such as those that were not yet seen.
+        The score of a class that is not predicted, such as an unseen class, is −∞.
         """
         return self._out(self._scores(x))
 
     def predict(self, x: Samples) -> Any:
-        """Return the class of each sample, (n,), or its label as the learner does."""
+        """Return the predicted class of each sample, (n,), or its label, as the learner does."""
         classes = self._scores(x).argmax(1)
         return classes if self.labels is None else self.labels[classes.numpy()]
 
@@ -100,10 +100,10 @@ class Snapshot:
         return made
 
     def for_estimator(self, labels: NDArray[Any] | None) -> Self:
-        """Return the same model, which takes and returns what an estimator does.
+        """Return the same model with the inputs and outputs of a scikit-learn estimator.
 
-        It accepts numbers of any type where the learner's samples are float32, and returns arrays.
-        `labels` are those of the classes, if the learner has none.
+        If the learner's samples are float32, it accepts numbers of any type. It returns arrays.
+        `labels` are the labels of the classes, if the learner has none.
         """
         made = copy.copy(self)
         made.labels, made.convert = self.labels if labels is None else labels.copy(), True

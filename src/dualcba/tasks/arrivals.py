@@ -1,20 +1,21 @@
-"""Classes that arrive while those of the current task stay: sliding and growing sets of classes.
+"""Detect classes that arrive while those of the current task stay, as in sliding or growing sets.
 
 Such a class changes too few labels for the rule on boundaries in `dualcba.tasks.detection`. Here
-each class has evidence of its own.
+evidence is collected for each class separately.
 
-**Settled.** A task is settled when it has 16 labels for each class that has appeared in it, and for
-one more. By then an own class of usual frequency has appeared; only one in 10⁷ has not.
+**Settled.** A task is settled when it has at least 16 (c + 1) labels, where c is the number of
+classes that have appeared in it. By then almost every own class of usual frequency has appeared:
+all but one in 10⁷.
 
 **Waiting.** A class waits if it appears for the first time in a settled task. A stray waits too: a
-class that has appeared and was never an own class when a task ended. It no longer waits if it has
-two labels when the task is settled.
+class that has appeared, but has never been an own class at the end of a task. It no longer waits if
+it has two labels when the task is settled.
 
-**Arrival.** From then on a class that waits gains 1 with each of its labels and loses 1 / 2(k + 1)
-with every label, whatever its class (Page's CUSUM, never below 0), where k is the number of own
-classes that do not wait. So the evidence grows while the class is more than half as frequent as an
-own class, as a stray is not. Evidence of 6 declares a boundary; all classes with evidence arrive
-with it. The labels since no class had evidence belong to the new task.
+**Arrival.** From then on the evidence of a waiting class grows by 1 with each of its labels, and
+falls by 1 / 2(k + 1) with every label of any class (Page's CUSUM, never below 0), where k is the
+number of own classes that do not wait. So the evidence grows if the class is more than half as
+frequent as an own class, which strays are not. Evidence of 6 declares a boundary, and all classes
+with evidence arrive. The labels since no class had evidence belong to the new task.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ ARRIVED = 6.0  # the evidence that declares an arrival
 
 
 class Arrivals:
-    """The classes that wait, and the evidence that they have arrived.
+    """The waiting classes, and the evidence that they have arrived.
 
-    Arrays are replaced, never changed, so `copy.copy` is a copy of the state.
+    Arrays are replaced, never changed in place, so `copy.copy` is enough to copy the state.
     """
 
     def __init__(self, num_classes: int) -> None:
@@ -46,10 +47,10 @@ class Arrivals:
         self.since = np.zeros(num_classes, dtype=np.int64)  # labels since there was no evidence
 
     def update(self, came: Counts, counts: Counts, before: Mask, own: Mask) -> Mask:
-        """Update with the labels of a batch, and return the classes that arrive, if any.
+        """Update with the label counts of a batch, and return the mask of classes that arrive.
 
-        `counts` are the labels of the task before the batch. `before` are the classes that were
-        seen before the task, and `own` those of the task.
+        `counts` are the label counts of the task before the batch. `before` are the classes that
+        were seen before the task, and `own` the classes of the task.
         """
         if not self.settled and _settles(counts):
             self.settled = True
@@ -67,18 +68,18 @@ class Arrivals:
         return np.asarray(self.evidence > 0)
 
     def begin(self, appeared: Mask, own: Mask) -> None:
-        """Begin a task; `appeared` are classes first seen in the last one, `own` are not strays."""
+        """Begin a task; `appeared` are the classes first seen in the last task, `own` its own."""
         self.strays = (self.strays | appeared) & ~own
         self.waiting, self.settled = self.strays, False
         self.evidence = np.zeros_like(self.evidence)
         self.since = np.zeros_like(self.since)
 
     def start(self, counts: Counts) -> None:
-        """Go on in a task that has these labels, without strays, as an object that `is_plain`."""
+        """Continue in a task with these label counts, as if there were no strays (`is_plain`)."""
         self.settled = _settles(counts)
 
     def is_plain(self, counts: Counts) -> bool:
-        """Return whether a new object would go on in the same way, given the task's labels."""
+        """Return whether a new object with the task's label counts would be in the same state."""
         strays = self.waiting.any() or self.strays.any()
         return not strays and self.settled == _settles(counts)
 

@@ -33,7 +33,7 @@ class ClassSets(nn.Module):
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         self.num_classes = num_classes
-        self.assigned = num_classes  # the first ones; others are outputs without a class
+        self.assigned = num_classes  # the number of outputs with a class, which come first
         self.task = -1
         self.register_buffer("new", torch.zeros(num_classes, dtype=torch.bool))
         self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.bool))
@@ -47,7 +47,7 @@ class ClassSets(nn.Module):
         self.begin(classes)
 
     def begin(self, classes: Sequence[int]) -> None:
-        """Begin the next task without a check; its classes may still be unknown."""
+        """Begin the next task without a check; `classes` may be empty if they are unknown."""
         self.task += 1
         self.before.copy_(self.owner)
         self.set_new(classes)
@@ -63,7 +63,10 @@ class ClassSets(nn.Module):
         self.owner.copy_(self.before.masked_fill(self.new, self.task))
 
     def check(self, classes: Sequence[int], hint: str = "") -> None:
-        """Raise unless these are valid labels, at least one; `hint` ends errors about types."""
+        """Raise unless these are valid labels, at least one.
+
+        `hint` is appended to the error if a label is not a whole number.
+        """
         whole = [isinstance(c, int | np.integer) and not isinstance(c, bool) for c in classes]
         valid = [w and 0 <= c < self.num_classes for w, c in zip(whole, classes, strict=True)]
         if not valid or not all(valid):
@@ -75,7 +78,7 @@ class ClassSets(nn.Module):
     def appear(self, y: Tensor, *, all_labelled: bool = False) -> None:
         """Add the labels of a batch, on the device, to the seen classes; −1 means no label.
 
-        It is faster if the caller knows that there is no −1 among them.
+        `all_labelled` says that no label is −1, which is faster.
         """
         if all_labelled:
             self.seen.index_fill_(0, y, True)

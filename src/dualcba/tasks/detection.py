@@ -18,19 +18,19 @@ is new with its first sample.
 **Boundaries.** A task begins at the first batch, and when the labels no longer fit the current
 task. Each label outside the task's classes is evidence for a boundary (+1), each label inside is
 evidence against it (−2). The sum over batches is never below 0 (Page's CUSUM). A sum of 6 declares
-a boundary, so the first batch of a task does if it has 6 labels. The labels since the sum was last
-0 belong to the new task. For this rule the task's classes are estimated with a prior of +1 for all
-classes. A task cannot end before it has 8 labels, or while more than a third of its labels are the
-only one of their class.
+a boundary, so the first batch of a new task declares one if it has 6 labels. The labels since the
+sum was last 0 belong to the new task. For this rule the task's classes are estimated with a prior
+of +1 for all classes. A task cannot end before it has 8 labels, or while more than a third of its
+labels are the only ones of their class.
 
-**Arrivals.** A task also begins where a class arrives and the others stay, as on a sliding or
+**Arrivals.** A task also begins when a class arrives and the others stay, as with a sliding or
 growing set of classes; `dualcba.tasks.arrivals` has the rule. In such a task only classes that were
 not seen before it can be new: the own classes among them, as above, with a prior of +1.
 
 Limits: in the first task, a class that is about six times rarer than the others is taken for a
 stray (class sets have no effect on Dual-CBA there). Classes that arrive faster than one in 16
-labels per class of the task are new together. Tasks that share most of their classes and bring none
-that was never an own class are merged into one task.
+labels per class of the task become new together. Tasks are merged if they share most of their
+classes and the later one has no class that has never been an own class.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ FRESH, SEEN = 1.0, -2.0  # log prior of being new, for classes not seen or seen 
 
 
 class TaskDetector:
-    """Follows the labels of a stream and says when a task begins and which classes are new.
+    """Detects from the labels of a stream when a task begins and which classes are new.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class TaskDetector:
         self._counts = np.zeros(num_classes, dtype=np.int64)  # since the boundary
         self._recent = np.zeros(num_classes, dtype=np.int64)  # since the evidence was last 0
         self._before = np.zeros(num_classes, dtype=bool)  # seen before the boundary
-        self._own = np.zeros(num_classes, dtype=bool)  # of the task, when the evidence was last 0
+        self._own = np.zeros(num_classes, dtype=bool)  # own classes when the evidence was last 0
         self._arrivals = Arrivals(num_classes)
         self._began_by_arrival = False
 
@@ -99,15 +99,15 @@ class TaskDetector:
         return boundary, self.new
 
     def resize(self, num_classes: int) -> None:
-        """Change the number of classes; the counts of those that it had are kept."""
+        """Change the number of classes; counts of the existing classes are kept."""
         self.num_classes = num_classes
         resize_arrays(self, num_classes)
         resize_arrays(self._arrivals, num_classes)
 
     def copy(self) -> TaskDetector:
-        """Return a detector in the same state, which `update` of this one does not change."""
+        """Return an independent copy of the detector."""
         other = copy.copy(self)
-        other._before = self._before.copy()  # the other arrays are replaced, not changed
+        other._before = self._before.copy()  # the other arrays are never changed in place
         other._arrivals = copy.copy(self._arrivals)
         return other
 
@@ -134,7 +134,7 @@ class TaskDetector:
         return boundary
 
     def _is_known(self) -> bool:
-        """Whether the labels before the recent ones show most classes of the task."""
+        """Whether the labels before the recent ones are enough to know most classes of the task."""
         base = self._counts - self._recent
         return bool(base.sum() >= MIN_LABELS and 3 * np.sum(base == 1) <= base.sum())
 

@@ -1,4 +1,4 @@
-"""Labels of any hashable type, and the classes that they stand for, in the order of arrival."""
+"""Labels of any hashable type, and their classes, which are numbered in the order of arrival."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from dualcba.errors import expected, reason
 
 SAVED = "a str, an int, a finite float, a bool, None, a NumPy date or a tuple of these"
-"""The labels that can be part of a state."""
+"""The labels that a state can store."""
 
 DATES = (np.datetime64, np.timedelta64)
 
@@ -28,7 +28,7 @@ class Labels:
     limit
         The largest number of classes; None for no limit.
     source
-        What sets the limit, for error messages.
+        The name of the limit in error messages.
 
     >>> labels = Labels(None)
     >>> labels.classes(["cat", 7, "cat"])
@@ -54,13 +54,13 @@ class Labels:
 
     @property
     def array(self) -> NDArray[Any]:
-        """The labels as an array, of strings or numbers if all are."""
+        """The labels as an array, of strings or numbers if all labels are."""
         return self._array
 
     def classes(self, labels: Sequence[Hashable], none: Any = ...) -> tuple[list[int], list[Any]]:
-        """Return the class of each label, −1 if it has none yet, and the labels without one.
+        """Return the class of each label, −1 if it has none yet, and the new labels.
 
-        `none` are the values that mean no label.
+        `none` are the values that mean no label; they are not new labels.
         """
         known = self._classes
         try:
@@ -87,7 +87,7 @@ class Labels:
         self.replace([*self._classes, *labels])
 
     def replace(self, labels: Sequence[Hashable]) -> None:
-        """Set the labels, in place of all before."""
+        """Replace all labels."""
         self._classes = {label: k for k, label in enumerate(labels)}
         self._array = as_array(labels)
 
@@ -96,13 +96,13 @@ class Labels:
         return labels_to_json(self._classes)
 
     def from_json(self, value: object) -> list[Hashable]:
-        """Return the labels of a state; raise unless they are labels and not too many."""
+        """Return the labels of a state; raise if they are invalid or too many."""
         name = "the state's meta 'classes'"
         if not isinstance(value, list):
             raise ValueError(expected(name, value, "a list of labels"))
         labels = [_decode(v) for v in value]
         if len(set(labels)) < len(labels):
-            raise ValueError(expected(name, value, "labels that differ"))
+            raise ValueError(expected(name, value, "labels without duplicates"))
         if self.limit is not None and len(labels) > self.limit:
             wanted = f"at most {self.source} {self.limit}"
             raise ValueError(expected(f"number of {name}", len(labels), wanted))
@@ -110,7 +110,7 @@ class Labels:
 
 
 def read_labels(y: Any, length: int | None, name: str) -> list[Any]:
-    """Return labels as a list of Python objects; waits for the device if they are on a GPU.
+    """Return labels as a list of Python objects; if they are on a GPU, wait for it.
 
     >>> read_labels(np.array(["a", "b"]), 2, "y")
     ['a', 'b']
@@ -132,7 +132,7 @@ def read_labels(y: Any, length: int | None, name: str) -> list[Any]:
 
 
 def as_array(labels: Sequence[Any]) -> NDArray[Any]:
-    """Return labels as an array of strings, numbers or dates if NumPy keeps them, else of objects.
+    """Return labels as an array of strings, numbers or dates if this is exact, else of objects.
 
     >>> as_array(["a", "b"]).dtype.kind, as_array([1, "b"]).dtype.kind
     ('U', 'O')
@@ -151,7 +151,7 @@ def as_array(labels: Sequence[Any]) -> NDArray[Any]:
 
 
 def as_list(array: NDArray[Any]) -> list[Any]:
-    """Return the labels in an array as Python objects; dates, which may have none, as they are."""
+    """Return the labels in an array as Python objects; NumPy dates are unchanged."""
     return list(array) if array.dtype.kind in "mM" else array.tolist()
 
 
@@ -161,25 +161,25 @@ def labels_to_json(labels: Iterable[Any]) -> list[Any]:
 
 
 def python_object(label: Any) -> Any:
-    """Return a label without NumPy's or torch's type; a date, which may have no other, as it is."""
+    """Convert a NumPy or torch scalar to a Python object; other labels and dates are unchanged."""
     plain = isinstance(label, np.generic | Tensor) and not isinstance(label, DATES)
     return label.item() if plain else label
 
 
 def no_mask(name: str, values: object) -> None:
-    """Raise if values are an array with masked ones, which would be used as if they were not.
+    """Raise if an array has masked values, whose mask would be ignored.
 
     >>> no_mask("x", np.ma.masked_equal([1, -999], -999))
     Traceback (most recent call last):
     ...
-    ValueError: x has masked values, expected a value in each place
+    ValueError: x has masked values, expected an array without masked values
     """
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
-        raise ValueError(f"{name} has masked values, expected a value in each place")
+        raise ValueError(f"{name} has masked values, expected an array without masked values")
 
 
 def check_label(label: Any, name: str) -> None:
-    """Raise unless a value can be a label: hashable, and equal to itself, as NaN is not."""
+    """Raise unless a value can be a label: hashable, and equal to itself (NaN is not)."""
     try:
         hash(label)
         valid = bool(label == label)
@@ -190,7 +190,7 @@ def check_label(label: Any, name: str) -> None:
 
 
 def check_saved_label(label: Any, name: str) -> None:
-    """Raise unless a value can be a label, and part of a state."""
+    """Raise unless a value can be a label that a state can store."""
     check_label(label, name)
     try:
         _encode(label)
@@ -199,7 +199,7 @@ def check_saved_label(label: Any, name: str) -> None:
 
 
 def _encode(label: Any) -> Any:
-    label = python_object(label)  # of a part of a tuple
+    label = python_object(label)  # for parts of a tuple
     if isinstance(label, tuple):
         return [_encode(part) for part in label]
     if label is None or isinstance(label, str | int):

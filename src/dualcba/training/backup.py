@@ -1,4 +1,4 @@
-"""Copies of what a step changes before it is known that the step is good."""
+"""Copies of the tensors that a step changes, to undo a step that fails or is refused."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Backup:
     """Copies of the buffers of all modules and, in an outer step, of φ and its moments.
 
     The forward passes of a step change the running statistics, and φ is updated before θ. The
-    weights and the moments of their optimiser are changed last. So they need a copy only if
-    something can still fail after their update: another update with the same batch
-    (`Method.repeats`), or the method's `extra_step` or `after_step`.
+    weights and the moments of their optimiser are changed last. They are copied only if something
+    can fail after their update: a further update with the same batch (`Method.repeats`), or the
+    method's `extra_step` or `after_step`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Backup:
         buffers = [b for module in modules for b in module.buffers()]
         layers = [layer for module in modules for layer in batch_norms(module)]
         if context.lr.is_cuda and all(layer.momentum is not None for layer in layers):
-            counts = {id(layer.num_batches_tracked) for layer in layers}  # nothing depends on them
+            counts = {id(layer.num_batches_tracked) for layer in layers}  # not used
             buffers = [b for b in buffers if id(b) not in counts]
         theta = [p.detach() for group in optimizer.param_groups for p in group["params"]]
         self.repeats = method.repeats > 1
@@ -45,7 +45,7 @@ class Backup:
         late = late or type(method).after_step is not Method.after_step
         own = [*(p.detach() for p in method.parameters()), *buffers] if self.repeats else []
         self.weights = [*theta, *own] if late else []
-        self.others: list[Tensor] = []  # that a step changes last; used with repeated updates
+        self.others: list[Tensor] = []  # tensors that a step changes last; copied with `repeats`
         self._groups = [_Group(same) for same in _by_dtype(buffers)]
         self._copies = [group.copies() for group in self._groups]
         self._phi_groups: list[_Group] = []
@@ -54,7 +54,7 @@ class Backup:
         self._weights: tuple[list[Tensor], list[Tensor]] = [], []
 
     def save(self, *, with_adaptor: bool) -> None:
-        """Copy the buffers, and φ if it is about to be updated."""
+        """Copy the buffers and, `with_adaptor`, φ and its moments."""
         for group, copies in zip(self._groups, self._copies, strict=True):
             foreach_copy_(copies, group.live)  # one dtype at a time is one kernel
         self._moments = self._moments_of_phi() if with_adaptor else None
@@ -64,7 +64,7 @@ class Backup:
         self._saved = True
 
     def save_weights(self) -> None:
-        """Copy the weights, if a failure after their update is possible."""
+        """Copy the weights, if the step can fail after their update."""
         live = [*self.weights, *(_moments(self.optimizer) if self.weights else ())]
         if self.repeats:
             live += [*self._phi(), *self._moments_of_phi(), *self.others]
@@ -84,7 +84,7 @@ class Backup:
     def restore_unless(self, good: Tensor, buffers: Sequence[Tensor]) -> None:
         """Undo the changes since `save` unless `good`, a () bool on the device, without waiting.
 
-        `buffers` is what `current_buffers` returned.
+        `buffers` is the result of `current_buffers`.
         """
         now = [*buffers, *(group.now() for group in self._phi_groups)]
         for group, values in zip((*self._groups, *self._phi_groups), now, strict=True):
@@ -93,7 +93,7 @@ class Backup:
             t.mul_(good)
 
     def current_buffers(self) -> list[Tensor]:
-        """Return the values of all buffers now, one tensor for each dtype."""
+        """Return the current values of all buffers, one tensor per dtype."""
         return [group.now() for group in self._groups]
 
     def discard(self) -> None:
@@ -110,19 +110,19 @@ class Backup:
         return [] if optimizer is None else _moments(optimizer)
 
     def _new_moments(self) -> Iterator[Tensor]:
-        """The optimiser state of φ that did not exist at `save`: it began at zero."""
+        """Yield the optimiser state of φ that was created since `save`, initially zero."""
         if self._moments is not None:
             known = {id(t) for t in self._moments}
             yield from (t for t in self._moments_of_phi() if id(t) not in known)
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the tensors of an optimiser's state now; loading a state replaces them."""
+    """Return the current tensors of an optimiser's state; loading a state replaces them."""
     return [t for state in optimizer.state.values() for t in state.values()]
 
 
 class _Group:
-    """Tensors of one dtype, and a copy of their values, one after the other."""
+    """Tensors of one dtype, and a copy of all their values in one flat tensor."""
 
     def __init__(self, live: list[Tensor]) -> None:
         self.live = live
@@ -134,11 +134,11 @@ class _Group:
         return torch.cat([t.reshape(-1) for t in self.live])
 
     def copies(self) -> list[Tensor]:
-        """Return the copy as tensors like the live ones."""
+        """Return the copy as views with the shapes of the live tensors."""
         return self._parts(self.values)
 
     def put(self, values: Tensor) -> None:
-        """Copy values into the tensors."""
+        """Copy values into the live tensors."""
         foreach_copy_(self.live, self._parts(values))
 
     def _parts(self, values: Tensor) -> list[Tensor]:

@@ -1,7 +1,7 @@
-"""Everything random that a step needs, drawn on the host ahead of it.
+"""The random numbers of a step, drawn on the host before the step.
 
-The draws are made as NumPy arrays, packed into one packet (`dualcba.engine.packet`) and unpacked
-on the device as the same dataclasses with tensors.
+They are drawn as NumPy arrays, packed into one packet (`dualcba.engine.packet`) and unpacked on the
+device into the same dataclasses with tensors.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class MemoryDraw(Generic[T]):
     """Samples drawn from the memory."""
 
     rows: T
-    """(n,) their rows in the memory."""
+    """(n,) the rows of the samples in the memory."""
 
     augment: T | None
     """(n, ...) parameters of the augmentation; None if the transform is not random."""
 
     views: dict[str, T] = field(default_factory=dict)
-    """Parameters of the method's other views of them, by name; empty unless they are `viewed`."""
+    """Parameters of the further views by name; empty if the draw has none (see `viewed`)."""
 
     @property
     def size(self) -> int:
@@ -68,7 +68,7 @@ class BalancedDraw(Generic[T]):
     """Samples drawn evenly over the classes of a `Pool`; their labels are on the device."""
 
     u: T
-    """(n,) uniform numbers in ascending order, one in each n-th part of [0, 1]."""
+    """(n,) uniform numbers in ascending order, one in each of n equal parts of [0, 1]."""
 
     augment: T | None
     """(n, ...) parameters of the augmentation; None if the transform is not random."""
@@ -81,7 +81,7 @@ class BalancedDraw(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class BatchDraws(Generic[T]):
-    """What the batches of a step depend on."""
+    """The random numbers from which the batches of a step are made."""
 
     new_augment: T | None
     """Parameters of the augmentation of the new samples."""
@@ -90,36 +90,36 @@ class BatchDraws(Generic[T]):
     """The memory draws of the inner loss, `Method.draws` of them unless the memory is empty."""
 
     outer_batch: MemoryDraw[T] | BalancedDraw[T] | None
-    """B_buf, the fresh draw of the outer step; None if the step takes none."""
+    """B_buf, the fresh draw of the outer step; None if there is none in this step."""
 
     views: dict[str, T]
-    """Parameters of the method's other views of the new samples, by name."""
+    """Parameters of the further views of the new samples, by name."""
 
     filled: T | None = None
     """(1,) the number of samples in the memory; None if the step does not use it."""
 
     extra: MemoryDraw[T] | None = None
-    """The draw of the method's `extra_step`; None if it has none."""
+    """The draw for the method's `extra_step`; None if the method has no such step."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepDraws(Generic[T]):
-    """Everything random that one step needs."""
+    """The random numbers of one step."""
 
     batches: BatchDraws[T]
 
     slots: T
-    """(n,) the memory rows that the new samples go to; the spare row for those not stored."""
+    """(n,) the memory rows of the new samples; the spare row for samples that are not stored."""
 
     noise: T | None
-    """What the method's `noise` drew."""
+    """The random numbers of the method's `noise`."""
 
     loss_slot: T
-    """(1,) where the loss of this step goes in the `LossMonitor`."""
+    """(1,) the index of this step's loss in the `LossMonitor`."""
 
 
 def uses_pool(options: TrainingOptions) -> bool:
-    """Return whether the steps use the pool of memory and current batch."""
+    """Return whether steps use the `Pool` of memory and current batch."""
     counted = options.outer_loss == "adjusted" or options.counts
     return options.outer_draw == "balanced" or bool(counted)
 
@@ -132,7 +132,7 @@ def draw_views(
 
 
 class StepSampler:
-    """Named random generators of one seed, and what each step draws from them.
+    """Named random generators of one seed, which draw the random numbers of each step.
 
     `balanced` says whether the outer batch is drawn evenly over classes, `pooled` whether the step
     uses the pool of memory and current batch.
@@ -161,7 +161,7 @@ class StepSampler:
     def draw(
         self, step: int, n: int, storable: NDArray[np.bool_] | None, *, outer_batch: bool = False
     ) -> StepDraws[Array]:
-        """Draw what a step with n new samples needs.
+        """Draw the random numbers of a step with n new samples.
 
         `storable` is the mask of samples that may enter the memory, None for all; `outer_batch`
         says whether to draw B_buf.

@@ -1,4 +1,4 @@
-"""From raw samples to logits: the batches of a step are read, augmented and passed forward."""
+"""The forward passes of a step: read the batches, augment them and compute logits and features."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ Outputs = tuple[Tensor, Tensor]
 class ForwardPass:
     """Forward passes with batch statistics, as in training.
 
-    `mode` is the learner's option `forward`. With `"concat"` all batches pass the network together
-    and share batch statistics, with `"sources"` each batch and its views. Otherwise each batch and
-    each view has statistics of its own. `tracking` is the learner's option of that name.
-    `cast_weights` casts the weights of a network, None for the trained one, within a context.
+    `mode` is the learner's option `forward`. With `"concat"` all batches pass through the network
+    together and share batch statistics; with `"sources"` each batch shares them with its views.
+    Otherwise each batch and each view has its own statistics. `tracking` is the learner's option
+    `tracking`. `cast_weights` returns a context that casts the weights of a network; None is the
+    trained network.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class ForwardPass:
         self.concat, self.sources = mode == "concat", mode == "sources"
         self.tracking = tracking
         self.norm_layers = batch_norms(context.network)
-        # those in evaluation mode were frozen by the caller and keep their statistics
+        # layers in evaluation mode were frozen by the caller and keep their statistics
         self.trained_norm_layers = [layer for layer in self.norm_layers if layer.training]
         self._modes = [(module, module.training) for module in context.network.modules()]
         self.task_aware = [layer for layer in self.norm_layers if isinstance(layer, TaskAware)]
@@ -71,7 +72,7 @@ class ForwardPass:
     def restore_modes(self) -> None:
         """Put the network back into training mode, if the caller has put it into evaluation mode.
 
-        Layers that were in evaluation mode from the start stay so.
+        Layers that were in evaluation mode from the start stay in it.
         """
         if not self.context.network.module.training:
             for module, mode in self._modes:
@@ -101,7 +102,7 @@ class ForwardPass:
             own = new, *viewed(self.method, mem)
             for batch, view in zip(own, batches[first : first + len(seen)], strict=True):
                 batch.views = {**batch.views, name: view}
-        for batch, each in zip(mem, weights, strict=False):  # there may be no weights
+        for batch, each in zip(mem, weights, strict=False):  # `weights` may be empty
             for one in (batch, *batch.views.values()):
                 one.each = each
         return new, mem
@@ -119,7 +120,7 @@ class ForwardPass:
         return [pool.read(rows, x) for rows, _ in chosen], [each for _, each in chosen]
 
     def _viewed(self, raw: Sequence[Raw]) -> list[Raw]:
-        """Return the samples that have other views: new ones and, if so, memory draws."""
+        """Return the samples that have further views: new samples, and maybe memory draws."""
         x, y, _ = raw[0]
         first = self.method.labelled
         stored = viewed(self.method, raw[1:])
@@ -141,9 +142,8 @@ class ForwardPass:
     def outer_batch(self, x: Tensor, y: Tensor, drawn: BatchDraws[Tensor]) -> Batch:
         """Return B_buf: a draw from the memory, or evenly over classes of memory and new batch.
 
-        If the step has drawn `filled`, its `frequencies` are the expected numbers of samples of
-        each class in a draw with as many samples as there are to draw from. Running statistics are
-        left unchanged.
+        If the step has drawn `filled`, `frequencies` are the expected class counts of a draw that
+        has as many samples as there are to draw from. Running statistics are not updated.
         """
         draw = drawn.outer_batch
         assert draw is not None
@@ -160,13 +160,13 @@ class ForwardPass:
         inputs = self.context.transform(x, draw.augment)
         with without_tracking(self.norm_layers), self.context.autocast():
             z, h = self.outputs(inputs, y)
-        if fresh is not None:  # samples of the new batch: nothing is stored with them yet
+        if fresh is not None:  # samples of the new batch have no stored logits yet
             columns = {k: torch.where(fresh[:, None], z.to(c), c) for k, c in columns.items()}
         return Batch(inputs, y, z, h, columns, frequencies=frequencies)
 
     @torch.no_grad()
     def extra_batch(self, draw: MemoryDraw[Tensor]) -> Batch:
-        """Return a further memory draw; running statistics are left unchanged."""
+        """Return a further memory draw; running statistics are not updated."""
         x, y, columns = self.context.memory.read(draw.rows)
         inputs = self.context.transform(x, draw.augment)
         layers = self.norm_layers
@@ -182,7 +182,7 @@ class ForwardPass:
     ) -> tuple[Tensor, list[Tensor]]:
         """Augment and normalise the new batch and the draws; return them joined and separate.
 
-        It is one call unless draws have transforms of their own.
+        This is one call of the transform, unless draws have their own transforms.
         """
         if self.context.draw_transforms:
             transforms = map(self.context.transform_of, [None, *range(len(raw) - 1)])
@@ -196,10 +196,10 @@ class ForwardPass:
         self, inputs: Sequence[Tensor], labels: Sequence[Tensor], joined: Tensor | None = None,
         usual: int | None = None,
     ) -> Sequence[Outputs]:  # fmt: skip
-        """Return logits and features of each batch; `joined` is all of them, if it exists.
+        """Return logits and features of each batch; `joined` is their concatenation, if known.
 
-        The first `usual` batches are the usual view of new samples and memory draws, by default
-        all; then come the other views, one after the other.
+        The first `usual` batches, by default all, are the default view of new samples and memory
+        draws. The further views follow, view by view.
         """
         sizes = [len(v) for v in inputs]
         usual = len(inputs) if usual is None else usual
@@ -223,7 +223,7 @@ class ForwardPass:
     def _by_source(
         self, inputs: Sequence[Tensor], labels: Sequence[Tensor], usual: int
     ) -> list[Outputs]:
-        """Return logits and features of each batch; a batch and its views pass together."""
+        """Return logits and features of each batch; a batch and its views share statistics."""
         groups = sources(len(inputs), usual, len(self.views))
         parts, y = ([_cat([b[i] for i in group]) for group in groups] for b in (inputs, labels))
         found: dict[int, Outputs] = {}
@@ -236,7 +236,7 @@ class ForwardPass:
     def passes(
         self, network: Network, batches: Sequence[Batch], views: Sequence[str] = ()
     ) -> list[Outputs]:
-        """Return logits and features of batches by another network; see `Context.passes`."""
+        """Pass batches through another network; see `Context.passes`."""
         other = copy.copy(self)
         other.context = replace(self.context, network=network)
         other.views = {name: self.views[name] for name in views}
@@ -249,10 +249,10 @@ class ForwardPass:
             return list(other.through(inputs, labels, usual=len(batches)))
 
     def _with_own_statistics(self, batches: Sequence[Tensor], usual: int) -> list[Tensor]:
-        """Return the parts that have their own statistics.
+        """Return the parts of the batches that have their own statistics.
 
-        With `concat` this is all, or each view of all samples. Otherwise it is each batch, and the
-        new batch is split where labelled samples lead it.
+        With `concat` this is one part, or one for each view of all samples. Otherwise each batch is
+        a part; a new batch that begins with labelled samples is split into two.
         """
         if self.concat:
             if not self.method.memory_views or not self.views:
@@ -268,8 +268,8 @@ class ForwardPass:
     def _tracked(self, batches: int, parts: int, usual: int) -> list[bool]:
         """Return whether each part updates the running statistics.
 
-        Unless batches are joined, the parts are those of the new batch (one, or two if labelled
-        samples lead it), then the memory draws, then the other views.
+        Unless batches are joined, the parts are the new batch (two parts if it begins with labelled
+        samples), then the memory draws, then the further views.
         """
         own, views, memory = parts - batches + 1, batches - usual, usual - 1
         if self.tracking == "all" or (self.tracking == "memory" and not memory):
@@ -283,8 +283,8 @@ class ForwardPass:
     ) -> list[Outputs]:  # fmt: skip
         """Pass each batch separately, batches of one sample last; all are tracked by default.
 
-        Such a batch uses the running statistics, which must not change between its forward and
-        the backward.
+        A single sample uses the running statistics, which must not change between its forward and
+        its backward pass.
         """
         outputs: dict[int, Outputs] = {}
         for i in sorted(range(len(inputs)), key=lambda i: len(inputs[i]) == 1):
@@ -294,7 +294,7 @@ class ForwardPass:
         return [outputs[i] for i in range(len(inputs))]
 
     def grouped_outputs(self, inputs: Tensor, y: Tensor, groups: int) -> Outputs:
-        """Return logits and features of equal groups with statistics of their own, in one pass."""
+        """Return logits and features in one pass, with separate statistics for each equal group."""
         with grouped_statistics(self.norm_layers, groups):
             return self.outputs(inputs, y)
 
@@ -310,9 +310,9 @@ class ForwardPass:
     def outputs(
         self, inputs: Tensor, y: Tensor, parameters: Mapping[str, Tensor] | None = None
     ) -> Outputs:
-        """Return logits and features, with `parameters` in the place of the network's own if given.
+        """Return logits and features; `parameters`, if given, replace those of the network.
 
-        A single sample has no batch statistics; the running statistics are used instead.
+        For a single sample, which has no batch statistics, the running statistics are used.
         """
         mode = evaluation_mode(self.context.network) if len(inputs) == 1 else nullcontext()
         with mode:
@@ -321,7 +321,7 @@ class ForwardPass:
     def passed(
         self, inputs: Tensor, y: Tensor, parameters: Mapping[str, Tensor] | None = None
     ) -> Outputs:
-        """Return logits and features of a pass in the network's present mode."""
+        """Return logits and features of a pass in the network's current mode."""
         network = self.context.network
         with self.sample_tasks(y):
             if parameters is None:
@@ -329,7 +329,7 @@ class ForwardPass:
             return functional_call(network, dict(parameters), (inputs,))  # type: ignore[no-any-return]
 
     def sample_tasks(self, y: Tensor) -> AbstractContextManager[object]:
-        """Give the task of each sample to the layers that use it; unlabelled: the newest task."""
+        """Tell task-aware layers the task of each sample; for unlabelled samples, the newest."""
         if not self.task_aware:
             return nullcontext()
         owner = self.context.sets.owner
@@ -340,8 +340,8 @@ class ForwardPass:
 def sources(batches: int, usual: int, views: int) -> list[list[int]]:
     """Return the positions of each usual batch and of its views, among all batches.
 
-    First come the usual batches, the new one and the memory draws, then view by view the new batch
-    and the last draws, if these have views.
+    The batches are ordered: first the usual ones, which are the new batch and the memory draws;
+    then, view by view, the views of the new batch and of the last draws, if these have views.
 
     >>> sources(5, 3, 2), sources(7, 3, 2)
     ([[0, 3, 4], [1], [2]], [[0, 3, 5], [1], [2, 4, 6]])
@@ -354,14 +354,14 @@ def sources(batches: int, usual: int, views: int) -> list[list[int]]:
 
 
 def _cat(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate tensors; a single one stays as it is."""
+    """Concatenate tensors; a single tensor is returned unchanged."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 class Passes:
-    """`ForwardPass.passes` for the method, without a cycle of references.
+    """`ForwardPass.passes` for the method, with a weak reference.
 
-    A learner without cycles is freed at once, which matters on a GPU.
+    Without reference cycles a learner is freed at once, which matters on a GPU.
     """
 
     def __init__(self, forward_pass: ForwardPass) -> None:
@@ -374,7 +374,7 @@ class Passes:
         return self._get().passes(network, batches, views)
 
     def __reduce__(self) -> tuple[type[Passes], tuple[ForwardPass]]:
-        """Refer to the copy in a copy or pickle of the learner."""
+        """In a copy or pickle of the learner, refer to its own `ForwardPass`."""
         return Passes, (self._get(),)
 
     def _get(self) -> ForwardPass:

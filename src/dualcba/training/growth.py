@@ -1,10 +1,10 @@
-"""Another number of outputs for a learner in the middle of its stream.
+"""Change the number of outputs of a learner in the middle of its stream.
 
-No part of a learner can change its shape. For another number of outputs, all parts are made again
-and take over the state of the parts before. Where an entry of the state has one row or column per
-class, it is continued by copies of the last one, and in a last layer by copies with a random part;
-see `dualcba.tasks.outputs`. So methods, adaptors, memories and
-optimisers need no code for it. The network stays the same module; its last layer gets further rows.
+The parts of a learner cannot change their shape. For another number of outputs, all parts are made
+again and load the state of the old parts. If an entry of the state has one row or column per class,
+new ones are copies of the last one, with random numbers added in last layers; see
+`dualcba.tasks.outputs`. So methods, adaptors, memories and optimisers need no code for it. The
+network stays the same module; its last layer gets further rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dualcba.training.parts import Parts, make_parts
 
 
 class PartsMaker:
-    """Makes the parts of a learner again, for another number of outputs.
+    """Makes new parts for a learner, with another number of outputs.
 
     `given` are the arguments of the learner, before its method has been bound to a network.
     """
@@ -41,10 +41,10 @@ class PartsMaker:
     def resized(
         self, parts: Parts, outputs: int, receive: Callable[[Tensor], Tensor], *, trained: bool
     ) -> Parts:
-        """Return parts with another number of outputs; the caller assigns classes to them.
+        """Return new parts with another number of outputs; the caller assigns classes to them.
 
-        The given parts keep their own tensors, except for those of the network. `trained` says
-        whether there was a step before.
+        The old parts keep their tensors, except for those of the network. `trained` says whether
+        the learner has taken a step.
         """
         before = save_state(parts, seed=0, step=0)
         parts.forward_pass.restore_modes()  # layers in evaluation mode count as frozen
@@ -68,17 +68,18 @@ class PartsMaker:
         self._begin_rows(grown, network, old, trained, parts.context.seed)
         restore_state(made, before | {"tensors": tensors}, receive)
         made.context.memory.births = parts.context.memory.births
-        made.context.seed = parts.context.seed  # perhaps that of a loaded state
+        made.context.seed = parts.context.seed  # may be the seed of a loaded state
         return made
 
     def _begin_rows(
         self, tensors: Tensors, network: Network, old: int, trained: bool, seed: int
     ) -> None:
-        """Set the new rows of last layers: what the last row has learnt, and random numbers.
+        """Set the new rows of last layers to what the last row has learnt plus random numbers.
 
-        The random numbers are drawn as `nn.Linear` draws its initial weights, the same ones for all
-        copies of a layer. What a row has learnt is its difference from those it began with; of a
-        row of the given network these are not known, so all of it counts if there was a step.
+        Random numbers are drawn like the initial weights of `nn.Linear`, and are equal for all
+        copies of a layer. What a row has learnt is its difference from its initial values. These
+        are unknown for rows of the given network: there the whole row counts as learnt after the
+        first step, and nothing before it.
         """
         outputs = network.num_classes
         if outputs <= old:
@@ -97,7 +98,7 @@ class PartsMaker:
 
 
 def _drawn(network: Network, outputs: int, seed: int) -> Tensors:
-    """Return the random numbers of all rows that are made with this number of outputs."""
+    """Return the initial random numbers of a last layer with this number of outputs."""
     weight = network.head.weight
     assert isinstance(weight, Tensor)
     bound, rng = weight.shape[1] ** -0.5, torch_generator(seed, "head", outputs)
@@ -109,7 +110,7 @@ def _drawn(network: Network, outputs: int, seed: int) -> Tensors:
 
 
 def _loaded_part(parts: Parts, given: LearnerArguments) -> Any:
-    """Return a copy of the class-agnostic part, if it came from a file."""
+    """Return a copy of the class-agnostic part, if it was loaded from a file."""
     adaptor = parts.outer_loop.adaptor
     if adaptor is None or given.agnostic_from is None:
         return None
@@ -117,15 +118,15 @@ def _loaded_part(parts: Parts, given: LearnerArguments) -> Any:
 
 
 def _first_moments(parts: Parts) -> Tensors:
-    """Return the state that the adaptor's optimiser has after its first step, at zero."""
+    """Return the entries of the adaptor's optimiser state after its first step, all zero."""
     optimizer = parts.outer_loop.optimizer
     return {} if optimizer is None else first_states("adaptor_optimizer", optimizer)
 
 
 def widened(state: Mapping[str, Any], parts: Parts) -> dict[str, Any]:
-    """Return a state in the shapes of new parts with more inputs or outputs.
+    """Return a state with the shapes of new parts, which have more inputs or outputs.
 
-    What the state has no values for is as in the new parts; stored samples continue with zeros.
+    Missing values are those of the new parts; stored samples are padded with zeros.
     """
     examples = {**save_state(parts, seed=0, step=0)["tensors"], **_first_moments(parts)}
     shape = parts.context.network.input_shape
@@ -138,7 +139,7 @@ def widened(state: Mapping[str, Any], parts: Parts) -> dict[str, Any]:
 
 
 def _fitting_estimate(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `estimate`, without rows that a read-out has kept for fewer outputs."""
+    """Return the `estimate`, without cached values that depend on the number of outputs."""
     estimate = state.get("estimate")
     if estimate is None or LOG_P not in estimate["tensors"]:
         return {} if estimate is None else {"estimate": estimate}
@@ -147,7 +148,7 @@ def _fitting_estimate(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _placed(value: Tensor, example: Tensor) -> Tensor:
-    """Return a copy of the example with the values in its first rows, columns and so on.
+    """Return a copy of the example with its first rows, columns and so on set to the values.
 
     >>> _placed(torch.tensor([[1, 2]]), torch.zeros(2, 3)).tolist()
     [[1.0, 2.0, 0.0], [0.0, 0.0, 0.0]]
@@ -160,7 +161,7 @@ def _placed(value: Tensor, example: Tensor) -> Tensor:
 
 
 class LastLayer:
-    """The last layer of a network, to be put back if growing is undone."""
+    """Remembers the last layer of a network, to restore it if growing is undone."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -169,7 +170,7 @@ class LastLayer:
         self.outputs = network.num_classes
 
     def put_back(self) -> None:
-        """Put the layer and its weights back."""
+        """Restore the layer and its weights."""
         network, head = self.network, self.head
         if network.head is not head:  # a method may have replaced it
             network.replace_head(head)

@@ -1,13 +1,13 @@
-"""The guard of a learner: refuses steps that would leave a value that is not finite.
+"""The guard of a learner: refuses steps that would make a value not finite.
 
 A step is refused if its loss, a gradient, the update of the weights or a running statistic is not
-finite. It is also refused if a raw sample is an *outlier*: a float with an absolute value of more
-than `FACTOR` times the largest one of all batches before. One such sample would ruin the running
-statistics, the weights and the memory. If inputs are standardised, each feature has a scale of its
-own, and the first values of a feature that was always 0 are never outliers.
+finite. It is also refused if a raw sample is an *outlier*: a float whose absolute value is more
+than `FACTOR` times the largest one in all earlier batches. One such sample would ruin the running
+statistics, the weights and the memory. If inputs are standardised, each feature is judged on its
+own, and the first nonzero values of a feature are never outliers.
 
-On a CPU the verdict is read at once, before the weights change, and `RefusedError` is raised. On a
-GPU nothing waits for the verdict: it stays on the device, where the optimiser skips its update and
+On a CPU the decision is read at once, before the weights change, and `RefusedError` is raised. On a
+GPU nothing waits for the decision: it stays on the device, where the optimiser skips its update and
 the statistics and the adaptor are restored. The samples of a refused batch still enter the memory
 there, with outliers clipped, because the host has already counted them.
 """
@@ -29,7 +29,7 @@ from dualcba.options import OnOutlier
 from dualcba.training.backup import Backup
 
 FACTOR = 1000.0
-"""How many times larger than all values before a value must be to be an outlier."""
+"""A value is an outlier if it is more than `FACTOR` times the largest earlier value."""
 
 LARGEST_UPDATE = 1e19
 """The largest norm of an update of the weights; squares of larger numbers overflow in float32.
@@ -42,10 +42,10 @@ class RefusedError(FloatingPointError):
 
 
 class StepGuard:
-    """Judges each step, and counts the batches that were left out or clipped.
+    """Decides whether to accept each step, and counts the batches that were skipped or clipped.
 
-    `statistics` are the running statistics that a step changes; `by_feature` says that each feature
-    of a vector has a scale of its own.
+    `statistics` are the running statistics that a step changes; with `by_feature`, outliers are
+    detected for each feature of a vector separately.
     """
 
     def __init__(
@@ -67,36 +67,36 @@ class StepGuard:
         self.theta = [p for group in optimizer.param_groups for p in group["params"]]
         device = context.lr.device
         self.judges_inputs = inputs.floats
-        self.samples = inputs  # what raw samples consist of
+        self.samples = inputs  # shapes and types of the raw samples
         self.by_feature = by_feature
         shape = context.memory.x.shape[1:] if by_feature else ()
         self.largest = torch.zeros(shape, device=device)  # absolute value of all inputs so far
         self.outliers = torch.zeros((), dtype=torch.long, device=device)
-        self.good = context.good  # () bool: the verdict
-        self.other_buffers = not all(  # infinite on purpose, or squares in float64
+        self.good = context.good  # () bool: whether the step is accepted
+        self.other_buffers = not all(  # buffers that may be infinite or large, unlike statistics
             t.dtype == torch.float32 and bool(t.isfinite().all())
             for t in _floats(backup.current_buffers())
         )
         self._found = torch.zeros((), device=device)  # 1 if something was not finite
         self._one = torch.ones((), device=device)
-        self._rate = -1, False  # version of the learning rate, and whether it is large
+        self._rate = -1, False  # version of the learning rate, and the result for it
         self._peak: Tensor | None = None  # the largest absolute value of this batch
         self._clipped = self._growth = False
-        self._outlier: Tensor | None = None  # () bool on a GPU: it holds an outlier
+        self._outlier: Tensor | None = None  # () bool on a GPU: the batch has an outlier
         self._buffers: list[Tensor] = []  # on a GPU, after the forward passes of this step
-        self.waits = device.type == "cpu"  # for the verdict
+        self.waits = device.type == "cpu"  # whether the host waits for the decision
         if not self.waits:
             self.stay_on_device()
 
     def stay_on_device(self) -> None:
-        """From now on, never wait for the verdict."""
+        """From now on, do not wait for the decision."""
         self.waits = False
         self.optimizer.found_inf = self._found  # type: ignore[attr-defined]
 
     # ------------------------------------------------------------------ inputs
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Judge raw samples by their largest value; return them, clipped if that is wanted.
+        """Check raw samples for outliers; return them, clipped if `on_outlier` is `"clip"`.
 
         On a GPU outliers are always clipped, because the samples enter the memory.
         """
@@ -124,7 +124,7 @@ class StepGuard:
         return x.clamp(-largest, largest)
 
     def _features(self, x: Tensor) -> Tensor:
-        """Judge vectors whose features have scales of their own, and clip them."""
+        """Check vectors for outliers, feature by feature, and clip them."""
         peak, largest = x.abs().amax(0), self.largest
         outlier = (peak > FACTOR * largest.max()) & (largest > 0)
         self._growth, self._outlier = True, outlier.any()
@@ -146,10 +146,10 @@ class StepGuard:
         self._peak, self._outlier = torch.where(outlier, self.largest, peak), outlier
         return torch.clamp(x, -bound, bound)
 
-    # ------------------------------------------------------------------ verdict
+    # ------------------------------------------------------------------ decision
 
     def judge(self, loss: Tensor, phi: Sequence[Tensor]) -> None:
-        """Judge a step after its backward: raise `RefusedError`, or set `good` on a GPU.
+        """Check a step after its backward pass: raise `RefusedError`, or set `good` on a GPU.
 
         `phi` are the parameters of the adaptor that were updated.
         """
@@ -164,9 +164,9 @@ class StepGuard:
             raise RefusedError(self._reason(loss, grads))
 
     def _judge_on_device(self, values: list[Tensor]) -> None:
-        """Judge the loss and the gradients, and the running statistics with them."""
+        """Check the loss, the gradients and the running statistics."""
         buffers = self.backup.current_buffers()
-        # the values of all buffers together are fewer tensors, unless one may be large
+        # one tensor of all buffers needs fewer kernels, unless a buffer may be infinite or large
         statistics = self.statistics if self.other_buffers else _floats(buffers)
         norms = torch.stack(foreach_norm([*values, *statistics]))
         size = largest_update(self.optimizer, self.context.lr, torch.linalg.vector_norm(norms))
@@ -177,7 +177,7 @@ class StepGuard:
         self._buffers = buffers
 
     def judge_extra(self, change: list[Tensor]) -> list[Tensor]:
-        """Judge a change of the weights that follows their update; return it, or 0 on a GPU."""
+        """Check a change of the weights after their update; return it, or 0 if refused on a GPU."""
         norm = torch.linalg.vector_norm(torch.stack(foreach_norm(change)))
         if not self.waits:
             torch.logical_and(self.good, norm < LARGEST_UPDATE, out=self.good)
@@ -214,7 +214,7 @@ class StepGuard:
             self._buffers = []
 
     def only_if_good(self, value: Tensor, otherwise: float) -> Tensor:
-        """Return a value of the step, or on a GPU another one if the step was refused."""
+        """Return a value of the step, or `otherwise` if the step was refused on a GPU."""
         return value if self.waits else torch.where(self.good, value, otherwise)
 
     def accept(self) -> None:
@@ -230,19 +230,19 @@ class StepGuard:
             self.outliers += 1
 
     def count_left_out(self) -> None:
-        """Count a batch that was left out, on a CPU."""
+        """Count a skipped batch, on a CPU."""
         self.outliers += 1
 
     # ------------------------------------------------------------------ state
 
     def tensors(self, copy: Copy = torch.clone) -> Tensors:
-        """Return what the next verdict depends on, if anything, and the count."""
+        """Return the largest value and the count of outliers, if they are used."""
         if not self.judges_inputs and self.on_outlier == "raise":
             return {}
         return {"guard.largest": copy(self.largest), "guard.outliers": copy(self.outliers)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned; states of earlier versions have nothing."""
+        """Restore the result of `tensors`; states of earlier versions have no such entries."""
         for name in ("largest", "outliers"):
             live, saved = getattr(self, name), tensors.get(f"guard.{name}")
             live.zero_() if saved is None else live.copy_(saved)

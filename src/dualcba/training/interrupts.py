@@ -1,4 +1,4 @@
-"""Signals such as Ctrl-C that arrive while a step changes the learner take effect after it."""
+"""Defer signals such as Ctrl-C that arrive while a step changes the learner until it has ended."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from types import FrameType, TracebackType
 from typing import Any
 
 SIGNALS = (int(signal.SIGINT), int(signal.SIGTERM))
-DELAY = 0.001  # seconds until a signal is sent again, so that it arrives outside the step
+DELAY = 0.001  # seconds until a deferred signal is sent again, so that it arrives after the step
 
-_functions: Any = import_module("_signal")  # `signal` without enums, which take most of its time
+_functions: Any = import_module("_signal")  # `signal` without its enums, which are slow
 _main = threading.main_thread()
 
 BY_LOOP = "_sighandler_noop"
-"""The handler of a signal that asyncio's loop reads from a file descriptor.
+"""The name of asyncio's handler for signals that its loop reads from a file descriptor.
 
-The loop reads it after the step anyway, and would read a signal that is sent again a second time.
+Such signals are not deferred: the loop reads them after the step anyway, and would read a signal
+that is sent again twice.
 """
 
 
 class Interrupts:
-    """A context in which signals can be deferred: from a call of `defer` to the end of the context.
+    """A context in which `defer` defers signals until the end of the context.
 
-    Before `defer`, a signal interrupts the work as usual, and the caller undoes it. After it,
-    SIGINT and SIGTERM wait, and are sent again when the context has ended. So whoever called gets
-    an exception only for work that was undone. Only the main thread receives signals; in other
-    threads nothing is deferred. A context inside another one ends the deferral of both.
+    Before `defer`, a signal interrupts the work as usual, and the caller undoes the work. After
+    `defer`, SIGINT and SIGTERM are held back and sent again when the context has ended. So an
+    exception is raised only if the work was undone. Only the main thread receives signals; in other
+    threads nothing is deferred. A nested context ends the deferral of the outer one too.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class Interrupts:
         pass
 
     def defer(self) -> None:
-        """Let signals wait from now on."""
+        """Defer signals from now on."""
         if self._before or threading.current_thread() is not _main:
             return
         for number in SIGNALS:
@@ -65,11 +66,11 @@ class Interrupts:
 
 
 def send_to_main_thread(number: int) -> None:
-    """Send a signal to the main thread; one to another thread would not wake it.
+    """Send a signal to the main thread, because a signal to another thread would not wake it.
 
-    A blocked signal would never arrive, and workers of Ray have SIGINT blocked: they are cancelled
-    by a call of the handler. So here its handler is called, too. Threads inherit what is blocked
-    from the thread that starts them, which is the main one.
+    A blocked signal would never arrive, so its handler is called instead. Workers of Ray have
+    SIGINT blocked and are cancelled by such a call. This thread has the same signals blocked as the
+    main thread, which has started it.
     """
     if not hasattr(signal, "pthread_kill") or _main.ident is None:  # Windows
         signal.raise_signal(number)
@@ -80,4 +81,4 @@ def send_to_main_thread(number: int) -> None:
 
 
 interrupts = Interrupts()
-"""The one of this process: signals are sent to processes."""
+"""The only instance, as signals are sent to the whole process."""

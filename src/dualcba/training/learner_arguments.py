@@ -82,7 +82,7 @@ def _device(name: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class LearnerArguments(TrainingOptions):
-    """What `Learner` is given, checked; `base` is the method and `kind` that of its adaptor."""
+    """The checked arguments of `Learner`; `base` is the method and `kind` the kind of adaptor."""
 
     network: nn.Module
     input_shape: Sequence[int] | Sequence[Sequence[int]] | Mapping[str, Sequence[int]]
@@ -98,8 +98,8 @@ class LearnerArguments(TrainingOptions):
     adaptor: AdaptorKind | None = option(
         None,
         "bias adaptor that corrects the logits in training. Only needed with a `Method` object: "
-        "Learner(…, method=MyMethod(), adaptor='dual-cba'). A name of a method has it already "
-        "('er-dual-cba'). None means no adaptor",
+        "Learner(…, method=MyMethod(), adaptor='dual-cba'); the name of a method includes it, as "
+        "in 'er-dual-cba'. None means no adaptor",
         MAIN,
     )
     device: str | torch.device = same_as(Hardware, "device", accept=_device)
@@ -118,21 +118,21 @@ class LearnerArguments(TrainingOptions):
     )
     dtype: torch.dtype | Sequence[torch.dtype] | Mapping[str, torch.dtype] = option(
         torch.uint8,
-        "type of the raw samples: torch.uint8, torch.float32, torch.int32 or torch.int64; of "
-        "several inputs, one for all or one for each",
+        "type of the raw samples: torch.uint8, torch.float32, torch.int32 or torch.int64; with "
+        "several inputs, one type for all or one for each",
         MAIN,
         takes="a `torch.dtype`, or one for each input",
         accept=_dtype,
     )
     cache_features: bool = option(
         False,
-        "whether the memory stores features in place of samples, for a network of which only the "
+        "whether the memory stores features instead of samples, for a network of which only the "
         "last layer is trained",
         NETWORK,
     )
     standardise: bool = option(
         False,
-        "whether each feature of float vectors is standardised, by its mean and variance so far",
+        "whether each feature of float vectors is standardised by its running mean and variance",
         DATA,
     )
     last_layer: str | None = option(
@@ -147,17 +147,18 @@ class LearnerArguments(TrainingOptions):
     ibn: bool | None = option(
         None,
         "whether the normalisation layers use IBN statistics in predictions: means and variances "
-        "re-estimated from the memory, in place of the running statistics of training. By default "
-        "only with Dual-CBA and Balanced-CBA. With batch normalisation it usually gives a higher "
-        "accuracy, as running statistics are mostly those of the newest classes; the first "
-        "prediction after a step takes longer. A network without normalisation layers has none",
+        "re-estimated from the memory, instead of the running statistics of training. By default "
+        "only with Dual-CBA and Balanced-CBA. It usually increases the accuracy of networks with "
+        "batch normalisation, because running statistics are mostly those of the newest classes; "
+        "the first prediction after a step takes longer. No effect without normalisation layers",
         EVALUATION,
     )
     ibn_refresh: IBNRefresh = option(
         "parts",
-        "how predictions re-estimate IBN statistics: parts (from a part of the memory, of at most "
-        "as many samples as were observed since) or full (from the whole memory after each step); "
-        "with ibn_average literal or continued always full",
+        "how predictions re-estimate IBN statistics: parts (from a part of the memory that has at "
+        "most as many samples as were observed since the last estimate), or full (from the whole "
+        "memory after each step); always full if ibn_average is literal or continued, or if "
+        "distributed",
         EVALUATION,
     )
     base: Method = field(init=False)
@@ -168,11 +169,11 @@ class LearnerArguments(TrainingOptions):
 
     @property
     def grows(self) -> bool:
-        """Whether classes are not announced: the learner grows with them."""
+        """Whether the learner adds outputs for new classes: `num_classes` was not given."""
         return self.num_classes is None
 
     def labels(self) -> Labels:
-        """Return the labels of a learner that grows, none at first."""
+        """Return the table of labels of a learner that grows, initially empty."""
         if self.base.one_per_class and (self.max_classes is None or self.buffer < self.max_classes):
             return Labels(self.buffer, "the buffer's")
         return Labels(self.max_classes)
@@ -204,7 +205,7 @@ class LearnerArguments(TrainingOptions):
         _check_method(self)
 
     def _choose_transform(self) -> Transform:
-        """Return the transform of raw samples; raise if they or their features cannot have it."""
+        """Return the transform of raw samples; raise if it does not apply to such samples."""
         shape, given = self.inputs.shape, self.transform
         if self.test_flip and (self.inputs.whole or len(shape) != 3):
             wanted = f"False for samples of shape {shape}: only images are mirrored"
@@ -281,33 +282,33 @@ def documented(arguments: type) -> Callable[[type[C]], type[C]]:
 
 
 def in_groups(options: Iterable[Option]) -> list[Option]:
-    """Return the options of a learner in the order of its help: what most learners need first."""
-    own = list(LearnerArguments.__annotations__)  # before those that a run has too
+    """Return the options of a learner in the order of its help, the most important first."""
+    own = list(LearnerArguments.__annotations__)  # before those that runs share
     listed = sorted(options, key=lambda o: o.name not in own)
     return sorted(listed, key=lambda o: GROUPS.index(o.group))
 
 
 def _keyword(option: Option) -> inspect.Parameter:
-    """Return an option as a parameter of a signature; None stands for a default that is made."""
+    """Return an option as a parameter of a signature; None stands for a computed default."""
     default = None if callable(option.default) else option.default
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default)
 
 
 def _entry(option: Option) -> list[str]:
-    """Return the lines of a docstring on an option: its name, type and default, and its help."""
+    """Return the lines of an option in a docstring: name, type and default, then the help."""
     shown = option.default is not None and not callable(option.default)
     default = f"default {option.default!r}" if shown else "optional"
     head = f"{option.name} : {_type(option)}, {default}"
     text = option.in_python or option.help
     first = re.match(r"\w*", text)[0]  # type: ignore[index]  # it matches any text
-    if first not in (*option.choices, option.default):  # else a value, as one writes it
+    if first not in (*option.choices, option.default):  # a value keeps its case
         text = text[0].upper() + text[1:]
     lines = textwrap.wrap(f"{text}.", 88, break_on_hyphens=False)
     return [f"    {head}", *(f"        {line}" for line in lines)]
 
 
 def _type(option: Option) -> str:
-    """Return the type of an option as a docstring has it.
+    """Return the type of an option in the style of a docstring.
 
     >>> known = definitions(LearnerArguments)
     >>> [_type(known[name]) for name in ("boundaries", "lr", "method", "method_options")]
@@ -344,7 +345,9 @@ def resolve(method: str | Method, options: Any, adaptor: str | None) -> tuple[Me
         return method, named
     base, kind = parse_method(method)
     if named is not None and named != kind:
-        raise ValueError(expected("adaptor", adaptor, f"{kind!r}, as the method {method!r} says"))
+        raise ValueError(
+            expected("adaptor", adaptor, f"{kind!r}, as in the method name {method!r}")
+        )
     options = definitions(LearnerArguments)["method_options"].check(options)
     check_options(method, options)
     return base(**options), kind
@@ -367,24 +370,24 @@ def check_network(network: nn.Module) -> None:
     for name, module in network.named_modules():
         limit = getattr(module, "max_norm", None)
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and limit is not None:
-            wanted = "None: with it every pass changes the weights, even in predictions"
+            wanted = "None: with max_norm every forward pass changes the weights"
             raise ValueError(expected(f"max_norm of the network's {name}", limit, wanted))
 
 
 def check_head(network: Network, outer_loop: OuterLoop, *, grows: bool) -> None:
-    """Raise if the last layer cannot grow or have a virtual step, where it must."""
+    """Raise if the last layer must grow or have a virtual step, and cannot."""
     stepped = outer_loop.optimizer is not None and outer_loop.levels == "bi"
     if stepped or grows:
         check_weight(network.head, f"the weight of the last layer {network.head_name!r}")
     frozen = [name for name, p in network.head.named_parameters() if not p.requires_grad]
     if frozen and stepped:
         name = f"{network.head_name}.{frozen[0]}"
-        wanted = "a trainable last layer: the adaptor is trained by a step of it"
+        wanted = "a trainable last layer: the adaptor is trained through a step of this layer"
         raise ValueError(f"the network's {name} requires no gradient, expected {wanted}")
 
 
 def _check_unchanged(transform: Transform, augmentation: str, base: Method) -> None:
-    """Raise if samples that no transform applies to are to be transformed."""
+    """Raise if a transform or augmentation is given for samples that are not transformed."""
     what = "whole numbers or several inputs"
     plain = bool((transform.scale == 1).all() and (transform.shift == 0).all())
     if transform.random or not plain:
@@ -395,7 +398,7 @@ def _check_unchanged(transform: Transform, augmentation: str, base: Method) -> N
 
 
 def _check_views(base: Method, what: str) -> None:
-    """Raise if a method makes views of images that other samples do not have."""
+    """Raise if a method augments images, and the samples are not images."""
     unchanged = Unchanged()
     try:
         made = [base.make_transform(unchanged), *base.make_views(unchanged).values()]
@@ -425,10 +428,10 @@ def _check_standardised(transform: Transform, inputs: Inputs, *, cached: bool) -
         wanted = f"False for {dtype} samples of shape {shape}: only float vectors are standardised"
         raise ValueError(expected("standardise", True, wanted))
     if cached:
-        wanted = "False with cache_features: a frozen network gets its inputs as they are"
+        wanted = "False with cache_features: the inputs of a frozen network are not changed"
         raise ValueError(expected("standardise", True, wanted))
     if bool((transform.scale != 1).any() | (transform.shift != 0).any()):
-        wanted = "False if the transform has a mean and std of its own"
+        wanted = "False if the transform has a mean and std"
         raise ValueError(expected("standardise", True, wanted))
 
 
@@ -449,5 +452,5 @@ def _check_method(given: LearnerArguments) -> None:
         raise ValueError(expected("buffer", given.buffer, wanted))
     if base.needs_boundaries and given.boundaries != "given":
         name = given.method if isinstance(given.method, str) else name
-        wanted = f"'given': {name} draws by tasks"
+        wanted = f"'given': {name} needs task boundaries"
         raise ValueError(expected("boundaries", given.boundaries, wanted))

@@ -1,4 +1,7 @@
-"""The state of a learner: everything the next step depends on, as named tensors and JSON types."""
+"""Save, check and load the state of a learner: everything that the next step depends on.
+
+A state consists of named tensors and of metadata as JSON types.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ from dualcba.training.state_rules import Given, check_boundaries, check_meta, ch
 def save_state(
     parts: Parts, *, seed: int, step: int, wait: bool = True, copy: Copy = torch.clone
 ) -> dict[str, Any]:
-    """Return copies of all state, made by `copy`: `tensors` by name, and `meta`.
+    """Return a copy of the state, made by `copy`: named `tensors`, and `meta`.
 
-    Only the engine can use the tensors if it does not `wait` for them.
+    Without `wait`, only work of the engine may use the tensors.
     """
     engine = parts.engine
     with engine.scope():
@@ -50,22 +53,22 @@ def save_state(
 def split_classes(
     state: Mapping[str, Any], labels: Labels | None
 ) -> tuple[list[Any] | None, Mapping[str, Any]]:
-    """Return the labels in the state of a learner that grows, and the state without them.
+    """Return the labels in the state of a growing learner, and the state without them.
 
-    `labels` are those of the learner that is to load it; None if it does not grow.
+    `labels` are those of the learner that loads the state; None if it does not grow.
     """
     meta = state.get("meta") if isinstance(state, Mapping) else None
     if not isinstance(meta, Mapping) or (labels is None and "classes" not in meta):
         return None, state
     if labels is None or "classes" not in meta:
         given, other = ("not given", "given") if labels is None else ("given", "not given")
-        raise ValueError(f"num_classes of the state's learner was {given}, expected it {other}")
+        raise ValueError(f"num_classes of the saved learner was {given}, expected it {other}")
     rest = {name: value for name, value in meta.items() if name != "classes"}
     return labels.from_json(meta["classes"]), {**state, "meta": rest}
 
 
 def with_estimate(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state with its `estimate`, if any, among `tensors` and `meta`, as in a file."""
+    """Move the `estimate` of a state, if any, into `tensors` and `meta`, as in a file."""
     tensors, meta = dict(state["tensors"]), dict(state["meta"])
     if (estimate := state.get("estimate")) is not None:
         meta["estimate"] = {k: v for k, v in estimate.items() if k != "tensors"}
@@ -89,14 +92,14 @@ def check_state(
 ) -> None:
     """Raise unless the whole state is valid for this learner; nothing is changed.
 
-    `own` is the learner's present state, if that is not `save_state` of its parts.
-    A finite weight with another value is a valid state: only a file has a checksum.
+    `own` is the learner's current state, by default `save_state` of its parts. A state with changed
+    but finite weights is valid: only files have a checksum.
     """
     own = save_state(parts, seed=0, step=0) if own is None else own
     for part in ("meta", "tensors"):
         found = state.get(part) if isinstance(state, Mapping) else None
         if not isinstance(found, Mapping):
-            raise ValueError(f"the state has no entry {part!r}, expected what state_dict gave")
+            raise ValueError(f"the state has no entry {part!r}, expected the result of state_dict")
     given = Given(parts, own["tensors"], state["tensors"], state["meta"])
     check_meta(given, own["meta"])
     check_dense(given.tensors)
@@ -112,14 +115,16 @@ def check_state(
 
 LOG_P = "estimate.log_p"
 ROWS = ("estimate.features", LOG_P, "estimate.stale")
-"""What read-outs keep of the memory's rows, features or log-probabilities by the present outputs,
-and which rows are out of date."""
+"""The values that read-outs cache for the rows of the memory, and which rows are out of date.
+
+The cached values are features, or log-probabilities of the current outputs.
+"""
 
 
 def check_estimate(own: Tensors, estimate: Any) -> None:
     """Raise unless the state's `estimate` is None or valid; `own` has the learner's tensors.
 
-    States of earlier versions have `observed` in place of `since`.
+    States of earlier versions have `observed` instead of `since`.
     """
     if estimate is None:
         return
@@ -129,7 +134,7 @@ def check_estimate(own: Tensors, estimate: Any) -> None:
         raise ValueError(f"the state's 'estimate' is not valid, expected a dict of {names}")
     tensors, samples, task = estimate["tensors"], estimate[count], estimate["task"]
     if not isinstance(tensors, Mapping):
-        raise ValueError("the state's 'estimate' has no tensors, expected a dict of them")
+        raise ValueError("the state's 'estimate' has no 'tensors', expected a dict of tensors")
     _check_estimated(own, tensors)
     if type(samples) is not int or samples < 0:
         raise ValueError(expected(f"the state's 'estimate.{count}'", samples, "a count"))
@@ -144,7 +149,7 @@ def check_estimate(own: Tensors, estimate: Any) -> None:
 def _check_estimated(own: Tensors, tensors: Mapping[str, Any]) -> None:
     """Raise unless the tensors of an estimate are valid."""
     check_dense(tensors)
-    # entries of a read-out may be missing, or be there although this learner keeps none
+    # entries of a read-out may be missing, and may be present if this learner has no read-out
     optional = {k for k in ROWS if not (k in own and k in tensors)}
     check_same_layout(
         {k: v for k, v in own.items() if k not in optional},
@@ -162,21 +167,21 @@ OPTIMIZERS = {
     ("momentum_buffer",): "sgd with momentum",
     tuple(sorted(ADAM_FIELDS)): "adam or adamw",
 }
-"""Optimisers of the network, by what they keep of each parameter."""
+"""Optimisers of the network, by the names of the state of each parameter."""
 
 
 def _check_optimizer(given: Given) -> None:
-    """Raise if the state is that of a learner with another optimiser of the network."""
+    """Raise if the state was saved with another optimiser of the network."""
     wanted, found = (
         OPTIMIZERS.get(tuple(sorted({k.rpartition(".")[2] for k in entries_of(t, "optimizer")})))
         for t in (given.own, given.tensors)
     )
     if found is not None and found != wanted:
-        raise ValueError(f"the state's optimizer is {found}, expected {wanted}, as the learner's")
+        raise ValueError(f"the state's optimizer is {found}, expected {wanted} as in the learner")
 
 
 def _other_option(own: Tensors, given: Given) -> str:
-    """Say which option of the learner that saved the state had another value, if it can be seen."""
+    """Return a message about the option in which the saved learner differs, if it can be found."""
     state = given.tensors
     has, wanted = (bool(entries_of(t, "trunk")) for t in (state, own))
     if has != wanted:
@@ -203,14 +208,14 @@ def _other_option(own: Tensors, given: Given) -> str:
 
 
 def _other_size(own: Tensors, state: Mapping[str, Tensor]) -> str:
-    """Say which size or type of the samples or classes differs, if one does."""
+    """Return a message about the size or type in which samples or classes differ, if any."""
     x, y, mine = state.get("memory.x"), state.get("memory.y"), own["memory.x"]
     classes, own_classes = state.get("sets.new"), own["sets.new"]
     pairs: dict[str, tuple[object, object]] = {}
     if x is not None and y is not None and x.dim() and x.shape[:1] == y.shape:
         pairs["dtype"] = x.dtype, mine.dtype
         pairs["input_shape"] = tuple(x.shape[1:]), tuple(mine.shape[1:])
-        pairs["buffer"] = len(x) - 1, len(mine) - 1  # the last row is a spare one
+        pairs["buffer"] = len(x) - 1, len(mine) - 1  # the last row is spare
     if classes is not None and classes.dim() == 1:
         pairs["num_classes"] = len(classes), len(own_classes)
     for name, (found, wanted) in pairs.items():
@@ -224,10 +229,10 @@ def _shapes(tensors: Tensors) -> dict[str, torch.Size]:
 
 
 def _layout(given: Given) -> Tensors:
-    """Return an example of each entry that the state must have: its shape and type.
+    """Return a tensor of the expected shape and type for each entry of the state.
 
-    The adaptor's optimiser has all fields of a parameter or none. The samples of a task can be of
-    any number. The guard has both entries or none: states of earlier versions have none.
+    The state of the adaptor's optimiser has all fields of a parameter or none. There can be any
+    number of task samples. The guard has two entries, or none in states of earlier versions.
     """
     optional = ("task_data.", "guard.", "adaptor_optimizer.")
     layout = {k: v for k, v in given.own.items() if not k.startswith(optional)}
@@ -243,7 +248,7 @@ def _layout(given: Given) -> Tensors:
 
 
 def _task_data(given: Given, x: Tensor, y: Tensor) -> Tensors:
-    """Return examples of the kept samples: as many batches, each with as many labels, as given."""
+    """Return the layout of the task's samples, with the given numbers of batches and labels."""
     examples: Tensors = {}
     for i in range((len(entries_of(given.tensors, "task_data")) + 1) // 2):
         labels = given.tensors.get(f"task_data.{i}.y", y[:1])
@@ -254,9 +259,9 @@ def _task_data(given: Given, x: Tensor, y: Tensor) -> Tensors:
 
 
 def load_state(parts: Parts, state: Mapping[str, Any], receive: Callable[[Tensor], Tensor]) -> None:
-    """Restore a checked state in place, or nothing if that fails.
+    """Restore a checked state in place; if that fails, undo all changes.
 
-    `receive` brings a tensor to the device.
+    `receive` moves a tensor to the device.
     """
     before = save_state(parts, seed=0, step=0)
     try:
@@ -269,7 +274,7 @@ def load_state(parts: Parts, state: Mapping[str, Any], receive: Callable[[Tensor
 def restore_state(
     parts: Parts, state: Mapping[str, Any], receive: Callable[[Tensor], Tensor]
 ) -> None:
-    """Restore a state that is known to be good, in place."""
+    """Restore a valid state in place."""
     meta, engine = state["meta"], parts.engine
     tensors = {name: receive(value) for name, value in state["tensors"].items()}
     lr = parts.context.lr

@@ -12,11 +12,11 @@ from torch import Tensor
 from dualcba.engine import Engine
 
 RECENT = 1024
-"""How many losses are kept."""
+"""The number of recent losses that are stored."""
 
 
 RATE = "a smaller learning rate may help"
-OUTLIER = "on_outlier 'skip' leaves such batches out, 'clip' clips them"
+OUTLIER = "on_outlier 'skip' skips such batches, 'clip' clips them"
 
 
 def loss_slot(step: int) -> NDArray[np.int64]:
@@ -43,13 +43,13 @@ class LossMonitor:
             self.values.index_copy_(0, slot, loss.float().view(1))
 
     def due(self, step: int) -> bool:
-        """Return whether to look for refused steps now; on a CPU they raise at once."""
+        """Return whether to check for refused steps now; on a CPU these raise at once."""
         return self.engine.device.type != "cpu" and step % (RECENT // 2) == 0
 
     def check(self, step: int, task_starts: Sequence[int]) -> None:
         """Raise a `FloatingPointError` that names the first recent step that was refused, if any.
 
-        All refused steps are forgotten then: a second call raises for later ones only.
+        This clears the record of refused steps: a second call raises only for later ones.
         """
         steps = np.arange(step - min(step, RECENT), step)
         with self.engine.scope():
@@ -64,13 +64,13 @@ class LossMonitor:
             raise FloatingPointError(message(reason, int(steps[bad[0]]), task_starts, last))
 
     def describe(self, reason: str, step: int, task_starts: Sequence[int]) -> str:
-        """Return the message of a step that is refused now."""
+        """Return the error message for the current step, which is refused."""
         last = f"{self.values[(step - 1) % RECENT].item():.4g}" if step else "unknown"
         return message(reason, step, task_starts, last)
 
 
 def message(reason: str, step: int, task_starts: Sequence[int], last: str) -> str:
-    """Return what the error of a refused step says; `step` counts from 0.
+    """Return the error message for a refused step; `step` counts from 0.
 
     >>> print(message("the loss became nan", 8, [0, 6], "0.5")[:71])
     the loss became nan at step 9 in task 2; the last finite loss was 0.5;

@@ -1,4 +1,4 @@
-"""Who may use a learner and its network: one thread at a time, and one learner."""
+"""A lock for the threads that share a learner, and a warning if learners share weights."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Protocol
 from torch import Tensor, nn
 
 _weights: weakref.WeakKeyDictionary[object, set[int]] = weakref.WeakKeyDictionary()
-"""The identities of the weights that each living learner trains."""
+"""The ids of the weights that each existing learner trains."""
 
 
 class Lock:
-    """A reentrant lock; a copy of it, or of the object that has it, gets a lock of its own."""
+    """A reentrant lock that can be copied and pickled: the copy is a new lock."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -34,17 +34,17 @@ class Lock:
 
 
 class Listener(Protocol):
-    """What a learner tells of its steps, see `Learner.attach`."""
+    """The interface of objects that are called before and after each step; see `Learner.attach`."""
 
     def before_step(self, x: Tensor, y: Tensor, *, again: bool) -> None:
-        """Called with a batch on the device before it is learnt; it must change nothing."""
+        """Called before a step with its batch on the device, which must not be changed."""
 
     def after_step(self) -> None:
         """Called after a step, unless it was refused or has failed."""
 
 
 class ListenerRef:
-    """A listener that others keep alive, or None; a copy of it has none."""
+    """A weak reference to a listener, or None; it is not copied or pickled with the learner."""
 
     def __init__(self, listener: Listener | None = None) -> None:
         self._get = None if listener is None else weakref.ref(listener)
@@ -58,17 +58,17 @@ class ListenerRef:
 
 
 def claim(learner: object, network: nn.Module) -> None:
-    """Note that a learner trains these weights; warn if another one that still exists does."""
+    """Register the weights that a learner trains; warn if another existing learner trains them."""
     own = {id(p) for p in network.parameters()}
     if any(own & others for others in _weights.values()):
         warnings.warn(
-            "another learner trains the same weights, expected a network of its own: each step of "
-            "one learner changes what the other has learnt",
+            "another learner trains the same weights, expected a network for each learner: each "
+            "step of one learner changes the other",
             stacklevel=5,
         )
     _weights[learner] = own
 
 
 def claim_again(learner: object, network: nn.Module) -> None:
-    """Note the weights of a learner whose network has got others."""
+    """Register the weights of a learner whose network has new weights."""
     _weights[learner] = {id(p) for p in network.parameters()}

@@ -1,4 +1,4 @@
-"""The parts that a learner is made of, and how they are put together."""
+"""The parts of a learner, and the functions that build them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from dualcba.training.trunk import Trunk
 class Parts:
     """The parts of a learner, for evaluation, experiments and benchmarks.
 
-    They are internal: their names and methods may change from one version to the next.
+    They are internal: names and methods may change between versions.
     """
 
     engine: Engine
@@ -50,7 +50,7 @@ class Parts:
     outer_loop: OuterLoop
     sampler: StepSampler
     optimizer: torch.optim.Optimizer
-    """That of θ; the one of φ is `outer_loop.optimizer`."""
+    """The optimiser of θ; the optimiser of φ is `outer_loop.optimizer`."""
 
     loss_monitor: LossMonitor
     guard: StepGuard
@@ -75,7 +75,7 @@ class Parts:
         return modules if adaptor is None else {**modules, "adaptor": adaptor}
 
     def assign(self, count: int) -> None:
-        """Note that the first `count` outputs have a class, and the others have none."""
+        """Set the number of outputs that have a class: the first `count` ones."""
         self.context.sets.assigned = count
         if self.tasks.detector is not None:
             self.tasks.detector.resize(count)
@@ -95,7 +95,7 @@ def make_parts(
     rng: torch.Generator,
     given: LearnerArguments,
 ) -> Parts:
-    """Move everything to the engine's device, bind the method, and build the parts on top.
+    """Move all modules to the engine's device, bind the method, and build the parts.
 
     `rng` draws the adaptor's weights when they are reset.
     """
@@ -181,7 +181,7 @@ def _make_forward_pass(
 
 
 def _place(engine: Engine, module: nn.Module, shape: tuple[int, ...]) -> None:
-    """Move a network to the device; for images in the memory format that convolutions prefer."""
+    """Move a network to the device; networks for images get the channels-last memory format."""
     engine.keep_alive([*module.parameters(), *module.buffers()])
     module.to(engine.device)
     if len(shape) == 3:

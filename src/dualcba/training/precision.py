@@ -1,4 +1,4 @@
-"""The precision of forward passes: float32, or bfloat16 where the hardware is fast at it."""
+"""The precision of forward passes: float32, or bfloat16 on hardware with fast bfloat16."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dualcba.nets import Network
 
 
 class _Float32:
-    """A context in which the default dtype is float32, until the last thread has left it.
+    """A context that sets the default dtype to float32, until the last thread has left it.
 
     torch has one default dtype for all threads.
     """
@@ -90,7 +90,7 @@ class Precision:
         self.network = network
 
     def cast_weights(self, network: Network | None = None) -> AbstractContextManager[object]:
-        """Use bfloat16 copies of a network's weights, all cast in one launch, if bf16 is set."""
+        """If bf16 is set, use bfloat16 copies of a network's weights, all cast in one launch."""
         network = network or self.network
         return network.cast_weights(torch.bfloat16) if self.bf16 else nullcontext()
 
@@ -98,7 +98,7 @@ class Precision:
         """Run operations in bfloat16 if bf16 is set.
 
         The cache of cast weights is off: inside a caller's autocast it would outlive the step, and
-        a captured graph would go on reading weights that were cast before the capture.
+        a captured graph would keep reading weights that were cast before the capture.
         """
         if not self.bf16:
             return nullcontext()

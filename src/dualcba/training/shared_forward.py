@@ -1,4 +1,4 @@
-"""Forward passes of which each rank computes a share of the samples."""
+"""Forward passes that are shared by several ranks: each computes a part of the samples."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dualcba.training.forward import ForwardPass, Outputs
 
 
 class SharedForwardPass(ForwardPass):
-    """A `ForwardPass` over several ranks: all of them have the inputs, and get all outputs.
+    """A `ForwardPass` over several ranks: all ranks have all inputs, and get all outputs.
 
-    Batch statistics are those of whole batches. A batch of fewer samples than ranks is computed by
-    every rank, and so is a single sample, which has no batch statistics.
+    Batch statistics are those of whole batches. If a batch has only one sample, or fewer samples
+    than there are ranks, every rank computes it as a whole.
     """
 
     def __init__(self, ranks: Ranks, *args: Any, **options: Any) -> None:
@@ -34,7 +34,7 @@ class SharedForwardPass(ForwardPass):
         return self._shared(inputs, y, 1, parameters)
 
     def grouped_outputs(self, inputs: Tensor, y: Tensor, groups: int) -> Outputs:
-        """Return logits and features of equal groups with statistics of their own, in one pass."""
+        """Return logits and features in one pass, with separate statistics for each equal group."""
         if not self._is_shared(len(inputs) // groups):
             return super().grouped_outputs(inputs, y, groups)
         return self._shared(inputs, y, groups)

@@ -1,4 +1,4 @@
-"""What the ranks of a distributed learner must have in common, and how they share batch and state.
+"""Checks that the ranks of a distributed learner agree, and functions that share batch and state.
 
 See `dualcba.engine.ranks` for how a step is shared.
 """
@@ -31,15 +31,15 @@ RANDOM = (
 """Layers that draw random numbers in training."""
 
 NOT_COMPARED = ("network", "device", "transform", "agnostic_from")
-"""Arguments of a learner that may differ in their text."""
+"""Arguments of a learner whose text may differ between ranks."""
 
 
 def _warn_if_alone() -> None:
-    """Warn if several ranks would each train a learner of their own."""
+    """Warn if there are several ranks, each of which would train a separate learner."""
     if initialised() and (size := dist.get_world_size()) > 1:
         warnings.warn(
             f"the process group has {size} ranks and distributed is False, expected True: each "
-            "rank trains a learner of its own, whose network, adaptor and memory differ",
+            "rank trains a separate learner, with another network, adaptor and memory",
             stacklevel=6,
         )
 
@@ -48,9 +48,9 @@ def _warn_if_alone() -> None:
 
 
 def check_shareable(given: LearnerArguments) -> None:
-    """Raise unless several ranks can share the steps of a distributed learner.
+    """Raise if a learner is distributed, and ranks cannot share its steps.
 
-    Warn if it is not distributed, but there are several ranks.
+    If it is not distributed, but there are several ranks, warn.
     """
     if not given.distributed:
         _warn_if_alone()
@@ -62,7 +62,7 @@ def check_shareable(given: LearnerArguments) -> None:
             wanted = "BatchNorm1d, 2d or 3d with running statistics if distributed"
             raise ValueError(expected(what, module, wanted))
         if _draws(module):
-            wanted = "no random layer if distributed: each rank would draw numbers of its own"
+            wanted = "no random layer if distributed: each rank would draw different numbers"
             raise ValueError(expected(what, module, wanted))
 
 
@@ -85,7 +85,7 @@ def _draws(module: nn.Module) -> bool:
 
 
 def check_equal(ranks: Ranks, given: LearnerArguments) -> None:
-    """Raise on all ranks unless the learner has the same arguments on all."""
+    """Raise on all ranks unless the learner has the same arguments on all of them."""
     first, *others = ranks.exchange("Learner", _described(given))
     for rank, other in enumerate(others, 1):
         for name, value in first.items():
@@ -95,7 +95,7 @@ def check_equal(ranks: Ranks, given: LearnerArguments) -> None:
 
 
 def _described(given: LearnerArguments) -> dict[str, str]:
-    """Return the arguments that must be equal, as text, and the shapes of the weights."""
+    """Return the arguments that must be equal, and the shapes of the weights, as text."""
     names = ["input_shape", "num_classes", *definitions(LearnerArguments)]
     found = {k: shown(getattr(given, k)) for k in names if k not in NOT_COMPARED}
     weights = {k: tuple(t.shape) for k, t in given.network.state_dict().items()}
@@ -104,7 +104,7 @@ def _described(given: LearnerArguments) -> dict[str, str]:
 
 
 def start_equal(ranks: Ranks, parts: Parts) -> None:
-    """Give all ranks the weights of rank 0."""
+    """Copy the weights of rank 0 to all ranks."""
     modules = [m for name, m in parts.modules().items() if name != "memory"]
     ranks.broadcast_([t for m in modules for t in (*m.parameters(), *m.buffers())])
 
@@ -140,7 +140,7 @@ def whole_batch(
 
 
 def whole_state(ranks: Ranks, memory: Memory, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state that one process would have, from those of all ranks."""
+    """Merge the states of all ranks into the state that a single process would have."""
     ranks.exchange("state_dict", None)
     own: Tensors = state["tensors"]
     whole = {f"memory.{k}": memory.whole(own[f"memory.{k}"]) for k in memory.split_names()}
@@ -148,7 +148,7 @@ def whole_state(ranks: Ranks, memory: Memory, state: dict[str, Any]) -> dict[str
 
 
 def own_state(ranks: Ranks, parts: Parts, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return this rank's share of the state of one process; if one rank refuses it, all raise."""
+    """Return this rank's share of a whole state; if it is invalid on one rank, all ranks raise."""
     memory = parts.context.memory
     present = whole_state(ranks, memory, save_state(parts, seed=0, step=0))
     ranks.each("load_state_dict", lambda: check_state(parts, state, present))

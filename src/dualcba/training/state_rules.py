@@ -1,4 +1,4 @@
-"""What a valid state is, as tables of rules: checked as a whole before anything is loaded."""
+"""Rules for valid states, as tables; the whole state is checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from dualcba.tasks.detection import THRESHOLD
 from dualcba.training.parts import Parts
 
 LARGEST = 2**53
-"""The largest count that is accepted: every number up to it is exact in JSON."""
+"""The largest accepted count; JSON represents all whole numbers up to it exactly."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """A state that is being checked, and the learner that is to load it."""
+    """A state to check, and the learner that will load it."""
 
     parts: Parts
     own: Tensors
@@ -43,7 +43,7 @@ class Given:
 
     @property
     def task(self) -> int:
-        """The number of the current task by `task_starts`; −1 before the first."""
+        """The index of the current task, from `task_starts`; −1 before the first."""
         return len(self.meta["task_starts"]) - 1
 
     def __getitem__(self, name: str) -> Tensor:
@@ -127,7 +127,7 @@ META: dict[str, MetaRule] = {
         lambda v, given: isinstance(v, bool) and (given.task >= 0 or not v),
     ),
 }
-"""The wanted value of each entry of `meta`, checked in this order."""
+"""The expected value of each entry of `meta`, checked in this order."""
 
 BOUNDARIES: dict[str, MetaRule] = {
     "number": (
@@ -144,7 +144,7 @@ BOUNDARIES: dict[str, MetaRule] = {
     "before": ("True or False per class", _mask),
     "own": ("True or False per class", _mask),
 }
-"""The wanted value of each entry of `meta["boundaries"]`."""
+"""The expected value of each entry of `meta["boundaries"]`."""
 
 ARRIVALS: dict[str, MetaRule] = {
     "began": ("True or False", _flag),
@@ -154,11 +154,11 @@ ARRIVALS: dict[str, MetaRule] = {
     "evidence": (f"one number from 0 to below {ARRIVED:g} per class", _below_arrival),
     "since": ("one count per class, from 0 to that in counts", _recent),
 }
-"""The wanted value of each entry of `meta["boundaries"]["arrivals"]`, which may be missing."""
+"""The expected value of each entry of `meta["boundaries"]["arrivals"]`, which may be missing."""
 
 
 def check_meta(given: Given, own: Mapping[str, Any]) -> None:
-    """Raise unless `meta` has the entries that the learner's own has, each of them valid."""
+    """Raise unless `meta` has the same entries as the learner's own `meta`, with valid values."""
     given.parts.tasks.check(given.meta)
     _same_keys("meta", own, given.meta)
     for name, rule in META.items():
@@ -236,14 +236,14 @@ def _memory_labels(t: Tensor, given: Given) -> bool:
 
 
 def _memory_keys(t: Tensor, given: Given) -> bool:
-    """Balanced: a random key in each filled row, none in the others."""
+    """`Balanced`: a random key in each filled row, none in the other rows."""
     size, filled = len(t) - 1, given.filled
     keys = _from(size + 1, 2**KEY_BITS - 1)(t[:filled], given)
     return keys and bool((t[filled:-1] == EMPTY).all())
 
 
 def _memory_shares(t: Tensor, given: Given) -> bool:
-    """TaskShares: the rows of each task follow those of the one before."""
+    """`TaskShares`: rows are sorted by task."""
     owner = t[: given.filled]
     return _from(0, max(given.task, 0))(t, given) and torch.equal(owner, owner.sort().values)
 
@@ -254,7 +254,7 @@ def _memory_age(t: Tensor, given: Given) -> bool:
 
 
 def _sums(t: Tensor, given: Given) -> bool:
-    """GSA: sums of probabilities. Those of features, as of iCaRL, may be negative."""
+    """GSA sums probabilities. Other sums, such as iCaRL's of features, may be negative."""
     of_gsa = any(isinstance(module, GSA) for module in given.parts.method.modules())
     return not of_gsa or _from(0)(t, given)
 
@@ -316,7 +316,7 @@ TENSORS: tuple[tuple[str, str, Callable[[Tensor, Given], bool]], ...] = (
     ("task_data.*.y", "labels of the classes", _task_labels),
     ("weights_rng", "the state of a torch generator", _weights_rng),
 )  # fmt: skip
-"""What the values of entries must be, by patterns of their names, checked in this order."""
+"""Rules for the values of entries, by patterns of their names, checked in this order."""
 
 
 def check_values(given: Given) -> None:

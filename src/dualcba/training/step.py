@@ -1,12 +1,12 @@
-"""One training step: φ is updated if it is due, then θ, then the memory.
+"""One training step: update φ if it is due, then θ, then the memory.
 
-Everything random arrives in a packet and nothing waits for the device, so the same code runs
-eagerly and as a captured graph. φ is updated first, from the logits that θ is then trained on:
-through the virtual step of `dualcba.adaptors.hypergradient` both updates share one forward. The
+All random numbers arrive in a packet and nothing waits for the device, so the same code runs
+eagerly and as a captured graph. φ is updated first, from the logits that θ is then trained on: with
+the virtual step of `dualcba.adaptors.hypergradient` both updates share one forward pass. The
 paper's Algorithm 1 updates θ first; see `update_order` and docs/departures.md.
 
-A step that fails or is refused is undone. All that can fail comes first. The weights, the averages
-of the method and the memory are changed last, without interruption by signals.
+A step that fails or is refused is undone. Everything that can fail comes first. The weights, the
+averages of the method and the memory are changed last, without interruption by signals.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class TrainingStep:
     precision: Precision
     engine: Engine
     standardise: Standardise | None = None
-    """What the inputs are standardised by, if they are."""
+    """Standardises the inputs; None if they are not standardised."""
 
     stores_first: bool = False
     """Whether batches are only stored while the memory is empty."""
 
     def stay_on_device(self) -> None:
-        """From now on, do not wait for the verdict on a step, as on a GPU."""
+        """From now on, do not wait for the guard's decision on a step, as on a GPU."""
         self.guard.stay_on_device()
         self.loss_monitor.on_device = True
 
@@ -74,10 +74,10 @@ class TrainingStep:
         *,
         update_adaptor: bool,
     ) -> None:
-        """Take the step on raw samples and labels, as often as the method's `repeats`.
+        """Take the step on raw samples and labels, `Method.repeats` times.
 
-        `storable` is the mask of samples that may enter the memory, by default all. They enter in
-        the last repetition; φ is updated in the first. If anything fails, the learner is as before.
+        `storable` is the mask of samples that may enter the memory, by default all. The last
+        repetition stores them; the first one updates φ. If anything fails, all changes are undone.
         """
         self.forward_pass.restore_modes()
         rng = {name: self.sampler.rng[name].bit_generator.state for name in self.sampler.used}
@@ -115,7 +115,7 @@ class TrainingStep:
         *,
         first: bool,
     ) -> None:
-        """Draw what the step needs on the host, then run it on the engine."""
+        """Draw the random numbers on the host, then run the step on the engine."""
         outer_batch = update_adaptor and self.outer_loop.uses_outer_batch
         drawn = self.sampler.draw(step, len(x), storable, outer_batch=outer_batch)
         if self.guard.waits:  # on a CPU nothing is transferred, and packing would only cost time
@@ -131,7 +131,7 @@ class TrainingStep:
         if first and not self.engine.replays(key):
             with self.engine.scope():
                 self.backup.save_weights()
-        interrupts.defer()  # the launch is short, and what it has queued cannot be taken back
+        interrupts.defer()  # the launch is short, and queued work cannot be cancelled
         self.engine.run(key, run, x, y, packet)
 
     def run_packet(
@@ -141,7 +141,7 @@ class TrainingStep:
         self.run(x, y, drawn=unpack(packet, layout), update_adaptor=update_adaptor)
 
     def run(self, x: Tensor, y: Tensor, *, drawn: StepDraws[Tensor], update_adaptor: bool) -> None:
-        """Run the step on raw samples and labels, with all that is random."""
+        """Run the step on raw samples and labels, with drawn random numbers."""
         self.backup.save(with_adaptor=update_adaptor)
         with self.precision.cast_weights():
             self._run(x, y, drawn, update_adaptor)
@@ -156,7 +156,7 @@ class TrainingStep:
 
     @torch.no_grad()
     def store(self, x: Tensor, y: Tensor, packet: Tensor, *, layout: Layout) -> None:
-        """Store raw samples and labels, with the logits that the memory keeps of them."""
+        """Store raw samples and labels, with their logits if the memory stores logits."""
         drawn: StepDraws[Tensor] = unpack(packet, layout)
         if self.standardise is not None:
             self.backup.save(with_adaptor=False)
@@ -172,7 +172,7 @@ class TrainingStep:
         self._remember(drawn, x, y, columns)
 
     def _inputs(self, x: Tensor) -> Tensor:
-        """Return raw samples that the guard has judged, and add them to the statistics."""
+        """Let the guard check the raw samples, and add them to the statistics."""
         x = self.guard.inputs(x)
         if self.standardise is not None:
             self.standardise.update(x)
@@ -181,13 +181,13 @@ class TrainingStep:
     def _remember(
         self, drawn: StepDraws[Tensor], x: Tensor, y: Tensor, columns: dict[str, Tensor]
     ) -> None:
-        """Note the classes of the samples, and store them."""
+        """Mark the classes of the samples as seen, and store the samples."""
         self.context.sets.appear(y, all_labelled=not self.method.unlabelled)
         self.context.memory.write(drawn.slots, x, y, columns)
         self.guard.accept()
 
     def _run(self, x: Tensor, y: Tensor, drawn: StepDraws[Tensor], update_adaptor: bool) -> None:
-        collect_penalties(self.forward_pass.task_aware)  # discard what a failed step may have left
+        collect_penalties(self.forward_pass.task_aware)  # discard penalties of a failed step
         x = self._inputs(x)
         new, mem, outer_batch = self._batches(x, y, drawn.batches)
         self.method.observe(new, mem)
@@ -201,7 +201,7 @@ class TrainingStep:
             columns = self._columns(new, adapt)
             self.guard.judge(loss, self.outer_loop.phi if update_adaptor else ())
             interrupts.defer()
-            with self.engine.branch():  # the update of all weights takes the longest
+            with self.engine.branch():  # in parallel, as the update of all weights takes longest
                 self.optimizer.step()
             self.guard.undo_if_refused()
             extra = drawn.batches.extra
@@ -211,10 +211,10 @@ class TrainingStep:
                 weights, change = self.method.extra_step(self.forward_pass.extra_batch(extra))
                 foreach_add_(weights, self.guard.judge_extra(change), alpha=-1)
             self.method.after_step(drawn.noise)
-            self._keep(x, y, drawn, columns, loss.detach())
+            self._store_results(x, y, drawn, columns, loss.detach())
             self.engine.join_branch()
 
-    def _keep(
+    def _store_results(
         self,
         x: Tensor,
         y: Tensor,
@@ -222,7 +222,7 @@ class TrainingStep:
         columns: Mapping[str, Tensor],
         loss: Tensor,
     ) -> None:
-        """Keep what a step leaves besides the weights: the batch, its labels and the loss."""
+        """Store the batch in the memory, and the loss in the monitor."""
         columns = {name: self.guard.only_if_good(z, 0.0) for name, z in columns.items()}
         self._remember(drawn, x, y, columns)
         self.loss_monitor.write(drawn.loss_slot, self.guard.only_if_good(loss, torch.nan))
@@ -234,8 +234,8 @@ class TrainingStep:
         if drawn.outer_batch is None:
             return *self.forward_pass.inner_batches(x, y, drawn), None
         # B_buf is independent of the other batches and may run in parallel, with two exceptions:
-        # a single sample uses running statistics, which the others update, and an unknown module
-        # may keep state of its own
+        # a single sample uses running statistics, which the other batches update, and an unknown
+        # module may have its own state
         parallel = drawn.outer_batch.size > 1 and self.forward_pass.samplewise
         with self.engine.branch() if parallel else nullcontext(), torch.no_grad():
             outer_batch = self.forward_pass.outer_batch(x, y, drawn)
@@ -245,7 +245,7 @@ class TrainingStep:
         return new, mem, outer_batch
 
     def _backward(self, new: Batch, mem: Sequence[Batch], adapt: Adapt) -> Tensor:
-        """Return the loss at adapted logits, after its backward."""
+        """Compute the loss at adapted logits and its gradients; return the loss."""
         loss = self.method.loss(new, mem, adapt)
         penalty = collect_penalties(self.forward_pass.task_aware)
         loss = loss if penalty is None else loss + penalty

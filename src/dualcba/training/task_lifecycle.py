@@ -1,4 +1,4 @@
-"""The tasks of a stream: their begin and end, given by the caller or detected from the labels."""
+"""Begin and end the tasks of a stream, announced by the caller or detected from the labels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dualcba.training.forward import ForwardPass
 
 
 class TaskLifecycle:
-    """The tasks so far, and what happens when one begins or ends.
+    """Begins and ends tasks, and keeps the samples of the current task if the method needs them.
 
     With `inferred` boundaries a `TaskDetector` decides from the labels when a task begins.
     """
@@ -45,32 +45,32 @@ class TaskLifecycle:
         self.detector = TaskDetector(context.sets.num_classes) if inferred else None
         self.starts: list[int] = []  # the first step of each task
         self.open = False
-        self.warned = -1  # the last task in which a label that no task announced was reported
-        self.data: list[tuple[Tensor, Tensor]] = []  # of the current task, for `rereads_task`
+        self.warned = -1  # the last task with a warning about an unannounced label
+        self.data: list[tuple[Tensor, Tensor]] = []  # samples of the task, for `rereads_task`
 
     def check_classes(self, classes: Any, *, hint: str = "") -> list[Any]:
         """Return the classes of a new task as a list of labels; raise if they are not valid.
 
-        The error about labels that are not whole numbers ends with `hint`.
+        `hint` is appended to the error about labels that are not whole numbers.
         """
         labels = self.check_labels(classes)
         self.context.sets.check(labels, hint)
         return labels
 
     def check_labels(self, classes: Any) -> list[Any]:
-        """Return the labels of a new task as a list; raise if there is no such list.
+        """Return the labels of a new task as a list; raise if they are not a list.
 
-        Also raise if boundaries are inferred: then nobody announces a task.
+        Also raise if boundaries are inferred, because tasks are then not announced.
         """
         if self.detector is not None:
             raise ValueError("boundaries are inferred from the labels, expected no new_task")
         return label_list(classes)
 
     def check_announced(self, labels: Tensor) -> None:
-        """Warn, once per task, of labels that no task so far has announced; −1 is no label.
+        """Warn, once per task, about labels that no task so far has announced; −1 means no label.
 
-        Streams in which samples arrive before their task have such labels, so they are no error.
-        Labels on a device are not read: that would wait for it.
+        This is not an error, because in some streams samples arrive before their task. Labels on a
+        GPU are not checked, since this would wait for the device.
         """
         sets, task = self.context.sets, self.context.sets.task
         if self.detector is not None or labels.is_cuda or sets.owner.is_cuda or self.warned == task:
@@ -79,7 +79,7 @@ class TaskLifecycle:
         if len(other):
             self.warned = task
             announced = sets.owner.ge(0).nonzero().flatten().tolist()
-            wanted = f"those that tasks have announced, {announced}; others count as old"
+            wanted = f"announced classes, {announced}; others are treated as old classes"
             warnings.warn(expected("observed y", sorted(set(other.tolist())), wanted), stacklevel=3)
 
     def begin(self, classes: Sequence[int], step: int) -> None:
@@ -94,7 +94,7 @@ class TaskLifecycle:
         self.open = True
 
     def end(self) -> None:
-        """End the current task, if any: the method gets its samples back if it rereads them."""
+        """End the current task, if any, and pass its samples to the method if it needs them."""
         if not self.open:
             return
         self.forward_pass.restore_modes()
@@ -108,7 +108,7 @@ class TaskLifecycle:
         self.open, self.data = False, []
 
     def _equalize(self) -> None:
-        """Give all ranks what rank 0 has computed between tasks; a GPU's rounding may differ."""
+        """Copy the values of rank 0 to all ranks, which may differ by rounding on a GPU."""
         if self.engine.ranks is None:
             return
         memory = self.context.memory
@@ -120,8 +120,8 @@ class TaskLifecycle:
     def detect(self, labels: NDArray[np.int64] | None) -> bool:
         """Return whether a task begins with the next batch, inferred from its labels.
 
-        If the batch changes the new classes of the current task, the class sets are updated. Raises
-        if boundaries are given and no task has begun.
+        If the batch adds new classes to the current task, the class sets are updated. Raises if
+        boundaries are given and no task has begun.
         """
         if self.detector is None:
             if not self.open:
@@ -129,7 +129,7 @@ class TaskLifecycle:
                 raise ValueError(f"no task has begun, expected {wanted}")
             return False
         if labels is None:
-            wanted = "y on the host: boundaries are inferred"
+            wanted = "y on the host, because boundaries are inferred"
             raise ValueError(expected("labels", labels, wanted))
         before = self.detector.new
         boundary, new = self.detector.update(labels)
@@ -145,7 +145,7 @@ class TaskLifecycle:
         self.begin(sorted(self.detector.new), step)
 
     def keep(self, x: Tensor, y: Tensor, mask: NDArray[np.bool_] | None = None) -> None:
-        """Keep copies of the samples, or of those in a mask, until the task ends."""
+        """Keep copies of the samples, or of those selected by a mask, until the task ends."""
         if mask is None or mask.all():
             with self.engine.scope():
                 self.data.append((x.clone(), y.clone()))
@@ -175,7 +175,7 @@ class TaskLifecycle:
             raise ValueError(expected("boundaries of the state", has, repr(wanted)))
 
     def load(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-        """Restore what `tensors`, now on the device, and `meta` returned."""
+        """Restore the results of `tensors`, moved to the device, and of `meta`."""
         kept = entries_of(tensors, "task_data")
         pairs = range(len(kept) // 2)
         self.data = [(kept[f"{i}.x"].clone(), kept[f"{i}.y"].clone()) for i in pairs]
@@ -187,7 +187,7 @@ class TaskLifecycle:
 
 
 def label_list(classes: Any) -> list[Any]:
-    """Return the labels of a new task, given as a list, array or tensor, as a list; or raise."""
+    """Return the labels of a new task as a list; they may be a list, an array or a tensor."""
     name = "classes of the new task"
     if isinstance(classes, Tensor):
         classes = plain_tensor(classes, name)

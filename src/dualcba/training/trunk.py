@@ -1,8 +1,8 @@
-"""The frozen part of a network, whose features the memory stores in the place of samples.
+"""The frozen part of a network, whose features the memory stores instead of samples.
 
-A learner with a trunk is a learner over the inputs of the last layer. The trunk maps raw samples to
-these when they arrive, and each sample passes it once. Everything behind it, the memory and the
-draws from it, IBN, the methods and the adaptor, sees features as its samples.
+A learner with a trunk trains on the inputs of the last layer. The trunk maps each raw sample to
+these features once, when it arrives. Everything else, such as the memory, IBN, the methods and the
+adaptor, uses the features as samples.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Trunk(nn.Module):
     transform
         Normalises the samples; it must not be random.
     inputs
-        What the module is called with.
+        The shapes and types of the inputs of the module.
     """
 
     def __init__(self, module: nn.Module, transform: Transform, inputs: Inputs) -> None:
@@ -58,9 +58,9 @@ class Trunk(nn.Module):
         return features.float()
 
     def of_new(self, x: Tensor, engine: Engine, autocast: Autocast) -> Tensor:
-        """Return the features of new samples; on a GPU the passes become one launch.
+        """Return the features of new samples; on a GPU this is one launch.
 
-        They are valid until the next call.
+        The result is valid until the next call.
         """
         if not x.is_cuda:
             with autocast():
@@ -79,9 +79,9 @@ class Trunk(nn.Module):
 
 
 def split_network(network: Network, transform: Transform, inputs: Inputs) -> tuple[Trunk, Network]:
-    """Return the trunk of a network, and a network of its last layer alone.
+    """Split a network into its trunk and a network that is only the last layer.
 
-    They share all weights with the given network. Raises if the trunk can change in training.
+    Both share all weights with the given network. Raises if the trunk can change in training.
 
     >>> from dualcba.nets.inputs import Part
     >>> net = nn.Sequential(nn.Linear(3, 5).requires_grad_(False), nn.ReLU(), nn.Linear(5, 2))
@@ -94,7 +94,7 @@ def split_network(network: Network, transform: Transform, inputs: Inputs) -> tup
     module, name, head = network.module, network.head_name, network.head
     check_frozen(module, name)
     device = next(network.parameters()).device
-    own = copy.deepcopy(transform).to(device)  # other learners may have it, on other devices
+    own = copy.deepcopy(transform).to(device)  # other learners may use it on other devices
     trunk = Trunk(without_head(module, name), own, inputs)
     _check_split(trunk, network, inputs)
     weight = head.weight
@@ -104,7 +104,7 @@ def split_network(network: Network, transform: Transform, inputs: Inputs) -> tup
 
 
 def check_frozen(module: nn.Module, head: str) -> None:
-    """Raise unless all but the last layer is frozen: no gradients, and in evaluation mode."""
+    """Raise unless all layers but the last are frozen: no gradients, and in evaluation mode."""
     wanted = "a frozen trunk for cache_features"
     if not head:
         raise ValueError(f"the network is a bare linear layer, expected {wanted}")
@@ -123,7 +123,7 @@ def check_frozen(module: nn.Module, head: str) -> None:
 
 
 def without_head(module: nn.Module, head: str) -> nn.Module:
-    """Return a network that ends before its last layer; it shares all other modules.
+    """Return a network without its last layer; all other modules are shared.
 
     >>> net = nn.Sequential(nn.Linear(3, 5), nn.Sequential(nn.ReLU(), nn.Linear(5, 2)))
     >>> trunk = without_head(net, "1.1")
@@ -141,7 +141,7 @@ def without_head(module: nn.Module, head: str) -> nn.Module:
 
 @torch.no_grad()
 def _check_split(trunk: Trunk, network: Network, inputs: Inputs) -> None:
-    """Raise unless the trunk gives the features that the last layer has as its inputs."""
+    """Raise unless the trunk returns the inputs of the last layer."""
     device = next(network.parameters()).device
     shape = (2, *inputs.shape)
     values = torch.arange(math.prod(shape), device=device) % (1 if inputs.whole else 5)
@@ -151,6 +151,6 @@ def _check_split(trunk: Trunk, network: Network, inputs: Inputs) -> None:
     found = trunk(x)
     if found.shape != wanted.shape or not torch.allclose(found, wanted):
         raise ValueError(
-            f"the network cannot end before its last layer {network.head_name!r}, "
-            "expected one that returns the outputs of that layer for cache_features"
+            f"without its last layer {network.head_name!r} the network does not return the inputs "
+            "of this layer, expected a network that ends with it for cache_features"
         )

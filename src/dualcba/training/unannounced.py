@@ -1,4 +1,4 @@
-"""Learners for classes that nobody announces: how the classifiers and `dualcba learn` make them."""
+"""Options of learners whose classes are not announced, for the classifiers and `dualcba learn`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dualcba.options import definitions
 from dualcba.training.learner_arguments import LearnerArguments
 
 FIRST_OUTPUTS = 16
-"""Outputs of a network that is made for such classes; they are doubled."""
+"""The initial number of outputs of a network if classes are not announced; doubled as needed."""
 
 
 def learner_options(given: object, fixed: Collection[str]) -> dict[str, Any]:
-    """Return the keyword arguments of a learner that a classifier is given.
+    """Check and return the option `learner_options` of a classifier.
 
-    `fixed` are those that it sets itself.
+    `fixed` are the arguments that the classifier sets itself.
     """
     if given is not None and not isinstance(given, Mapping):
         raise ValueError(expected("learner_options", given, "a mapping of names to values"))
@@ -36,11 +36,11 @@ def learner_options(given: object, fixed: Collection[str]) -> dict[str, Any]:
 
 
 def unannounced_options(method: str | Method) -> dict[str, Any]:
-    """Return options of a learner that are not its own defaults, since classes may arrive singly.
+    """Return other defaults of a learner, for streams in which classes may arrive one by one.
 
-    New and memory samples are normalised together: a batch of one class has no statistics that tell
-    it from others. The read-out is that of the last layer and the class means, which know a class
-    earlier, unless the method has scores of its own.
+    New and memory samples are normalised together, because normalising a batch of one class on its
+    own removes what distinguishes the class. The read-out combines the last layer with class means,
+    which recognise a class earlier, unless the method overrides `scores`.
 
     >>> [unannounced_options(m)["readout"] for m in ("er-balanced-cba", "er+mkd", "icarl")]
     ['both', 'both', 'head']
@@ -53,8 +53,8 @@ def unannounced_options(method: str | Method) -> dict[str, Any]:
 def even_batches(n: int, size: int) -> list[slice]:
     """Split n rows into the fewest batches of at most `size`, whose sizes differ by at most one.
 
-    A rest of one or two samples would be normalised by statistics of its own: where they are nearly
-    equal, a channel's gradient grows without bound.
+    A remainder of one or two samples would be normalised by its own statistics: if the samples are
+    nearly equal in a channel, the gradient of the channel grows without bound.
 
     >>> [batch.stop - batch.start for batch in even_batches(12, 10)]
     [6, 6]

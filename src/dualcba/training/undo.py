@@ -1,8 +1,8 @@
-"""Undoing what a failed call has changed outside the step itself: tasks, class sets, kept samples.
+"""Undo the changes of a failed call outside the step itself: tasks, class sets, kept samples.
 
 Between two tasks a method may train, select exemplars or copy the network. So a call that begins or
-ends a task saves the whole state first. A step within a task saves little; the rest of its changes
-are undone by `TrainingStep`.
+ends a task saves the whole state first. A step within a task saves only the task detection and the
+class sets; `TrainingStep` undoes its other changes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def undone_in_a_task(parts: Parts) -> Iterator[None]:
 
 
 def _check_weights(parts: Parts) -> None:
-    """Raise if the end of a task has left a value that is not finite in network or method."""
+    """Raise if the network or the method has a value that is not finite after the end of a task."""
     if type(parts.method).end_task is Method.end_task:
         return
     with parts.engine.scope():
