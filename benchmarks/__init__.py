@@ -1,1 +1,1 @@
-"""Timings and side-by-side comparisons. The tests run them and assert no time."""
+"""Timings and comparisons. Tests run them without assertions about times."""

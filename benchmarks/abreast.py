@@ -1,4 +1,4 @@
-"""Methods in turns, seeds side by side on one device, and whole runs (`dualcba run --abreast`)."""
+"""Time methods in turns, several seeds on one device, and whole runs (`dualcba run --abreast`)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def in_turns(
     steps: int,
     turns: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Return milliseconds per step of each spec on each hardware, timed in turns.
+    """Return milliseconds per step of each spec on each hardware, and the ratio to the first.
 
-    With the ratio to the first.
+    They are timed in turns.
     """
     cases = [(spec, where) for spec in specs for where in hardware]
     ready = [Ready(*case, data) for case in cases]
@@ -51,7 +51,7 @@ def in_turns(
 def steps_abreast(
     spec: Spec, hardware: Hardware, data: Dataset, seeds: int, steps: int
 ) -> dict[str, Any]:
-    """Return milliseconds per step and seed of learners side by side, and of one alone."""
+    """Return milliseconds per step and seed of several learners in turn, and of one alone."""
     ready = [Ready(replace(spec, seed=seed), hardware, data) for seed in range(seeds)]
 
     def together() -> None:
@@ -74,7 +74,7 @@ def steps_abreast(
 def whole_run(
     spec: Spec, hardware: Hardware, data: Dataset, *, every: int, seeds: int
 ) -> dict[str, Any]:
-    """Return the seconds from the specs to the results of all seeds, run side by side."""
+    """Return the seconds of complete runs of all seeds, `abreast` on one device."""
     specs = [replace(spec, seed=seed, eval_every=every) for seed in range(seeds)]
     start = time.perf_counter()
     steps = 0

@@ -1,6 +1,6 @@
-"""Classifiers that a user would pick for a stream, each with `learn` and `predict` of batches.
+"""Common classifiers for streams, with a `learn` and a `predict` for batches.
 
-All have the defaults of their library. Those with a memory have the same number of samples.
+All use the defaults of their library. Those with a memory store the same number of samples.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from dualcba.estimator import DualCBAClassifier
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]
 MEMORY = 200
-"""Samples in the memory of each contender that has one."""
+"""Number of samples in the memory of each contender that has one."""
 
 
 class Contender(Protocol):
     """A classifier of a stream."""
 
     def learn(self, x: Floats, y: Labels) -> None:
-        """Learn a batch, once."""
+        """Learn a batch in one pass."""
 
     def predict(self, x: Floats) -> Labels:
         """Return the label of each sample."""
 
 
 class Ours:
-    """`DualCBAClassifier`, with its defaults or by another method."""
+    """`DualCBAClassifier`, with its defaults or another method."""
 
     def __init__(self, seed: int, **given: Any) -> None:
         self.model = DualCBAClassifier(buffer=MEMORY, random_state=seed, **given)
 
     def learn(self, x: Floats, y: Labels) -> None:
-        """Learn a batch; its classes were not announced."""
+        """Learn a batch, whose classes are not announced."""
         self.model.partial_fit(x, y)
 
     def predict(self, x: Floats) -> Labels:
@@ -47,7 +47,7 @@ class Ours:
 
 
 class Linear:
-    """scikit-learn's `SGDClassifier`; it must know all classes at the first call."""
+    """scikit-learn's `SGDClassifier`, which needs all classes at the first call."""
 
     def __init__(self, seed: int, classes: int) -> None:
         self.model, self.classes = SGDClassifier(random_state=seed), np.arange(classes)
@@ -63,7 +63,7 @@ class Linear:
 
 
 class NearestMean:
-    """The class whose mean over the whole stream is nearest."""
+    """Predicts the class with the nearest mean over the whole stream."""
 
     def __init__(self, classes: int) -> None:
         self.sums: NDArray[np.float64] | None = None
@@ -85,7 +85,7 @@ class NearestMean:
 
 
 class NearestSample:
-    """The label of the nearest sample in a reservoir of the stream."""
+    """Predicts the label of the nearest sample in a reservoir of the stream."""
 
     def __init__(self, seed: int, size: int = MEMORY) -> None:
         self.rng, self.size, self.met = np.random.default_rng(seed), size, 0
@@ -93,7 +93,7 @@ class NearestSample:
         self.y: list[int] = []
 
     def learn(self, x: Floats, y: Labels) -> None:
-        """Put each sample into the reservoir with the probability size / number met."""
+        """Add samples by reservoir sampling."""
         for sample, label in zip(x, y.tolist(), strict=True):
             self.met += 1
             if len(self.x) < self.size:
@@ -124,7 +124,7 @@ class River:
             self.model.learn_one(dict(enumerate(sample)), label)
 
     def predict(self, x: Floats) -> Labels:
-        """Return labels; 0 where the model has none yet."""
+        """Return labels; 0 before the model has learnt any."""
         answers = [self.model.predict_one(dict(enumerate(sample))) for sample in x.tolist()]
         return np.asarray([0 if answer is None else answer for answer in answers])
 
@@ -140,7 +140,7 @@ def _river(module: str, name: str, **given: Any) -> Any:
 Make = Callable[[int, int], Contender]
 
 SEPARATE = "separate statistics"
-"""`DualCBAClassifier` with batch statistics of its own for the new batch and the memory draw."""
+"""`DualCBAClassifier` with separate batch statistics for the new batch and the memory draw."""
 
 HEAD = {"readout": "head"}
 """Predictions by the last layer alone."""
@@ -167,4 +167,4 @@ CONTENDERS: dict[str, Make] = {
         _river("forest", "ARFClassifier", seed=seed)
     ),
 }
-"""By name: a function of the seed and the number of classes."""
+"""Contenders by name: functions of the seed and the number of classes."""

@@ -1,4 +1,4 @@
-"""Dual-CBA beside what users would pick for a stream: accuracy and latency on real data.
+"""Compare Dual-CBA with common classifiers for streams: accuracy and latency on real data.
 
 usage: python -m benchmarks.alternatives [--data digits,letter] [--only DualCBAClassifier,ER]
            [--orders classes,single,shuffled] [--validation] [--seeds 5] [--data-dir DIR]
@@ -6,17 +6,17 @@ usage: python -m benchmarks.alternatives [--data digits,letter] [--only DualCBAC
 
 A stream arrives in batches of 10, in one pass: two new classes at a time (`classes`), one at a time
 (`single`), or in random order (`shuffled`). Each batch is predicted, then learnt. `final` is the
-accuracy on test samples after the stream, `prequential` that on arriving batches, `anytime` the
-mean of the accuracies on the test samples of the classes met so far, at ten moments. Times are
-medians over batches of the CPU time of one thread, per sample. All features are scaled to [0, 1] by
-their known range.
+accuracy on test samples after the stream, `prequential` the accuracy on arriving batches, and
+`anytime` the mean accuracy on test samples of the classes so far, at ten moments. Times are medians
+over batches of the CPU time of one thread, per sample. All features are scaled to [0, 1] by their
+known range.
 
-With `--validation` stream and test are other training samples, to choose defaults by.
+With `--validation`, stream and test samples are other training samples, to choose defaults with.
 
 MNIST and Fashion-MNIST need their published files in the data folder, `letter` the file
-`letter-recognition.data` of the UCI repository. What is missing is left out with a note, and so is
-river if it is not installed. Set OMP_NUM_THREADS=1. `--json` adds to a file and replaces what it
-has of the same name.
+`letter-recognition.data` of the UCI repository. Missing data are left out with a note, and so is
+river if it is not installed. Set OMP_NUM_THREADS=1. `--json` adds the numbers to a file and
+replaces those with the same names.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from dualcba.io import write_json
 
 BATCH, MOMENTS, TEST = 10, 10, 500
 PER_TASK = {"classes": 2, "single": 1}
-"""How many classes arrive at a time, in orders that are not random."""
+"""Number of classes per task, in orders that are not random."""
 ORDERS = (*PER_TASK, "shuffled")
 SCORES = ("final", "prequential", "anytime")
 TIMES = ("learn_us", "predict_us")
 SLOW = ("river naive Bayes", "river Hoeffding tree")
-"""Take 10 ms and more for a sample of 784 features: left out there."""
+"""Contenders that need at least 10 ms per sample of 784 features, which are left out there."""
 RIVER = [name for name in CONTENDERS if name.startswith("river")]
 
 
 @dataclass(frozen=True)
 class Data:
-    """Training and test samples with features in [0, 1], and who is left out."""
+    """Training and test samples with features in [0, 1], and the contenders to leave out."""
 
     x: Floats
     y: Labels
@@ -86,13 +86,13 @@ def known_dataset(name: str, root: Path, without: Sequence[str] = (), stream: in
 
 
 def letter(root: Path, *, validation: bool = False) -> Data:
-    """Return the first 2,600 samples of 26 letters, 16 features of 0 to 15; the last 4,000 test.
+    """Return 26 letters with 16 features: 2,600 training and the last 4,000 test samples.
 
-    For validation, these are 2,600 and 1,000 samples in between.
+    For validation, return 2,600 and 1,000 samples in between.
     """
     path = root / "letter-recognition.data"
     rows = [line.split(",") for line in path.read_text().split()]
-    rows = [row for row in rows if row[0] != "Letter"]  # some copies have a line of names
+    rows = [row for row in rows if row[0] != "Letter"]  # some copies have a header line
     x = np.asarray([row[1:] for row in rows], np.float32) / 15
     y = np.asarray([ord(row[0]) - ord("A") for row in rows], np.int64)
     if validation:
@@ -101,7 +101,7 @@ def letter(root: Path, *, validation: bool = False) -> Data:
 
 
 def among_training(name: str, root: Path, stream: int, start: int = 0) -> Data:
-    """Return `stream` training samples from `start` on, of a fixed random order, and 600 more."""
+    """Return `stream` training samples after the first `start`, shuffled, and 600 for test."""
     data = known_dataset(name, root)
     rows = np.random.default_rng(0).permutation(len(data.y) - start) + start
     first, then = rows[:stream], rows[stream : stream + 600]
@@ -115,7 +115,7 @@ READERS: dict[str, Callable[[Path], Data]] = {
     "mnist": lambda root: known_dataset("mnist", root, RIVER, 2000),
     "fashion-mnist": lambda root: known_dataset("fashion-mnist", root, RIVER, 2000),
 }
-"""By name. The slow contenders take part in a stream of 1,000 images."""
+"""Datasets by name. Slow contenders run on a stream of 1,000 images."""
 
 VALIDATION: dict[str, Callable[[Path], Data]] = {
     "digits": lambda root: among_training("digits", root, 1100),
@@ -123,7 +123,7 @@ VALIDATION: dict[str, Callable[[Path], Data]] = {
     "mnist": lambda root: among_training("mnist", root, 1500, 2000),
     "fashion-mnist": lambda root: among_training("fashion-mnist", root, 1500, 2000),
 }
-"""Training samples that are in no stream of `READERS`, except for digits, which has no others."""
+"""Training samples outside of the streams of `READERS`; digits has no others and reuses them."""
 
 
 def arranged(data: Data, order: str, seed: int) -> Iterator[tuple[Floats, Labels]]:
@@ -167,9 +167,9 @@ def run(name: str, data: Data, order: str, seed: int) -> dict[str, float]:
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """Return what a function returns, and the CPU seconds of this process meanwhile.
+    """Call a function; return its result and the CPU seconds of this process.
 
-    With one thread that is the latency on a core of its own, whatever else the machine does.
+    With one thread, this is the latency on an idle core, independent of other load.
     """
     begun = time.process_time()
     result = work()
@@ -187,7 +187,7 @@ def summary(runs: Sequence[dict[str, float]]) -> dict[str, Any]:
 
 
 def markdown(found: dict[str, Any], data: str, order: str) -> str:
-    """Return one table of a file of numbers; the best value of each score is bold."""
+    """Return a table of the numbers of one stream, with the best value of each score in bold."""
     rows = {name: row for name, row in found[data][order].items() if name in CONTENDERS}
     best = {s: max(row[s][0] for row in rows.values()) for s in SCORES}
     lines = ["| | final | prequential | any-time | learn, µs | predict, µs |", "|---|" + "---|" * 5]

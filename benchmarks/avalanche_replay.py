@@ -1,7 +1,8 @@
 """avalanche-lib's online replay: `Naive` with a `ReplayPlugin` and a reservoir, if installed.
 
-Images are augmented one at a time, as in `usual`. With `augmented=False` they are augmented and
-normalised beforehand, which leaves the cost of the framework itself. No metrics, no loggers.
+Images are augmented one at a time, as in `usual`. With `augmented=False`, they are only
+normalised, in advance, which leaves the cost of the framework itself. There are no metrics and no
+loggers.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Avalanche:
             from avalanche.training import Naive
             from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
             from avalanche.training.storage_policy import ReservoirSamplingBuffer
-        warnings.showwarning = lambda *_, **__: None  # it warns at every step
+        warnings.showwarning = lambda *_, **__: None  # Avalanche warns at every step
         self.setup = setup
         self.net = setup.make_ordinary()
         storage = ReservoirSamplingBuffer(max_size=setup.buffer)
@@ -87,6 +88,6 @@ class Avalanche:
         self.strategy.train(next(self.experiences), num_workers=0)
 
     def evaluate(self, n: int) -> int:
-        """Run its own evaluation loop; without metrics it counts nothing, so return 0."""
+        """Run Avalanche's evaluation loop without metrics; return 0."""
         self.strategy.eval(self.benchmark.test_stream, num_workers=0)
         return 0

@@ -1,9 +1,9 @@
-"""A learner over a frozen network that caches features, against one that stores images.
+"""Compare learners over a frozen network that store features or images in the memory.
 
 usage: python -m benchmarks.cached [--network resnet18-slim] [--side 64] [--methods er,er-dual-cba]
 
-Both train the last layer on the same batches, in turns; the ratio is the time of a step with images
-in the memory to that with features.
+Both train the last layer on the same batches, in turns. The ratio is the time of a step with images
+over that with features.
 """
 
 from __future__ import annotations

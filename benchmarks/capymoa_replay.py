@@ -1,9 +1,9 @@
 """CapyMOA's `ExperienceReplay` around `Finetune`, if installed; it needs Java.
 
-It concatenates the new batch with a memory draw of the same size and trains on both at once, so
-their batch statistics mix. Samples are flat vectors of floats, stored as they arrive. It has no
-augmentation of its own: `augmented` images are augmented one at a time before it sees them, as a
-torchvision dataset would do, and the memory stores the augmented image.
+It concatenates the new batch with a memory draw of the same size and trains on both at once, with
+common batch statistics. Samples are flat vectors of floats, stored as they arrive. CapyMOA has no
+augmentation: `augmented` images are augmented one at a time before, as in a torchvision dataset,
+and the memory stores the augmented image.
 
 Not compared: river 0.26, which has no neural networks, and deep-river 0.3.4, which has networks
 but no rehearsal memory and needs torch below 2.6.

@@ -1,9 +1,9 @@
-"""What a checkpoint costs: the time it takes from the steps, and the time to write it.
+"""The cost of a checkpoint: the delay of training steps, and the time to write it.
 
     python -m benchmarks.checkpoints --method er-dual-cba --network resnet18 --buffer 2000
 
-Bursts of steps with one checkpoint and without take turns. The difference of their medians is the
-cost of one checkpoint; divided by a minute it is the cost of one every minute.
+Bursts of steps with and without a checkpoint take turns. The difference of their medians is the
+cost of one checkpoint; divided by a minute, it is the relative cost of a checkpoint per minute.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dualcba.experiments.checkpoints import Keeper, checkpoint_paths, copy_state
 from dualcba.options.values import Interval
 
 NEVER = Interval(seconds=1e9)
-PARTS = 5  # times that the parts of a checkpoint are timed
+PARTS = 5  # repetitions for the parts of a checkpoint
 
 
 def measure(spec: Spec, hardware: Hardware, *, burst: int, rounds: int) -> dict[str, Any]:
-    """Return the milliseconds that one checkpoint takes from the steps, and those of its parts.
+    """Return the delay of steps by one checkpoint, and the times of its parts, in milliseconds.
 
-    A burst must be longer than the write of a file.
+    A burst must take longer than writing a file.
     """
     size = spec.batch_size * burst * (2 * rounds + 2)
     run = Run(spec, synthetic(classes=100, train=size, test=200, shape=(3, 32, 32)), hardware)

@@ -1,12 +1,12 @@
-"""The throughput of two ranks with a thread each, against one process.
+"""Compare the throughput of two ranks, with one thread each, with one process.
 
 usage: python -m benchmarks.distributed [--network mlp] [--method er] [--batch 64] [--threads]
 
 The ranks are two processes on this machine, with gloo. All train on the same batches and take
 turns: while one process works alone, the other rank waits. Ratios are of times within a round.
-Other load on the machine slows two ranks more than one process, because each waits for the other.
-So the CPU time of the busier rank is given too: it does not count waiting, neither for the other
-rank nor for a core. `--threads` adds one process with two threads.
+Other load on the machine slows down two ranks more than one process, because each waits for the
+other. So the CPU time of the busier rank is given, too, which excludes all waiting. `--threads`
+adds one process with two threads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ONE, THREADS, SHARED = "one process, 1 thread", "one process, 2 threads", "two r
 
 
 def free_port() -> int:
-    """Return a port of this machine that no process uses."""
+    """Return a free port of this machine."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -58,7 +58,7 @@ def make(setup: Setup, method: str, *, distributed: bool) -> Learner:
 
 
 def train(learner: Learner, setup: Setup, first: int, steps: int, ranks: int = 1) -> None:
-    """Observe batches from `first` on; of each this rank's share, if there are several."""
+    """Observe batches from `first` on; with several ranks, only this rank's share of each."""
     k = dist.get_rank() if ranks > 1 else 0
     for step in range(first, first + steps):
         x, y = setup.data(step)
@@ -67,7 +67,7 @@ def train(learner: Learner, setup: Setup, first: int, steps: int, ranks: int = 1
 
 
 class Turns:
-    """What this rank does in each turn, with its CPU seconds; all ranks begin and end together."""
+    """The turns of this rank, with their CPU seconds; all ranks begin and end a turn together."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         setup = Setup(network=args.network, size=args.side, batch=args.batch)

@@ -4,9 +4,8 @@ usage: python -m benchmarks.frontier [--rows "ER; ER + MKD"] [--network resnet18
            [--steps 10] [--turns 12] [--json FILE --commit HASH]
 
 Prints one line per row of `dualcba reproduce frontier` (100 classes, M = 2000): median milliseconds
-per step, the ratio to ER's step in the same turn with its quartiles, and the ratio that the row is
-meant to keep to. On a GPU the steps are captured. By default it times each method alone, and ER,
-ER + MKD and GSA with Dual-CBA.
+per step, the ratio to ER in the same turn with quartiles, and the largest accepted ratio. On a GPU,
+steps are captured. By default it times each method alone, and ER, ER + MKD and GSA with Dual-CBA.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from dualcba.options.values import titles
 COLUMN = "CIFAR-100, M = 2000"
 ADAPTED = ("ER, Dual-CBA", "ER + MKD, Dual-CBA", "GSA, Dual-CBA")
 AT_MOST = {"ER + MKD": 2.5, "GSA": 2.8, "best": 3.0, "ER + CCL-DC, one network": 5.5}
-"""The largest ratios to ER that are accepted."""
+"""The largest accepted ratios to ER."""
 
 
 def frontier_specs() -> dict[str, Spec]:

@@ -1,9 +1,9 @@
-"""How the cost of a step grows with tasks, classes, memory, image size and length of the stream.
+"""Measure the cost of a step by tasks, classes, memory, image size and length of the stream.
 
 usage: python -m benchmarks.growth [--network mlp] [--parts tasks,stream,classes,buffer,size]
 
-Learners that differ in one property are timed in turns; ratios are to the first of them. `stream`
-feeds one learner a million samples of 8x8 images and reads its resident memory.
+Learners that differ in one property are timed in turns; ratios are relative to the first. `stream`
+measures the resident memory of a learner during a stream of a million 8x8 images.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def resident() -> float:
 
 
 def turns(work: Mapping[str, Callable[[], None]], steps: int, rounds: int) -> dict[str, Any]:
-    """Return milliseconds per step of each, timed in turns, and the ratio to the first."""
+    """Time functions in turns; return milliseconds per step and the ratio to the first."""
     watches = time_in_turns(work, rounds, units=steps)
     first = next(iter(watches.values()))
     return {

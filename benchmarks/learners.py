@@ -13,7 +13,7 @@ from dualcba.data import Dataset, disjoint
 from dualcba.experiments import Hardware, Spec, make_learner
 
 WARM = 30
-"""Steps of the second task before timing; after them both kinds of step are captured."""
+"""Steps of the second task before timing, in which both kinds of steps are captured."""
 
 
 def synthetic(

@@ -1,4 +1,4 @@
-"""The share of each part of a step on a CPU, measured by a clock around it.
+"""Measure the share of each part of a step on a CPU.
 
 usage: python -m benchmarks.parts [--methods er,er-dual-cba] [--size 8] [--json FILE]
 """
@@ -21,7 +21,7 @@ from dualcba.bench.setup import Setup
 
 
 def clocked(contender: Ours, steps: int) -> dict[str, float]:
-    """Return the percentage of a step's time in each part; `between` is the Python around them."""
+    """Return the percentage of a step's time in each part; `between` is Python code around them."""
     spent: Counter[str] = Counter()
     depth = 0
 

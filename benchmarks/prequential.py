@@ -1,11 +1,12 @@
-"""Predict after each step: the time under IBN relative to BN, and the accuracy that parts cost.
+"""Predict after each step: the time under IBN relative to BN, and the effect of partial refresh.
 
 usage: python -m benchmarks.prequential [--parts time,accuracy] [--seeds 5] [--json FILE]
 
-`time` runs loops of `predict` and `observe` in turns with a full memory, on synthetic data: an MLP
+`time` times loops of `predict` and `observe` in turns with a full memory, on synthetic data: an MLP
 with a memory of 5000, and a small CNN on 3x128x128 with a memory of 1000. `accuracy` learns the
-same stream under BN statistics, IBN's from parts of the memory, and IBN's from all of it
-(`ibn_refresh`): training is the same, so all differences are those of the statistics.
+same stream under BN statistics, IBN statistics from parts of the memory, and IBN statistics from
+the whole memory (`ibn_refresh`). Training is the same, so all differences are due to the
+statistics.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "full": {"ibn": True, "ibn_refresh": "full"},
 }
 CASES = {"mlp": ((1, 8, 8), 5000), "cnn": ((3, 128, 128), 1000)}
-STUDENT = {5: 2.776, 10: 2.262}  # 95 %, for so many seeds
+STUDENT = {5: 2.776, 10: 2.262}  # 95 % quantiles by number of seeds
 
 
 def small_cnn(outputs: int = 10) -> nn.Module:
@@ -50,7 +51,7 @@ def small_cnn(outputs: int = 10) -> nn.Module:
 
 
 def loop(case: str, way: str, batch: int, steps: int) -> Callable[[], None]:
-    """Return a function that predicts and learns `steps` batches, from a full memory on."""
+    """Return a function that predicts and learns `steps` batches, with a full memory."""
     shape, size = CASES[case]
     with first_weights(0):
         network = make_network("mlp", shape, 10) if case == "mlp" else small_cnn()
@@ -94,9 +95,9 @@ def times(args: argparse.Namespace) -> dict[str, Any]:
 def cpu_seconds(
     work: dict[str, Callable[[], None]], rounds: int, steps: int
 ) -> dict[str, list[float]]:
-    """Return the CPU seconds per step of each in each round, in turns, after a round of warm-up.
+    """Time functions in turns; return CPU seconds per step of each round, after a warm-up round.
 
-    Those of one thread: wall-clock times of a machine with other load differ by the minute.
+    CPU time of one thread, since wall-clock time depends on other load of the machine.
     """
     spent: dict[str, list[float]] = {name: [] for name in work}
 
@@ -133,7 +134,7 @@ def learn(data: Dataset, way: str, seed: int, buffer: int, method: str) -> tuple
 
 
 def accuracies(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return accuracies by way, and differences to the whole memory with a 95 % interval."""
+    """Return accuracies, and differences to IBN from the whole memory with a 95 % interval."""
     data, rows = load_dataset(args.dataset, root=args.data_dir), []
     data = _shortened(data, args.samples)
     for method in args.methods.split(","):

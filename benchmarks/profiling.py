@@ -1,4 +1,4 @@
-"""The kernels of a step, how long the GPU is busy, and the share of its peak that is reached."""
+"""Profile a step: its kernels, the busy time of the GPU, and the share of peak performance."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dualcba.bench import step_flops
 from dualcba.bench.timing import seconds
 from dualcba.learner import Learner
 
-STEPS = 20  # a multiple of 5, so that the share of outer steps is that of training
+STEPS = 20  # a multiple of 5, for the same share of outer steps as in training
 TOP = 25
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> float:
-    """Return the total length that the intervals cover."""
+    """Return the total length of the union of intervals."""
     covered, end = 0.0, float("-inf")
     for start, stop in sorted(intervals):
         covered += max(0.0, stop - max(start, end))
@@ -30,7 +30,7 @@ def union(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def profiled(ready: Ready) -> dict[str, Any]:
-    """Return events on the device (on a CPU: operators), busy time and the slowest, per step."""
+    """Return events on the device (operators on a CPU), busy time and slowest events per step."""
     cuda = ready.device.type == "cuda"
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(activities=kinds) as prof:
@@ -61,7 +61,7 @@ def profiled(ready: Ready) -> dict[str, Any]:
 
 
 def roofline(learner: Learner, ms: float, busy_us: float, peak_tflops: float) -> dict[str, Any]:
-    """Return the arithmetic of a step, its time at the device's peak, and the measured time."""
+    """Return the operations of a step, its time at peak performance, and the measured time."""
     b = learner.batch_size
     loop = learner.parts.outer_loop
     outer_batch = b / loop.every if loop.optimizer is not None else 0
@@ -91,4 +91,4 @@ def show(method: str, found: dict[str, Any], roof: dict[str, Any]) -> None:
     share = f"{100 * roof['of_peak']:.1f} % of the peak"
     print(f"{roof['gflop_per_step']} GFLOP: {floor}, {roof['ms_per_step']} ms achieved, {share}")
     if not torch.cuda.is_available():
-        print("skipped without CUDA: kernels and how long the GPU is busy")
+        print("skipped without CUDA: kernels and busy time of the GPU")

@@ -1,11 +1,11 @@
-"""How many samples the river classifier should collect for a step: accuracy and latency.
+"""Accuracy and latency of the river classifier by the number of samples per step.
 
     python -m benchmarks.river_batches
 
 A prequential loop, `predict_one` then `learn_one`, over two datasets of river and over digits class
-by class. Printed are the accuracy over the whole stream, a mean over seeds, and the median of the
-microseconds of one call; that of `learn_one` is a mean, because most calls only collect. With
-`--held-out` it is the accuracy on 30 % of the digits after the others have been learnt.
+by class. Prints the accuracy over the whole stream as a mean over seeds, the median microseconds of
+`predict_one`, and the mean microseconds of `learn_one`, most of whose calls only collect samples.
+With `--held-out`, prints the accuracy on 30 % of the digits after learning the others.
 """
 
 from __future__ import annotations

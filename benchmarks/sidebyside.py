@@ -1,8 +1,8 @@
-"""`dualcba bench` beside other frameworks, where they are installed.
+"""`dualcba bench` with other frameworks, if they are installed.
 
 usage: python -m benchmarks.sidebyside [--network mlp] [--device cpu] [--only er/bare,er/capymoa]
 
-`--json` adds the numbers to a file. requirements-*.txt list how the frameworks were installed.
+`--json` adds the numbers to a file. requirements-*.txt list the installed versions.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What on-line standardisation gives on vectors of mixed scales.
+"""The effect of online standardisation on vectors of mixed scales.
 
     python -m benchmarks.standardise
 
-Tables of scikit-learn arrive in one pass, either class by class or in random order; 30 % of the
-samples are kept for the test. Each seed has its own split, order and initial weights. Printed are
-the final accuracies without and with standardisation, and their difference with a 95 % interval of
-its mean over seeds.
+Datasets of scikit-learn arrive in one pass, either class by class or in random order; 30 % of the
+samples are test data. Each seed has its own split, order and initial weights. Prints the final
+accuracies without and with standardisation, and their mean difference over seeds with a 95 %
+interval.
 """
 
 from __future__ import annotations

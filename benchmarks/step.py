@@ -67,7 +67,7 @@ def measure(ready: Ready, data: Dataset, steps: int) -> dict[str, float]:
 
 
 def randaugment(device: torch.device, batch: int = 96, times: int = 50) -> list[dict[str, Any]]:
-    """Return the images per second of RandAugment, captured where there is CUDA."""
+    """Return the images per second of RandAugment, captured as a graph on CUDA."""
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, 256, (batch, 3, 32, 32), dtype=np.uint8)).to(device)
     rows = []
@@ -128,7 +128,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure what the options ask for; print each part when it is done."""
+    """Make the measurements selected by the options, and print each when it is done."""
     device = resolve_device(args.device)
     out: dict[str, Any] = {
         "command": command("python -m benchmarks.step"), "commit": args.commit,

@@ -8,7 +8,7 @@ _defined: list[torch.library.Library] = []
 
 
 def define_missing() -> None:
-    """Define the two operators that its import registers kernels for; they are never called."""
+    """Define two operators for which the import of torchvision registers kernels."""
     if _defined or hasattr(torch.ops.torchvision, "nms"):
         return
     library = torch.library.Library("torchvision", "FRAGMENT")

@@ -1,14 +1,14 @@
-"""Classes that nobody announced: what a learner loses that does not know their number.
+"""The loss of accuracy of a learner that does not know the number of classes in advance.
 
 usage: python -m benchmarks.unannounced [--dataset cifar100] [--buffer 2000] [--network resnet18]
            [--lr 0.03] [--methods er,er-dual-cba] [--tasks 10] [--seeds 5] [--jobs 1]
            [--json FILE --commit HASH]
 
-Each seed has a stream of tasks, in an order of its classes. One learner knows the number of classes
-from the start. The other one begins with two outputs, gets labels with names, and grows. Both infer
-the tasks, have the same samples in the same batches, and predict only classes that were seen. Their
-outputs are drawn at different times, so their weights differ as those of two seeds do. The table
-has the accuracy on the test data at the end, and the difference, seed by seed.
+Each seed has a stream of tasks with its own order of classes. One learner knows the number of
+classes from the start. The other begins with two outputs, gets names as labels, and grows. Both
+infer the tasks, get the same batches, and predict only seen classes. The weights of their outputs
+are drawn at different times and differ like those of two seeds. The table has the accuracy on the
+test data at the end, and the difference on common seeds.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def table(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run it and print the table."""
+    """Run the benchmark and print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.unannounced")
     parser.add_argument("--dataset", default="digits")
     parser.add_argument("--data-dir", type=Path, default=Path("data"))

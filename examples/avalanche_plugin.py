@@ -1,4 +1,4 @@
-"""Dual-CBA as a plug-in of Avalanche, for `Naive` on a stream without task labels."""
+"""Dual-CBA as an Avalanche plugin, for `Naive` on a stream without task labels."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -28,7 +28,7 @@ class DualCBAPlugin(SupervisedPlugin):
         adaptor.head.register_forward_pre_hook(self.keep)
 
     def keep(self, _: nn.Module, inputs: tuple[Tensor]) -> None:
-        """Keep the features of the last forward pass."""
+        """Store the features of the last forward pass."""
         self.features = inputs[0]
 
     def before_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:

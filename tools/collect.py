@@ -4,8 +4,8 @@ usage: python -m tools.collect RUNS OUT --command "dualcba run …" --commit HAS
 
 Each row is a group of runs that differ only by seed: mean, half-width of the 95 % interval, the
 seeds, every run's own scores, and its accuracy of each task at the end. Recordings and any-time
-curves are left out. If each seed loaded a class-agnostic part from a run of its own seed, the row
-says which run that was, without the seed and without the file.
+curves are left out. If each seed loaded a class-agnostic part from a run with its own seed, the row
+records that run without the seed and the file.
 """
 
 from __future__ import annotations

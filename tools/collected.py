@@ -1,4 +1,4 @@
-"""The rows that `collect` wrote, and which of them serve an entry of the catalogue."""
+"""Read the rows written by `collect`, and match them with entries of experiments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Group:
-    """One row of a file, or of several files with seeds of their own, as a result per seed."""
+    """A row of one file, or of several files with different seeds, as a result per seed."""
 
     files: tuple[str, ...]
     results: tuple[Result, ...]
@@ -37,13 +37,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Sourced(Served):
-    """An entry that has been served, and the files that its results come from."""
+    """An entry with its results, and the files of the results."""
 
     files: tuple[str, ...] = ()
 
 
 def read(folder: Path) -> list[Group]:
-    """Return all rows of all files that `collect` wrote; other files are ignored."""
+    """Return all rows of files written by `collect`; ignore other files."""
     groups = []
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text("utf-8"))
@@ -54,7 +54,7 @@ def read(folder: Path) -> list[Group]:
 
 
 def read_variants(path: Path) -> list[Group]:
-    """Return the runs on test data of a file that `tools.variants` wrote."""
+    """Return the runs on test data in a file written by `tools.variants`."""
     found: dict[str, list[Result]] = {}
     for run in json.loads(path.read_text("utf-8"))["runs"]:
         spec = Spec(**run["options"], seed=run["seed"])
@@ -66,13 +66,13 @@ def read_variants(path: Path) -> list[Group]:
 
 
 def read_all(results: Path) -> list[Group]:
-    """Return all rows that `tools.collect` wrote, and those of the recipe on test data."""
+    """Return all rows written by `tools.collect`, and runs of the recipe on test data."""
     tested = sorted((results / "variants").glob("*-test.json"))
     return read(results) + [group for path in tested for group in read_variants(path)]
 
 
 def unfold(file: str, row: dict[str, Any]) -> Group:
-    """Return a row as the results that it was made of, as far as it holds them."""
+    """Return the results of which a row was made, without the parts that it does not store."""
     fields, source = row["spec"], row.get("agnostic_provenance")
     if "agnostic_provenance" not in row:
         fields, source = upgrade_row(fields)
@@ -91,7 +91,7 @@ def unfold(file: str, row: dict[str, Any]) -> Group:
 
 
 def _own(fields: Fields) -> dict[str, Any]:
-    """Drop the options of an adaptor that the method does not have: early files hold them too."""
+    """Drop options of adaptors that the method lacks, which early files include."""
     kind = split_method(fields["method"])[1]
     others = {
         name for name, o in definitions(Spec).items() if o.adaptors and kind not in o.adaptors
@@ -101,7 +101,7 @@ def _own(fields: Fields) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Collected:
-    """All groups, and the files that come first where several have a row."""
+    """All groups, and the files to prefer if several have the same row."""
 
     groups: Sequence[Group]
     prefer: Sequence[str] = ()
@@ -112,7 +112,7 @@ class Collected:
 
     @cached_property
     def _by_identity(self) -> dict[Hashable, list[Group]]:
-        """The groups by the identity of their specs, of which few are near an entry."""
+        """The groups by the identity of their specs."""
         found: dict[Hashable, list[Group]] = {}
         for group in self.groups:
             found.setdefault(group.results[0].identity, []).append(group)
@@ -127,9 +127,9 @@ class Collected:
         return found
 
     def serving(self, entry: Entry) -> Group | None:
-        """Return the results that serve an entry: those of one file, and further seeds of others.
+        """Return the results that match an entry: of one file, and further seeds of other files.
 
-        First comes the group with most seeds; of several, that of a preferred file.
+        The first group is the one with most seeds, or of several, the one in a preferred file.
         """
         near = self._by_identity.get(entry.identity, ())
         found = [g for g in near if matches(g.results[0], entry.spec, entry.source)]
@@ -154,7 +154,7 @@ class Collected:
 
 
 def joined(groups: Sequence[Group]) -> Group | None:
-    """Return one group with all seeds, each from the first group that has it."""
+    """Return a group with all seeds, each from the first group that has it."""
     files: list[str] = []
     found: dict[int, Result] = {}
     for group in groups:

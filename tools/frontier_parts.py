@@ -1,4 +1,4 @@
-"""The tables of methods with and without bias adaptors, as Markdown."""
+"""Markdown tables of methods with and without bias adaptors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TITLES = {kind: KINDS[kind].removeprefix("-") for kind in CBA}
 
 
 def adaptors(found: Collected, experiment: str, column: str, changed: Fields) -> str:
-    """Return the accuracy of each method, alone and with each adaptor, beside other values."""
+    """Return the accuracy of each method alone and with each adaptor, and the published values."""
     served = found.serve(experiment, column, changed)
     if not served:
         return ""
@@ -32,7 +32,7 @@ def adaptors(found: Collected, experiment: str, column: str, changed: Fields) ->
 
 
 def added(found: Collected, experiment: str, column: str, changed: Fields) -> str:
-    """Return what each adaptor adds to each method, on the seeds that both have."""
+    """Return the gain of each adaptor with each method, on common seeds."""
     served = found.serve(experiment, column, changed)
     body = []
     for base in bases(served):
@@ -54,14 +54,14 @@ def bases(served: Sequence[Sourced]) -> list[Sourced]:
 
 
 def with_adaptor(served: Sequence[Sourced], base: Served, kind: str) -> Sourced | None:
-    """Return the row of the same method with an adaptor, None if it has not been run."""
+    """Return the row of the same method with an adaptor, or None if it was not run."""
     name = f"{base.entry.method}-{kind}"
     same = (s for s in served if s.entry.method == name and alike(s.entry, base.entry))
     return next(same, None)
 
 
 def accuracy(one: Served | None, statistics: str) -> str:
-    """Return the accuracy of a row with its interval, a dash if it has not been run."""
+    """Return the accuracy of a row with its interval, or a dash if it was not run."""
     if one is None:
         return MISSING
     (cell,) = rows([one], ["acc"])[0].cells
@@ -69,7 +69,7 @@ def accuracy(one: Served | None, statistics: str) -> str:
 
 
 def tested(one: Gap) -> str:
-    """Return a difference with the p of a paired t test.
+    """Return a difference with the p value of a paired t test.
 
     >>> tested(Gap(3, 1.26, 0.4, 0.012)), tested(Gap(1, -1.26, None, None))
     ('+1.3 ± 0.4 (p 0.012)', '−1.3')

@@ -66,7 +66,7 @@ NAMES = {
 
 
 def choices(option: Option) -> str:
-    """Return the accepted values in words."""
+    """Return the accepted values as text."""
     if option.takes or option.choices:
         return option.takes or ", ".join(f"`{word}`" for word in option.choices)
     text = NAMES[option.kind]
@@ -86,7 +86,7 @@ def default(option: Option) -> str:
 
 
 def written(value: object) -> str:
-    """Return a value as one writes it."""
+    """Return a value as written by a user."""
     if isinstance(value, Transform):
         mean, std = -value.shift / value.scale + 0.0, 1 / value.scale
         return f"Transform({mean.tolist()}, {std.tolist()})"

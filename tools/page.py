@@ -1,6 +1,7 @@
 """Replace the tables of a page on results; `tools.publish` does so for all pages.
 
-What stands between a marker and `<!-- end -->` is replaced:
+The text between a marker and `<!-- end -->` is replaced:
+
 
     <!-- table EXPERIMENT ["COLUMN"] [field=value …] --> an experiment's column, or all that have
                                                          runs; in the catalogue's specs the fields
@@ -17,8 +18,8 @@ What stands between a marker and `<!-- end -->` is replaced:
                                                          within a line; BASE may be
                                                          EXPERIMENT:ROW of another one
 
-Where several files have the same run, the one with most seeds is taken; of those that have as many,
-the first that `<!-- prefer FILE … -->` names.
+If several files have the same run, the one with most seeds is used; among equal ones, the first in
+`<!-- prefer FILE … -->`.
 """
 
 from __future__ import annotations
@@ -52,17 +53,17 @@ WORDS = {
     "table": (1, 2), "gains": (1, 2), "gained": (3,), "variants": range(1, 9), "agreement": (0,),
     "agreed": (1,), "counted": (1,), "against": (3, 4), "adaptors": (1, 2), "added": (1, 2),
 }  # fmt: skip
-"""How many words a marker may have."""
+"""Accepted numbers of words of each marker."""
 
 
 TABLES = {"table": table, "gains": gains, "adaptors": adaptors, "added": added}
-"""What makes the tables of each column."""
+"""Functions that make the tables of each column."""
 
 WITHIN_A_LINE = ("gained", "agreed", "counted", "against")
 
 
 def words(marker: str) -> tuple[str, list[str], dict[str, Any]]:
-    """A marker's name, what it is about, and the fields that it changes.
+    """Return a marker's name, its words, and the fields that it changes.
 
     >>> words('table semi "CIFAR-10, M = 200" labelled_batches=cycled')
     ('table', ['semi', 'CIFAR-10, M = 200'], {'labelled_batches': 'cycled'})
@@ -76,7 +77,7 @@ def words(marker: str) -> tuple[str, list[str], dict[str, Any]]:
 
 
 def filled(marker: str, found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> str:
-    """What belongs behind a marker."""
+    """Return the text for a marker."""
     name, about, changed = words(marker)
     if name not in WORDS:
         raise ValueError(unknown("marker", name, WORDS))
@@ -97,7 +98,7 @@ def filled(marker: str, found: Collected, readings: Iterable[tuple[str, str, Fie
 
 
 def within_a_line(name: str, about: Sequence[str], changed: Fields, found: Collected) -> str:
-    """What belongs behind a marker within a line."""
+    """Return the text for a marker within a line."""
     if name == "gained":
         return gained(found, about[0], about[1], about[2], changed)
     if name == "against":
@@ -106,7 +107,7 @@ def within_a_line(name: str, about: Sequence[str], changed: Fields, found: Colle
 
 
 def rewrite(text: str, groups: Sequence[Group]) -> str:
-    """The page with what is between its markers replaced."""
+    """Return the page with the text between its markers replaced."""
     markers = [m for m in MARKER.findall(text) if m != "end"]
     prefer = [file for m in markers if m.startswith("prefer ") for file in m.split()[1:]]
     found = Collected(groups, prefer)

@@ -1,4 +1,4 @@
-"""The parts of `docs/results.md` that follow from `results/`, as Markdown."""
+"""Markdown for the pages on results, made from `results/`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dualcba.report.tables.scores import WIDE
 from tools.collected import Collected, Fields, Sourced, named
 
 SEEDS = 3
-"""The usual number of seeds, which is not mentioned; a single seed is, beside the number."""
+"""The usual number of seeds, which is not mentioned."""
 ONE_SEED = " (1 seed)"
 
 NOTHING = "No runs yet."
@@ -54,7 +54,7 @@ def markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def over(counts: Mapping[str, int]) -> str:
-    """Return the seeds of most rows, then the rows with another number; empty if all are usual.
+    """Return the number of seeds of most rows, and rows with other numbers; empty if all are usual.
 
     >>> over({"ER": 8, "RAR": 8, "LUCIR": 3, "BiC": 3}), over({"ER": 3, "RAR": 1}), over({"ER": 1})
     ('8 seeds, 3 of: LUCIR; BiC', '', '1 seed')
@@ -70,12 +70,12 @@ def over(counts: Mapping[str, int]) -> str:
 
 
 def said_once(shown: str, seeds: str) -> str:
-    """Return a table without the number of seeds in each cell, if all have one."""
+    """Drop "(1 seed)" from the cells of a table if all rows have one seed."""
     return shown.replace(ONE_SEED, "") if seeds == "1 seed" else shown
 
 
 def with_sources(shown: str, served: Sequence[Sourced]) -> str:
-    """Return a table, and below it its files and numbers of seeds."""
+    """Return a table with its files and numbers of seeds below."""
     files = sorted({f"`results/{file}`" for s in served for file in s.files})
     seeds = over({s.entry.row: len(s.results) for s in served})
     below = f"From {', '.join(files)}." + f" {seeds}." * bool(seeds)
@@ -93,7 +93,7 @@ def each(
     column: str,
     changed: Fields,
 ) -> str:
-    """Apply `make` to one column of an experiment, or to each that has runs, below its title."""
+    """Apply `make` to one column of an experiment, or to each column with runs, with titles."""
     if column:
         return make(found, experiment, column, changed) or NOTHING
     parts = {one: make(found, experiment, one, changed) for one in columns(experiment)}
@@ -101,7 +101,7 @@ def each(
 
 
 def table(found: Collected, experiment: str, column: str, changed: Fields) -> str:
-    """Return scores with both statistics beside the paper's; many scores below each other."""
+    """Return scores under BN and IBN with the paper's values; many scores as rows."""
     served = found.serve(experiment, column, changed)
     if not served:
         return ""
@@ -143,7 +143,7 @@ def tall(lines: Sequence[Row], beside: str = "paper") -> str:
 
 
 def differences(spec: Fields) -> dict[str, Any]:
-    """Return the fields of a spec that are not the defaults of its method, without the scoring."""
+    """Return the fields of a spec that differ from the defaults of its method, except scoring."""
     plain = usual(dict(spec))
     changed = {k: v for k, v in spec.items() if k not in SCORING and v != plain.get(k)}
     options: dict[str, Any] = changed.pop("method_options", None) or {}
@@ -151,7 +151,7 @@ def differences(spec: Fields) -> dict[str, Any]:
 
 
 def variants(found: Collected, file: str, scores: Sequence[str]) -> str:
-    """Return each row of a file, named by its unusual fields, beside the main table's value."""
+    """Return each row of a file, named by its non-default fields, with the main table's value."""
     main = {tuple(e.fields[name] for name in NAMED): e for e in named("main").entries}
     order = {e.method: k for k, e in enumerate(main.values())}
     served = []
@@ -170,7 +170,7 @@ def variants(found: Collected, file: str, scores: Sequence[str]) -> str:
 
 
 def paired(served: Sequence[Served]) -> dict[str, dict[str, Gap]]:
-    """Return, by the row of each method with a Dual-CBA, the differences seed by seed."""
+    """Return the differences on common seeds of each method with Dual-CBA, by row."""
     both, first = ("ibn", "ibn"), ("ibn", "bn")
     found: dict[str, dict[str, Gap]] = {}
     seen = []
@@ -208,7 +208,7 @@ def signed(one: Gap) -> str:
 
 
 def gains(found: Collected, experiment: str, column: str, changed: Fields) -> str:
-    """Return the gains of each method with their p."""
+    """Return the gains of each method with p values."""
     pairs = paired(found.serve(experiment, column, changed))
     if not pairs:
         return ""
@@ -223,7 +223,7 @@ def gains(found: Collected, experiment: str, column: str, changed: Fields) -> st
 
 
 def gained(found: Collected, experiment: str, column: str, part: str, changed: Fields) -> str:
-    """Return one kind of gain of all methods, in a line."""
+    """Return one kind of gain of all methods as a line."""
     if part not in GAINS:
         raise ValueError(unknown("gain", part, GAINS))
     pairs = paired(found.serve(experiment, column, changed))
@@ -238,7 +238,7 @@ def gained(found: Collected, experiment: str, column: str, part: str, changed: F
 
 
 def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> str:
-    """Return how many cells agree with the paper, by table; which do not; what is not run."""
+    """Return the counts of cells that agree, the cells that disagree, and those not run."""
     counted = every_cell(found)
     lines = [count_line(name, column, part) for (name, column), part in by_place(counted).items()]
     other = list(other_readings(found, readings))
@@ -270,21 +270,21 @@ def agreement(found: Collected, readings: Iterable[tuple[str, str, Fields]]) -> 
 
 
 def agreed(found: Collected, score: str) -> str:
-    """Return how many of the cells that were run agree in a score, in a line."""
+    """Return the share of cells that agree in a score, of those that were run."""
     if score not in COUNTED:
         raise ValueError(unknown("score", score, COUNTED))
     return tally(rows([s for _, s in every_cell(found)], COUNTED), score).share or NOTHING
 
 
 def counted(found: Collected, score: str) -> str:
-    """Return what becomes of all cells of the paper in a score, in a line."""
+    """Return the counts for all cells of the paper in a score as a sentence."""
     if score not in COUNTED:
         raise ValueError(unknown("score", score, COUNTED))
     return tally(rows([s for _, s in every_cell(found)], COUNTED), score).sentence(score)
 
 
 def every_cell(found: Collected) -> list[tuple[str, Served]]:
-    """Return every entry for which the paper gives a value, by the name of its table."""
+    """Return every entry with a value in the paper, with the name of its table."""
     cells = []
     for name, experiment in experiments().items():
         for entry in paper_entries(experiment):
@@ -311,10 +311,10 @@ def by_experiment(cells: Sequence[tuple[str, Served]]) -> list[list[str]]:
 def other_readings(
     found: Collected, readings: Iterable[tuple[str, str, Fields]]
 ) -> Iterable[tuple[str, str, list[Row]]]:
-    """Yield the name, the column with its fields, and the rows of readings that are on a page."""
+    """Yield the name, the column with changed fields, and the rows of readings on a page."""
     for name, column, changed in readings:
         every = [s for s in found.serve(name, column, changed) if s.entry.paper.get("acc")]
-        served = {stated(s.entry): s for s in every}  # two rows can be readings of one value
+        served = {stated(s.entry): s for s in every}  # two rows may be readings of the same value
         asked = [e for e in paper_entries(named(name)) if e.column == column]
         missing = [Served(e, ()) for e in asked if stated(e) not in served]
         where = ", ".join([column, *(f"{k} = {v}" for k, v in changed.items())])
@@ -323,14 +323,14 @@ def other_readings(
 
 
 def stated(entry: Entry) -> Hashable:
-    """Return what the paper states of an entry: its method and values."""
+    """Return the method and the paper's values of an entry."""
     return entry.method, *entry.paper.items()
 
 
 def disagreeing(
     found: Collected, cells: Iterable[tuple[str, Served]], score: str
 ) -> list[list[str]]:
-    """Return the cells that do not agree in a score, each with what was tried."""
+    """Return the cells that disagree in a score, with other settings that were tried."""
     others = [Served(Entry("", "", g.fields, "bn", {}), g.results) for g in found.groups]
     lines = []
     for name, s in cells:
@@ -342,7 +342,7 @@ def disagreeing(
 
 
 def once(cells: Iterable[tuple[str, Served]], score: str) -> str:
-    """Return the share of cells that agree, each run beside the same value counted once."""
+    """Return the share of cells that agree; equal values of one run count once."""
     distinct: dict[Hashable, Row] = {}
     for _, s in cells:
         if s.results:
@@ -353,7 +353,7 @@ def once(cells: Iterable[tuple[str, Served]], score: str) -> str:
 
 
 def near(found: Iterable[Row], score: str) -> int:
-    """Return how many values of a score are within the tolerance, whatever their interval."""
+    """Return the number of values of a score within the tolerance, regardless of intervals."""
     return sum(c.near for row in found for c in row.cells if c.score == score)
 
 
@@ -371,9 +371,9 @@ def not_run(cells: Iterable[tuple[str, Served]]) -> str:
 
 
 def against(found: Collected, experiment: str, column: str, row: str, base: str) -> str:
-    """Return a row's ACC and FM minus those of another row, on common seeds, in a line.
+    """Return a row's ACC and FM minus those of another row on common seeds, as a line.
 
-    The other row may be of another experiment: EXPERIMENT:ROW.
+    EXPERIMENT:ROW names a row of another experiment.
     """
     where, _, name = base.rpartition(":")
     one = row_of(found, experiment, column, row)
@@ -388,7 +388,7 @@ def against(found: Collected, experiment: str, column: str, row: str, base: str)
 
 
 def row_of(found: Collected, experiment: str, column: str, row: str) -> Served | None:
-    """Return a row of a column, None if it has not been run."""
+    """Return a row of a column, or None if it was not run."""
     rows_ = [e.row for e in named(experiment).entries if e.column == column]
     if row not in rows_:
         raise ValueError(unknown(f"row of {experiment}", row, rows_))

@@ -1,10 +1,10 @@
-"""Train the class-agnostic part that is included in the package, and write it with its origin.
+"""Train the class-agnostic part in the package, and write it with its provenance.
 
 usage: python -m tools.pretrain --commit HASH [--kind dual-cba] [--dataset cifar100] [--out FILE]
 
-The run is that of the paper's table of inter-dataset transfer: ER with an adaptor and individual
-class-specific parts on Split CIFAR-100, with a memory of 2000. A JSON file beside the output holds
-the same origin and the scores of the run.
+The run is that of the paper's table on inter-dataset transfer: ER with an adaptor and individual
+class-specific parts on Split CIFAR-100, with a memory of 2000. A JSON file next to the output has
+the provenance and the accuracy of the run.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 
 usage: python -m tools.publish [--check]
 
-The text between the markers stays; `tools.page` describes the markers. The pages are rewritten as
-one text, so that a `prefer` marker holds for all pages and `agreement` counts the tables of all.
+Text outside of markers is kept; `tools.page` describes the markers. The pages are processed as one
+text, so that a `prefer` marker applies to all pages and `agreement` counts the tables of all pages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BREAK = "\0"
 
 
 def read_pages(docs: Path) -> dict[Path, str]:
-    """Return the text of the summary, of the pages behind it, and of those that quote numbers."""
+    """Return the texts of the pages on results, and of pages that quote numbers."""
     paths = [docs / "results.md", *sorted((docs / "results").glob("*.md"))]
     quoting = [docs / "departures.md", docs.parent / "README.md"]
     return {path: path.read_text("utf-8") for path in paths + [p for p in quoting if p.exists()]}

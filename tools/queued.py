@@ -1,4 +1,4 @@
-"""Run rows of several experiments in the order of a plan, from one or more processes on a machine.
+"""Run rows of several experiments in the order of a plan, in one or more processes.
 
 usage: python -m tools.queued PLAN.toml OUT [--data-dir DIR] [--abreast 5] [--seconds 600]
            [--have results]
@@ -11,13 +11,12 @@ The plan names parts, the most important one first:
     adaptors = ["", "dual-cba"]     # only methods with these; "" is a method without one
     seeds = 1
 
-Each part has a folder of runs below OUT, for `tools.collect`; runs that leave a class-agnostic part
+Each part has a folder of runs below OUT, for `tools.collect`; runs that train a class-agnostic part
 for others are in OUT/donors. Several processes with the same OUT share the work: each run belongs
-to the process that has its lock, which ends with the process. A run whose dataset is not there yet
-waits, so that data can arrive meanwhile. `--have` leaves out the runs whose scores are in a folder
-of results. No run begins that would take longer, at the pace so far, than
-what is left of `--seconds`; those in progress then are left, and a later call runs them from their
-start. Each run that is complete prints a line.
+to the process that holds its lock, which is released when the process ends. A run waits until its
+dataset is available. `--have` skips runs whose scores are in a folder of results. A run does not
+begin if, at the pace so far, it would exceed `--seconds`. Runs that are in progress when the time
+is over are abandoned, and a later call starts them again. Each complete run prints a line.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from tools.collected import read_all
 DONORS = "donors"
 KEYS = ("experiment", "dataset", "column", "rows", "adaptors", "seeds", "first_seed", "scale")
 PAUSE = 1.0
-"""Seconds between two looks for something that can begin."""
+"""Seconds between two attempts to begin runs."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,10 @@ class Active:
 
 
 def read_plan(path: Path, have: Sequence[Result] = ()) -> list[Planned]:
-    """Return all runs in their order, but for those that results serve.
+    """Return all runs in order, except those with results in `have`.
 
-    Each is preceded by the one that leaves its class-agnostic part, if any. A run of several parts
-    is one of the first.
+    A run that loads a class-agnostic part comes after the run that trains it. A run of several
+    parts belongs to the first.
     """
     there = Index(have)
     found: dict[tuple[bool, str, str | None], Planned] = {}
@@ -91,7 +90,7 @@ def read_plan(path: Path, have: Sequence[Result] = ()) -> list[Planned]:
 
 
 def wanted(given: dict[str, Any], there: Index) -> list[Wanted]:
-    """Return the runs of a part that are not there, seed by seed."""
+    """Return the missing runs of a part, seed by seed."""
     scale = given.get("scale", "paper")
     rows = given.get("rows", ())
     chosen = choose(
@@ -116,7 +115,7 @@ def wanted(given: dict[str, Any], there: Index) -> list[Wanted]:
 
 @dataclass
 class Queue:
-    """The runs that are left, and those in progress in this process."""
+    """The waiting runs, and those in progress in this process."""
 
     waiting: list[Planned]
     out: Path
@@ -132,7 +131,7 @@ class Queue:
     _end: float = float("inf")
 
     def work(self, seconds: float) -> int:
-        """Run all that can be run, and return how many are complete; stop after so many seconds."""
+        """Make all possible runs within `seconds`; return the number of complete ones."""
         self._end, done = time.monotonic() + seconds, 0
         try:
             while (self.waiting or self.active) and time.monotonic() < self._end:
@@ -150,7 +149,7 @@ class Queue:
         return done
 
     def _begin(self) -> bool:
-        """Begin runs while there is room; return whether others may begin later."""
+        """Begin runs up to `abreast`; return whether others may begin later."""
         if time.monotonic() - self._looked < PAUSE:
             return True
         hope = False
@@ -162,7 +161,7 @@ class Queue:
         return hope
 
     def _try(self, planned: Planned) -> bool:
-        """Begin a run if it can; return whether it waits for data or another process."""
+        """Begin a run if possible; return whether it waits for data or another process."""
         folder, lock = self.out / planned.part, ExitStack()
         try:
             spec = self._ready(planned.wanted)
@@ -185,11 +184,11 @@ class Queue:
         return False
 
     def fits(self, steps: int) -> bool:
-        """Whether a run of so many steps would be complete in time, beside those in progress."""
+        """Return whether a run of `steps` steps would finish in time, with those in progress."""
         now = time.monotonic()
         if not self.steps or self._end == float("inf"):
             return True
-        pace = self.steps / (now - self._first)  # of all together, however many they are
+        pace = self.steps / (now - self._first)  # steps per second of all runs together
         return steps * (len(self.active) + 1) / pace <= self._end - now
 
     def _ready(self, one: Wanted) -> Spec:

@@ -1,12 +1,12 @@
-"""Train variants once, and score each learner by all read-outs, under BN and IBN.
+"""Train variants once, and score each learner with all read-outs, under BN and IBN.
 
 usage: python -m tools.readouts OUT.json [--features FOLDER] [options of tools.variants]
 
 Variants, streams and seeds are chosen as in `tools.variants`, and scored on a validation split of
 the training data unless `--test` is given. OUT.json has the accuracy of each learner by statistics
-and read-out, such as `ibn|both-lda+flip`; IBN is estimated as the variant says. `--features` keeps
-logits and features of the memory and of the scored images under IBN, a file for each view, for
-trials of further read-outs without a GPU.
+and read-out, such as `ibn|both-lda+flip`; IBN is estimated as the variant says. `--features` writes
+logits and features of the memory and of the scored images under IBN, a file per view, to try
+further read-outs without a GPU.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def outputs(run: Run, x: Tensor) -> Outputs:
 def read_outs(
     memory: Outputs, labels: Tensor, views: Sequence[Outputs]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the scores by each read-out, of the first view and of the mean over all views."""
+    """Yield the scores of each read-out for the first view, and their mean over all views."""
     made: dict[str, list[Tensor]] = {"head": [z for z, _ in views]}
     C, d = memory[0].shape[1], memory[1].shape[1]
     for readout, kind in RULES.items():

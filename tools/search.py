@@ -1,8 +1,8 @@
-"""What a search needs beside `tools.variants`: cost of variants, the best ones, and their parts.
+"""Functions for a search with `tools.variants`: costs, ranking and leaving out parts of variants.
 
-Scores are those that `tools.variants` has collected, so on validation data unless it was told
-otherwise. Costs are floating-point operations of a step, relative to ER on the same stream with the
-options of the stream and the defaults alone.
+Scores are those collected by `tools.variants`, on validation data by default. Costs are
+floating-point operations of a step relative to ER on the same stream, with only the options of the
+stream and the defaults.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Values = Mapping[Place, Mapping[int, float]]
 """A score by place and seed."""
 
 FIRST_BASE = "er"
-"""The base of a variant that is tried without its own."""
+"""The base method of a variant without its own base."""
 
 TOGETHER: dict[str, tuple[str, ...]] = {
     "head": ("head", "head_scale", "learn_scale"),
@@ -32,7 +32,7 @@ TOGETHER: dict[str, tuple[str, ...]] = {
     "adaptor": ("adaptor", *(n for n, o in definitions(Spec).items() if o.adaptors)),
     "teacher": ("teacher",),
 }  # fmt: skip
-"""Options that are one part of a variant; any other option is a part by itself."""
+"""Options that together form one part of a variant; any other option is a part by itself."""
 
 
 def method_name(base: str, teacher: str, adaptor: str) -> str:
@@ -48,7 +48,7 @@ def method_name(base: str, teacher: str, adaptor: str) -> str:
 
 
 def leave_one_out(name: str, own: Fields) -> dict[str, Fields]:
-    """Return a variant, and for each of its parts the variant without it.
+    """Return a variant, and the variant without each of its parts.
 
     >>> own = {"base": "gsa", "teacher": "mkd", "lr": 0.001, "head": "cosine", "head_scale": 16}
     >>> list(leave_one_out("best", own))
@@ -84,7 +84,7 @@ def _without(part: str, own: Fields) -> Fields:
 def relative_costs(
     specs: Mapping[tuple[str, str], tuple[Spec, Spec]], flops: Callable[[Spec], float]
 ) -> dict[tuple[str, str], float]:
-    """Return the cost of each spec relative to that of the reference beside it."""
+    """Return the cost of each spec relative to its reference."""
     known: dict[str, float] = {}
 
     def of(spec: Spec) -> float:
@@ -97,9 +97,10 @@ def relative_costs(
 
 
 def ranked(scores: Iterable[Values]) -> list[tuple[str, float]]:
-    """Return variants by their mean over places, best first; each by its best kind of statistics.
+    """Return variants by their mean score, best first, each under its best statistics.
 
-    Only variants that have a value in every column of the others are ranked.
+    Only variants with a value in every column are ranked.
+
 
     >>> bn = {("a", "s", ""): {0: 40.0}, ("b", "s", ""): {0: 44.0, 1: 46.0}}
     >>> ibn = {("a", "s", ""): {0: 47.0}, ("b", "s", ""): {0: 41.0, 1: 43.0}}

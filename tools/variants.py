@@ -1,4 +1,4 @@
-"""Run variants of the adaptor on several streams and base methods, and show them in one table.
+"""Run variants of the adaptor on several streams and base methods, and print a table.
 
 usage: python -m tools.variants OUT.json [--file tools/frontier.toml] [--only plain,dual-cba]
            [--streams digits,cifar10] [--base er,derpp] [--seeds 5] [--test] [--abreast 8]
@@ -6,13 +6,13 @@ usage: python -m tools.variants OUT.json [--file tools/frontier.toml] [--only pl
 
 A TOML file, by default `tools/variants.toml`, names the variants and the streams. A variant has
 options of `dualcba run` and, as parts of the method's name, `base`, `teacher` and `adaptor`;
-without a `base` it is run with each of `--base`. `--most-cost` leaves out variants whose step costs
-more than so many steps of ER. `--best 8` runs only the eight variants with the highest scores in
+without a `base` it is run with each of `--base`. `--most-cost` skips variants whose step costs more
+than this number of steps of ER. `--best 8` runs only the eight variants with the highest scores in
 OUT.json. `--leave-one-out` runs a variant, and the variant without each of its parts.
 
 Runs are scored on a validation split of the training data; `--test` scores them on the test data.
-OUT.json holds every run with its scores, options, seed and commit. It is written after each run,
-and runs that it holds are not repeated. A run that fails is reported, and the others go on.
+OUT.json has every run with its scores, options, seed and commit. It is written after each run, and
+runs in it are not repeated. A failed run is reported, and the others continue.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Planned:
 
     @property
     def place(self) -> Fields:
-        """The names that tell it apart."""
+        """The names that identify the run."""
         return {name: getattr(self, name) for name in ("variant", "stream", "base", "seed")}
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class Planned:
 
 
 def plan(table: Fields, args: argparse.Namespace) -> Iterator[Planned]:
-    """Yield the runs that are asked for; all cells of the table have their first seed first."""
+    """Yield the selected runs, seed by seed."""
     variants = chosen_variants(table, args)
     streams = chosen("stream", table["streams"], args.streams)
     shared = table.get("defaults", {}) | {"validation": 0.0 if args.test else args.validation}
@@ -100,7 +100,7 @@ def plan(table: Fields, args: argparse.Namespace) -> Iterator[Planned]:
 
 
 def chosen_variants(table: Fields, args: argparse.Namespace) -> Fields:
-    """Return the variants that are asked for, or one and all that lack one of its parts."""
+    """Return the selected variants, or with `--leave-one-out` one without each of its parts."""
     if args.leave_one_out is None:
         return chosen("variant", table["variants"], args.only)
     (own,) = chosen("variant", table["variants"], [args.leave_one_out]).values()
@@ -116,7 +116,7 @@ def composed(own: Fields, base: str, given: Fields) -> Fields:
 
 
 def fitting(options: Fields, kind: str) -> Fields:
-    """Leave out options of adaptors of another kind: defaults are for all variants."""
+    """Drop options of other kinds of adaptors, since defaults apply to all variants."""
     known = definitions(Spec)
     others = {n for n, o in known.items() if o.adaptors and kind not in o.adaptors}
     return {name: value for name, value in options.items() if name not in others}
@@ -136,10 +136,10 @@ def chosen(what: str, known: Fields, names: Sequence[str] | None) -> Fields:
 def affordable(
     planned: list[Planned], collected: Collected, args: argparse.Namespace
 ) -> list[Planned]:
-    """Leave out the variants whose step costs more than `--most-cost` steps of ER, and say so."""
+    """Drop variants whose step costs more than `--most-cost` steps of ER, with a note."""
     if args.most_cost is None:
         return planned
-    if args.best is not None:  # which only chooses among those that have been run
+    if args.best is not None:  # it only chooses among variants that were run
         tried = {run["variant"] for run in collected.content["runs"]}
         planned = [one for one in planned if one.variant in tried]
     costs = count_costs(planned, collected, args)
@@ -153,7 +153,7 @@ def affordable(
 def count_costs(
     planned: Sequence[Planned], collected: Collected, args: argparse.Namespace
 ) -> dict[tuple[str, str], float]:
-    """Return the cost of each variant on each stream; what the file holds is not counted again."""
+    """Return the cost of each variant on each stream, from the file if it is known."""
     known = {(c["variant"], c["stream"]): c for c in collected.content.get("costs", [])}
     firsts = {(one.variant, one.stream): one for one in reversed(planned)}
     new = {
@@ -178,7 +178,7 @@ def count_costs(
 
 
 def reference(one: Planned, args: argparse.Namespace) -> Spec:
-    """Return ER with the options that all variants share on a stream."""
+    """Return the spec of ER with the options common to all variants on a stream."""
     table = read_toml(args.file)
     given = table.get("defaults", {}) | table["streams"][one.stream]
     given |= ({"protocol": args.protocol} if args.protocol else {}) | dict(args.set)
@@ -186,7 +186,7 @@ def reference(one: Planned, args: argparse.Namespace) -> Spec:
 
 
 def best(planned: list[Planned], collected: Collected, args: argparse.Namespace) -> list[Planned]:
-    """Return the runs of the variants with the highest scores, if so many are asked for."""
+    """Return only runs of the `--best` variants with the highest scores, if it is given."""
     if args.best is None:
         return planned
     runs = collected.content["runs"]
@@ -203,7 +203,7 @@ def best(planned: list[Planned], collected: Collected, args: argparse.Namespace)
 
 
 class Collected:
-    """The file: all runs so far."""
+    """The output file with all runs so far."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -211,7 +211,7 @@ class Collected:
         self.content = json.loads(path.read_text("utf-8")) if path.exists() else empty
 
     def begin(self, arguments: Sequence[str], module: str = "tools.variants") -> None:
-        """Note the command, and forget what has failed before."""
+        """Record the command, and clear earlier failures."""
         command = shlex.join(["python", "-m", module, *arguments])
         if command not in self.content["commands"]:
             self.content["commands"].append(command)
@@ -228,12 +228,12 @@ class Collected:
         write_json(self.path, self.content)
 
     def holds(self, planned: Planned) -> bool:
-        """Return whether a run of the same place and spec is there."""
+        """Return whether the file has a run with the same names and spec."""
         return any(same(run, planned) for run in self.content["runs"])
 
 
 def same(run: Fields, planned: Planned) -> bool:
-    """Return whether a run of the file is the planned one; options may be defaults in one."""
+    """Return whether a run in the file is the planned one, with defaults filled in."""
     if any(run[name] != value for name, value in planned.place.items()):
         return False
     try:
@@ -243,7 +243,7 @@ def same(run: Fields, planned: Planned) -> bool:
 
 
 def entry(planned: Planned, result: Fields, commit: str) -> Fields:
-    """Return what the file holds of a run."""
+    """Return the entry of a run in the file."""
     scores = {s: {name: rounded(v) for name, v in result["scores"][s].items()} for s in STATISTICS}
     tasks = {s: [rounded(v) for v in result["accuracy_matrix"][s][-1]] for s in STATISTICS}
     seconds = round(result["seconds"]["total"], 2)
@@ -269,7 +269,7 @@ def current_commit() -> str:
 
 
 def run(waiting: list[Planned], collected: Collected, args: argparse.Namespace) -> None:
-    """Run what is planned; equal specs of several variants are run once."""
+    """Make the planned runs; equal specs of several variants are run once."""
     by_spec = grouped(waiting)
     specs = [group[0].spec for group in by_spec.values()]
     progress = Progress(len(specs))
@@ -294,7 +294,7 @@ def grouped(planned: Iterable[Planned]) -> dict[str, list[Planned]]:
 
 
 def note_failure(group: Sequence[Planned], error: Exception, collected: Collected) -> None:
-    """Print that the runs of one spec have failed, and add them to the file."""
+    """Print the failed runs of one spec, and add them to the file."""
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     for one in group:
         print(f"failed: {one}: {reason}", file=sys.stderr, flush=True)
@@ -302,12 +302,12 @@ def note_failure(group: Sequence[Planned], error: Exception, collected: Collecte
 
 
 def text(spec: Spec) -> str:
-    """Return all fields of a spec as text: a name has a short digest, which may be another's."""
+    """Return all fields of a spec as text, which is unique, unlike the digest in its name."""
     return json.dumps(spec.to_dict(), sort_keys=True)
 
 
 def updates(specs: list[Spec], out: Path, args: argparse.Namespace, failed: Any) -> Any:
-    """Run specs side by side, in this process or in several, as `dualcba run` does."""
+    """Run specs in this process or in several, as `dualcba run` does."""
     hardware, load = Hardware(device=args.device), Loader(args.data_dir)
     jobs = process_count(args.jobs, len(specs), hardware, abreast=args.abreast)
     if jobs > 1:
@@ -317,7 +317,7 @@ def updates(specs: list[Spec], out: Path, args: argparse.Namespace, failed: Any)
 
 @contextmanager
 def folder(given: Path | None) -> Iterator[Path]:
-    """Yield the folder for the results of all runs: the given one, or one that is removed."""
+    """Yield the given folder for the results of all runs, or a temporary one."""
     if given is not None:
         yield given
         return
@@ -326,14 +326,14 @@ def folder(given: Path | None) -> Iterator[Path]:
 
 
 class Progress:
-    """Prints a line from time to time."""
+    """Prints a line of progress every `QUIET` seconds."""
 
     def __init__(self, runs: int) -> None:
         self.runs, self.done, self.failed = runs, 0, 0
         self.begun = self.said = time.monotonic()
 
     def show(self, update: RunUpdate) -> None:
-        """Count a run that is complete, and print a line if the last one is some time ago."""
+        """Count a complete run, and print a line if it is due."""
         self.done += update.result is not None
         now = time.monotonic()
         if now - self.said > QUIET or (self.done + self.failed == self.runs and update.result):
@@ -348,7 +348,7 @@ class Progress:
 def values(
     planned: Sequence[Planned], runs: Sequence[Fields], score: str, statistics: str
 ) -> Values:
-    """Return a score of the planned runs that the file holds."""
+    """Return a score of the planned runs in the file."""
     found: dict[Place, dict[int, float]] = {}
     for one in planned:
         scores = [r["scores"][statistics].get(score) for r in runs if same(r, one)]
@@ -358,7 +358,7 @@ def values(
 
 
 def minus(found: Values, variant: str) -> Values:
-    """Return the differences from one variant, seed by seed."""
+    """Return the differences from one variant on common seeds."""
     return {
         (name, *where): {k: v - first[k] for k, v in by_seed.items() if k in first}
         for (name, *where), by_seed in found.items()
@@ -400,7 +400,7 @@ def words(text: str) -> list[str]:
 
 
 def name_and_value(text: str) -> tuple[str, Any]:
-    """Read `name=value` with a value as in TOML; other text is a word."""
+    """Parse `name=value` with a TOML value, or else a plain text."""
     name, sign, value = text.partition("=")
     if not sign:
         raise argparse.ArgumentTypeError(expected("--set", text, "name=value"))
@@ -420,12 +420,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--validation", type=float, default=0.1, help="fraction held out")
-    parser.add_argument("--protocol", help="that of all runs; by default the file's")
+    parser.add_argument("--protocol", help="protocol of all runs; by default that of the file")
     parser.add_argument("--most-cost", type=float, help="largest cost of a step, in steps of ER")
-    parser.add_argument("--best", type=int, help="run only so many, the best in OUT.json")
+    parser.add_argument("--best", type=int, help="run only the best variants in OUT.json")
     parser.add_argument("--by", default="acc", help="the score that --best compares")
     parser.add_argument(
-        "--leave-one-out", metavar="NAME", help="a variant, and it without each part"
+        "--leave-one-out", metavar="NAME", help="a variant to run, also without each of its parts"
     )
     parser.add_argument("--test", action="store_true", help="score on the test data")
     parser.add_argument("--set", type=name_and_value, action="append", default=[])
@@ -433,19 +433,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--abreast", type=int, default=1, help="runs side by side on a GPU")
     parser.add_argument("--jobs", type=int, help="processes on a CPU")
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--runs", type=Path, help="folder for the whole results; else not kept")
+    parser.add_argument("--runs", type=Path, help="folder for complete results, else not kept")
     parser.add_argument("--show", type=words, default=list(SHOWN), help="scores to print")
     parser.add_argument("--statistics", type=words, default=["ibn"])
     parser.add_argument("--against", help="show the differences from this variant, seed by seed")
-    parser.add_argument("--table", action="store_true", help="run nothing, print the tables")
-    parser.add_argument("--commit", default=None, help="by default that of git, if there is one")
+    parser.add_argument("--table", action="store_true", help="only print the tables")
+    parser.add_argument("--commit", default=None, help="by default the current commit of git")
     args = parser.parse_args(arguments)
     args.commit = args.commit or current_commit()
     return args
 
 
 def check(planned: Sequence[Planned]) -> None:
-    """Exit if a run cannot begin, before any has begun."""
+    """Exit with an error if a planned run is not valid."""
     for one in planned:
         try:
             _ = one.spec

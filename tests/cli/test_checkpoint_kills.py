@@ -151,5 +151,5 @@ def test_killed_and_resumed_inside_a_run(number: int, dualcba: Any, tmp_path: Pa
     assert {"result.json", STATE} <= contents(out).keys()
     assert not list(out.rglob("checkpoint-*"))
     assert "left out" not in log.read_text()
-    assert not reached or f"goes on after {reached} of " in log.read_text()
+    assert not reached or f"continues after {reached} of " in log.read_text()
     print(f"{method}: killed {kills} times, resumed from {reached} at last")

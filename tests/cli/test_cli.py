@@ -330,7 +330,7 @@ def test_a_full_device_is_one_line(dualcba: Run, monkeypatch: pytest.MonkeyPatch
     got = dualcba("run", "--method", "er", "--seeds", 2, "--quiet", "--out", "x", *QUICK)
     assert got.code == 1
     (line,) = got.err.splitlines()
-    assert "Tried 2 GiB; expected room, perhaps by fewer --abreast or --jobs" in line
+    assert "Tried 2 GiB; expected enough memory, try fewer --abreast or --jobs" in line
     assert len(list((got.folder / "x").glob("*/result.json"))) == 1
 
 
@@ -339,7 +339,7 @@ def test_more_than_a_cpu_holds_is_one_line(dualcba: Run) -> None:
     assert got.code == 1
     (line,) = got.err.splitlines()
     assert "bytes" in line
-    assert "; expected room" in line
+    assert "; expected enough memory" in line
     assert "enforce" not in line  # where in torch's source it fails
 
 
@@ -363,7 +363,7 @@ def test_interrupted_in_the_middle(name: str, jobs: int, tmp_path: Path) -> None
     _, err = process.communicate(timeout=60)  # ends when no process has the pipe open any more
     assert process.returncode == 128 + number
     lines = err.decode().strip().splitlines()
-    again = f"`dualcba resume {tmp_path / 'x'}` goes on"
+    again = f"continue with `dualcba resume {tmp_path / 'x'}`"
     kept = "complete runs and checkpoints are kept"
     assert lines[-1] == f"dualcba: interrupted; {kept}; {again}"
     assert not [line for line in lines if "Traceback" in line]
@@ -548,5 +548,5 @@ def test_a_score_that_is_not_known_is_named_before_anything_runs(dualcba: Run) -
 def test_classes_that_no_task_has_are_told(tasks: str, told: bool, dualcba: Run) -> None:
     got = dualcba("run", "--method", "er", "--tasks", tasks, "--eval-every", 0, "--quiet")
     assert got.code == 0
-    said = ["dualcba: the tasks have 5 of the 10 classes, the others are left out"]
+    said = ["dualcba: the tasks have 5 of the 10 classes; the others are left out"]
     assert got.lines == (said if told else [])

@@ -71,11 +71,11 @@ def test_extras_are_those_of_the_package() -> None:
     assert list(doctor.extras()) == known
     lines = list(doctor.extra_findings({"a": {"x": "1.0"}, "b": {"y": None}, "c": {"z": None}}))
     assert [line.found for line in lines] == [
-        "a (1.0)", "b, c; the first one is installed by `pip install 'dualcba[b]'`",
+        "a (1.0)", "b, c; install with, for example, `pip install 'dualcba[b]'`",
     ]  # fmt: skip
 
 
 def test_a_folder_that_cannot_hold_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "LITTLE", 1e9)
-    assert not doctor._room("runs folder", tmp_path).ok
-    assert doctor._room("data folder", tmp_path).ok
+    assert not doctor._free_space("runs folder", tmp_path).ok
+    assert doctor._free_space("data folder", tmp_path).ok

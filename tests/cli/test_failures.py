@@ -66,7 +66,7 @@ def test_a_failed_run_does_not_stop_the_others(command: str, dualcba: Call, at_s
     else:
         name = "digits-online-er-b100-s1"
         assert f"dualcba: 1 of 3 runs failed: {name}" in got.lines[-1]
-        end = "the loss became nan at step 6; the others are kept; `dualcba resume x` goes on"
+        end = "the loss became nan at step 6; the others are kept; continue with `dualcba resume x`"
         assert got.lines[-1].endswith(end)
         assert "2 results in x" in got.out
     assert got.code == 1
@@ -105,7 +105,7 @@ def test_a_result_that_cannot_be_written_does_not_stop_the_others(
     assert got.code == 1
     assert "1 of 2 runs failed: digits-online-er-b100-s0" in got.err
     assert "No space left on device" in got.err
-    assert "`dualcba resume x` goes on" in got.err
+    assert "continue with `dualcba resume x`" in got.err
     monkeypatch.undo()
     assert dualcba("resume", "x", "--device", "cpu").code == 0
     assert len(read_results(got.folder / "x")) == 2
@@ -146,7 +146,7 @@ def test_many_failures_are_counted() -> None:
 
 
 def test_errors_as_lines() -> None:
-    room = "; expected room, perhaps by fewer --abreast or --jobs"
+    room = "; expected enough memory, try fewer --abreast or --jobs"
     assert one_line(MemoryError()) == "out of memory" + room
     assert one_line(RuntimeError("x DefaultCPUAllocator: not enough.")) == "not enough" + room
     assert one_line(RuntimeError("a mistake")) is None
@@ -167,7 +167,7 @@ def test_an_interrupted_run_goes_on_from_its_last_step(
     with monkeypatch.context():
         at_step(0, 7, lambda: signal.raise_signal(number))
         got = dualcba(*args, "--out", "x")
-    kept = "complete runs and checkpoints are kept; `dualcba resume x` goes on"
+    kept = "complete runs and checkpoints are kept; continue with `dualcba resume x`"
     assert (got.code, got.lines[-1]) == (128 + number, f"dualcba: interrupted; {kept}")
     (folder,) = (path for path in (got.folder / "x").iterdir() if path.is_dir())
     (path,) = checkpoint_paths(folder)
@@ -176,7 +176,7 @@ def test_an_interrupted_run_goes_on_from_its_last_step(
     monkeypatch.chdir(got.folder)
     again = dualcba("resume", "x", "--device", "cpu", "--json")
     assert (again.code, len(again.lines)) == (0, 1)
-    assert "goes on after 8 of " in again.lines[0]
+    assert "continues after 8 of " in again.lines[0]
     (one,), (other,) = json.loads(again.out), whole
     assert one | {"seconds": 0} == other | {"seconds": 0}
     assert not checkpoint_paths(folder)
@@ -327,4 +327,4 @@ def test_steps_before_a_checkpoint_say_nothing_about_the_pace() -> None:
 def test_the_folder_is_named_in_an_interrupt(tmp_path: Path) -> None:
     from dualcba.cli.failures import resume_hint
 
-    assert resume_hint(tmp_path / "x") == f"`dualcba resume {tmp_path / 'x'}` goes on"
+    assert resume_hint(tmp_path / "x") == f"continue with `dualcba resume {tmp_path / 'x'}`"

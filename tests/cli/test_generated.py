@@ -66,9 +66,9 @@ def test_the_help_of_run_begins_with_what_it_does_and_the_main_options(dualcba: 
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("learn", ["one folder of images per class", "dualcba learn photos", "report.html"]),
+        ("learn", ["one subfolder of images per class", "dualcba learn photos", "report.html"]),
         ("ask", ["Prints a line per image", "probability in percent"]),
-        ("bench", ["Prints a table", "No accuracy is measured"]),
+        ("bench", ["Prints a table", "Accuracy is not measured"]),
         ("run", ["number of runs that one GPU trains at the same time"]),
     ],
 )

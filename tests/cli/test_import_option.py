@@ -136,7 +136,7 @@ def test_toml_files_of_runs_sweeps_and_tables_can_name_it(smooth: Path, call: Ca
     assert "Smooth" in out
     code, out, err = call("report", "runs/table")
     says = (
-        "the table 'table' is left out, its runs are shown with those of no table: its methods "
+        "the table 'table' is left out, its runs are shown by dataset: its methods "
         f"come from {smooth}, which a report does not execute"
     )
     assert (code, err) == (0, f"dualcba: {says}\n")

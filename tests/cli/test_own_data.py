@@ -59,11 +59,12 @@ def test_a_recipe_fits_samples_without_colour(dualcba: Any, tmp_path: Path, dtyp
     for result in json.loads(done.out):
         assert result["spec"]["augmentation"] == "partial"
         assert result["spec"]["test_flip"] is False
-    why = "the samples are no colour images, so best has augmentation = partial, test_flip = False"
+    has = "augmentation = partial, test_flip = False"
+    why = f"the samples are not colour images, so best uses {has}"
     assert why in done.err
     done = dualcba(*args, "--method", "best", "--augmentation", "none", "--out", tmp_path / "b")
     assert json.loads(done.out)[0]["spec"]["augmentation"] == "none"
-    assert "so best has test_flip = False" in done.err
+    assert "so best uses test_flip = False" in done.err
     done = dualcba(*args, "--method", "er", "--out", tmp_path / "c")
     assert "so " not in done.err
 

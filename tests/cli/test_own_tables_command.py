@@ -90,7 +90,7 @@ def test_more_seeds_than_asked_for_are_used_and_named(dualcba: Run, file: Path) 
     assert "beyond" not in first.out
     again = dualcba(*part, "--seeds", 1)
     assert "1 run needed, 1 already there\n" in again.out
-    assert "seeds beyond the 1 asked for are there and used: 1, 2\n" in again.out
+    assert "the tables also include results of the seeds 1, 2\n" in again.out
     assert "over 3 seeds" in again.out
     (row,) = json.loads(dualcba(*part, "--seeds", 1, "--json").out)["experiments"]["mine"]
     assert row["seeds"] == [0, 1, 2]
@@ -118,7 +118,7 @@ def test_files_name_what_was_not_run(dualcba: Run, file: Path) -> None:
 
 def test_mistakes_are_one_line(dualcba: Run, file: Path) -> None:
     for given, says in (
-        (("--scale", "small"), "scale is 'small', expected 'paper': a table of one's own is run"),
+        (("--scale", "small"), "scale is 'small', expected 'paper': a table of your own is run"),
         (("--column", "M = 99"), "unknown column of mine 'M = 99'"),
         (("--dataset", "cifar10"), "mine has nothing on cifar10, expected another --dataset"),
     ):

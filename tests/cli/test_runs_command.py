@@ -159,7 +159,7 @@ def test_a_method_without_a_pair_is_named(dualcba: Run, methods: Path) -> None:
     assert got.err.startswith("dualcba: gsa is in no pair: no other of these methods shares ")
     assert dualcba("runs", "compare", methods).err == ""
     got = dualcba("runs", "compare", methods, "--score", "acc,bwt")
-    assert got.err == "dualcba: no two methods that are compared have values of bwt\n"
+    assert got.err == "dualcba: no two of the compared methods have values of bwt\n"
     text = Path(dualcba("report", methods, "--compare", "gsa,er").out.strip()).read_text()
     assert "er is in no pair: " in text
     assert "gsa is in no pair: " in text
@@ -189,8 +189,8 @@ def test_runs_of_several_folders_that_contradict_each_other_are_named(
         got = dualcba(*words, methods, other)
         assert got.code == 0
         assert got.err == (
-            f"dualcba: {other / spec.name} has other scores than {methods / spec.name}, the same "
-            "run, which counts\n"
+            f"dualcba: {other / spec.name} has other scores than the same run in "
+            f"{methods / spec.name}, which is used\n"
         )
 
 

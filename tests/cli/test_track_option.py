@@ -35,7 +35,7 @@ def test_a_tracker_that_fails_does_not_stop_runs(
     got = dualcba("run", "--method", "er", "--seeds", 2, "--track", "mlflow", "--out", "x",
                   "--json", *SHORT)  # fmt: skip
     assert got.code == 0
-    assert got.err == "dualcba: mlflow failed and is left out, the runs go on: no server\n"
+    assert got.err == "dualcba: mlflow failed and is disabled, the runs continue: no server\n"
     assert len(json.loads(got.out)) == 2
 
 

@@ -52,5 +52,5 @@ def test_the_rest_of_the_dataset_stays(images: Dataset) -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 0.1])
 def test_a_split_is_not_split_again(fraction: float, images: Dataset) -> None:
-    with pytest.raises(ValueError, match=r"expected 0.25: the dataset images is a split already"):
+    with pytest.raises(ValueError, match=r"expected 0.25: the dataset images is already a split"):
         validation_split(validation_split(images, 0.25), fraction)

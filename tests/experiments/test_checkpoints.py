@@ -205,7 +205,7 @@ def test_two_are_kept_and_none_after_the_end(images: Dataset, tmp_path: Path) ->
     result, notes = finished(wanted, images, tmp_path)
     assert result == expected
     total = Run(wanted, images, CPU).total
-    assert notes == [f"{wanted.name} goes on after 9 of {total} batches, from {first.name}"]
+    assert notes == [f"{wanted.name} continues after 9 of {total} batches, from {first.name}"]
     assert {path.name for path in folder.iterdir()} == {"result.json", "curves.parquet"}
 
 
@@ -340,7 +340,7 @@ def test_damaged_checkpoints(
     assert run.taken == (7 if sound else 0)
     *left_out, last = notes
     assert len(left_out) == (1 if sound else 2)
-    assert all(HARM[harm] in line and "; it is left out" in line for line in left_out)
+    assert all(HARM[harm] in line and "; it is skipped" in line for line in left_out)
     assert all("checkpoint-" in line and "\n" not in line for line in left_out)
     assert last.endswith(f"from {older.name}" if sound else "it starts from the beginning")
 
@@ -371,7 +371,7 @@ def test_a_full_disk_is_a_note_and_the_run_goes_on(
     (result,) = [u.result for u in updates if u.result]
     assert result["status"] == "complete"
     why = "No space left on device"
-    line = f"no checkpoint can be written in {tmp_path}: {why}; the runs go on"
+    line = f"no checkpoint can be written in {tmp_path}: {why}; the runs continue"
     assert {u.note for u in updates if u.note} == {line}
 
 
@@ -410,7 +410,9 @@ def test_a_copy_that_finds_no_memory_is_a_note(
     keeper = Keeper(run, tmp_path, EACH, told.append)
     next(run.steps())
     keeper.after_step()
-    assert told == [f"no checkpoint can be written in {tmp_path.parent}: no room; the runs go on"]
+    assert told == [
+        f"no checkpoint can be written in {tmp_path.parent}: no room; the runs continue"
+    ]
 
 
 def test_files_of_other_names_are_left_alone(tmp_path: Path) -> None:

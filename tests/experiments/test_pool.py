@@ -96,7 +96,7 @@ def test_a_process_that_is_killed_costs_its_run_one_retry(tmp_path: Path) -> Non
         kill_some()
     assert not any(kills.values())
     assert f"missing: {wanted[2].name};" in str(lost.value)
-    assert "; the same command runs what is missing" in str(lost.value)
+    assert "; the same command makes the missing runs" in str(lost.value)
     assert not multiprocessing.active_children()
     list(run_specs([wanted[k] for k in (0, 1, 3)], Loader(), CPU, tmp_path / "1"))
     assert timeless(tmp_path / "1") == timeless(tmp_path / "2")
@@ -108,7 +108,7 @@ def test_where_there_is_a_plan_the_error_names_resume(tmp_path: Path) -> None:
     text = missing_runs(lost, 9, tmp_path, ENDED_TWICE)
     assert text.startswith(f"6 of 9 runs are missing: {lost[0].name}, ")
     assert f"{lost[4].name} and 1 more;" in text
-    assert f"`dualcba resume {tmp_path}` runs what is missing" in text
+    assert f"`dualcba resume {tmp_path}` makes the missing runs" in text
     assert "\n" not in text
 
 
@@ -311,7 +311,7 @@ def test_the_run_of_a_process_that_is_killed_goes_on_from_its_checkpoint(tmp_pat
             os.kill(killed, signal.SIGKILL)
     assert [r | {"seconds": 0} for r in results] == [whole | {"seconds": 0}]
     (note,) = notes
-    assert f"{wanted[0].name} goes on after " in note
+    assert f"{wanted[0].name} continues after " in note
     assert not checkpoint_paths(tmp_path / "2" / wanted[0].name)
 
 

@@ -112,7 +112,7 @@ def test_a_killed_worker_and_a_lost_node(
         elif complete > 4 and not killed:
             killed = kill_one_inside_a_run(tmp_path, wanted)
     assert killed
-    assert any("goes on after" in note for note in notes)
+    assert any("continues after" in note for note in notes)
     assert complete == 24
     assert timeless(tmp_path) == local
     assert not [p for s in wanted for p in checkpoint_paths(tmp_path / s.name)]
@@ -178,7 +178,7 @@ def test_the_same_through_submitit(local: dict[str, Result], tmp_path: Path) -> 
     for update in source:
         notes += [update.note] if update.note else []
         complete += update.result is not None
-        inside = any("goes on after" in note for note in notes)
+        inside = any("continues after" in note for note in notes)
         if moments and complete == moments[0] and not inside:
             moments.pop(0)
             os.kill(job_process(), signal.SIGUSR2)

@@ -70,7 +70,7 @@ def test_a_validation_run_sees_no_test_sample(digits: Dataset) -> None:
     assert results[0]["scores"] == results[1]["scores"]
     given = validation_split(digits, 0.2)
     assert run(split, given)[1]["scores"] == results[0]["scores"]
-    with pytest.raises(ValueError, match="is a split already"):
+    with pytest.raises(ValueError, match="is already a split"):
         Run(spec(method="er"), given, CPU)
 
 

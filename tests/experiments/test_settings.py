@@ -176,7 +176,7 @@ def test_a_constant_rate_offline_is_another_run() -> None:
     assert usual.name != constant.name
     assert Spec(setting="offline", method="er", lr=0.05).name.endswith("-7f5478814f")
     assert Spec(method="er", lr=0.05).name.endswith("-cf9a7a7f46")  # as before the option
-    with pytest.raises(ValueError, match="lr_drops is True, expected false: it falls between the"):
+    with pytest.raises(ValueError, match="lr_drops is True, expected false: the learning rate"):
         Spec(lr_drops=True)
 
 

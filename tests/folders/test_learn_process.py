@@ -66,9 +66,9 @@ def test_a_folder_that_grows_is_learnt_asked_about_and_gone_on_with(
     learning.until(lambda: saved(model) == 115)
     assert learning.kill(signal.SIGTERM) == 128 + signal.SIGTERM
     text = learning.log.read_text()
-    end = f"interrupted; saved in {model}; the same command goes on"
+    end = f"interrupted; saved in {model}; run the same command again to continue"
     new_classes = ("new class: digit-2", "new class: one")
-    for line in (*new_classes, "broken.png is not a whole image", "report.html", end):
+    for line in (*new_classes, "broken.png is not a complete image", "report.html", end):
         assert text.count(line) == 1
     assert "notes.txt" not in text
     assert (model / "report.html").read_text().count("<section") == 4

@@ -74,7 +74,9 @@ def test_damage_is_one_line(tmp_path: Path, how: str) -> None:
     path.write_bytes(content if how == "flip" else content[:-1])
     if how == "gone":
         path.unlink()
-    with pytest.raises(ValueError, match=r"seen is damaged or missing, expected the \d+ bytes"):
+    with pytest.raises(
+        ValueError, match=r"seen is damaged or missing, expected the first \d+ bytes"
+    ):
         Ledger.read(path, saved)
 
 

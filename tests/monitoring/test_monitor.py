@@ -274,7 +274,7 @@ def test_captured_steps_are_watched(make_learner: Make, make_batches: Any, diffe
 
 @pytest.mark.parametrize("about", [{"started": object()}, {"x": float("nan")}, [1], "text"])
 def test_what_json_cannot_hold_is_refused_before_any_step(make_learner: Make, about: Any) -> None:
-    with pytest.raises(ValueError, match=r"about is .*, expected a dict that JSON can hold"):
+    with pytest.raises(ValueError, match=r"about is .*, expected a dict of JSON values"):
         Monitor(make_learner(), about=about)
 
 

@@ -165,7 +165,7 @@ def test_vertical_lines_are_at_the_ends_of_tasks(kind: str, served: tuple[Served
     *ends, _ = served[0].results[0].task_ends
     assert vertical(plot) == ends
     assert set(ends).isdisjoint(served[0].results[0].anytime.step)
-    assert "Vertical lines are at the ends of tasks." in plot.caption
+    assert "Vertical lines mark the ends of tasks." in plot.caption
 
 
 @CURVES
@@ -187,10 +187,10 @@ def test_lines_are_of_a_run_that_holds_the_ends_of_its_tasks(
     ends = [20, 40, 60, 80, 100]
     ((plot,), _) = draw(kind, changed(served, (), (), ends, ()), "name")
     assert vertical(plot) == ends[:-1]
-    assert "Vertical lines are at the ends of tasks." in plot.caption
+    assert "Vertical lines mark the ends of tasks." in plot.caption
     ((plot,), _) = draw(kind, changed(served, (), ends, [30, *ends[1:]], ends), "name")
     assert vertical(plot) == ends[:-1]
-    wanted = "at the ends of the tasks of ER with seed 1; those of other runs end at other steps."
+    wanted = "the ends of the tasks of ER with seed 1; in other runs, tasks end at other steps."
     assert wanted in plot.caption
 
 
@@ -221,7 +221,7 @@ def test_a_transition_has_the_steps_that_all_seeds_recorded(served: tuple[Served
     line = plot.figure.axes[0].lines[0]
     both = [r.recordings["transitions"][0]["old"]["p_old"][1:7] for r in (one, two)]
     assert line.get_ydata() == pytest.approx(np.mean(both, axis=0))
-    assert "from step −2 to 3 around" in plot.caption
+    assert "from step −2 to 3 (recorded" in plot.caption
 
 
 def test_boundaries_with_more_steps_than_the_first_do_not_overlap(
@@ -234,7 +234,7 @@ def test_boundaries_with_more_steps_than_the_first_do_not_overlap(
     ((plot,), _) = draw("transitions", [replace(served[0], results=(result,))], "name")
     x = [line.get_xdata() for line in plot.figure.axes[0].lines if len(line.get_xdata()) > 2]
     assert x[0][-1] < x[2][0]
-    assert "from step −3 to 5 at most around" in plot.caption
+    assert "from step −3 to 5 at most (recorded" in plot.caption
 
 
 def test_alignment_at_other_steps_is_interpolated(served: tuple[Served, ...]) -> None:
@@ -273,7 +273,7 @@ def test_confusion_is_normalised_and_in_order_of_arrival(served: tuple[Served, .
     one = Served(replace(served[0].entry, statistics="bn"), (result,))
     shares = draw("predictions", [one], "name")[0][0]
     assert shares.figure.axes[0].patches[0].get_height() == 20  # not 25 of 65 predictions
-    assert "each class counting equally" in shares.caption
+    assert "with classes weighted equally" in shares.caption
     table, _ = confusion(one, "bn")
     assert (table[1, 0], table[1, 1], table[0, 0]) == (0.75, 0.25, 1.0)
 

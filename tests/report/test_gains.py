@@ -194,8 +194,8 @@ def test_in_one_line_the_means_over_pairs() -> None:
     der = gains([served("derpp", [30.0, 31.0]), served("derpp-dual-cba", [29.0, 29.5])])
     both: list[Gain] = [*er, *der]
     assert in_one_line(both) == (
-        "Dual-CBA (IBN) over its base (BN), mean of 2 pairs: +2.1 ACC, of it +1.5 by IBN alone, "
-        "+0.6 by the adaptors."
+        "Dual-CBA (IBN) over its base (BN), mean of 2 pairs: +2.1 ACC, +1.5 from IBN alone and "
+        "+0.6 from the adaptor."
     )
 
 

@@ -49,7 +49,8 @@ def test_the_experiments_are_shown_once(main: Experiment) -> None:
     results = made(main)
     facts, sections = report_sections(results, small(main, results=results))
     assert [s.title for s in sections] == [
-        "The paper’s experiments at small scale", "Methods in pairs", "How each number was made"
+        "The paper’s experiments at small scale", "Pairwise comparison of methods",
+        "How each number was made",
     ]  # fmt: skip
     assert facts[0].name.startswith("Main table")
     assert "mean of 24 pairs" in facts[0].detail
@@ -61,7 +62,10 @@ def test_a_run_that_another_one_stands_for_is_not_left_over(main: Experiment) ->
     both = [*made(other), *made(main)]
     for results in (both, both[::-1]):
         facts, sections = report_sections(results, small(main, other, results=results))
-        assert [s.title for s in sections[1:]] == ["Methods in pairs", "How each number was made"]
+        assert [s.title for s in sections[1:]] == [
+            "Pairwise comparison of methods",
+            "How each number was made",
+        ]
         assert not any(f.name.startswith("Highest") for f in facts)
 
 
@@ -119,7 +123,7 @@ def test_runs_on_digits_of_ones_own_are_no_experiment(plan: bool, tmp_path: Path
     assert (found.small, found.paper, found.own) == ([], [], [])
     _, sections = report_sections(distinct(runs.values()), found)
     assert [s.title for s in sections] == [
-        "Digits, online, M = 50", "Methods in pairs", "How each number was made"
+        "Digits, online, M = 50", "Pairwise comparison of methods", "How each number was made"
     ]  # fmt: skip
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert "CIFAR" not in page
@@ -215,11 +219,11 @@ def test_a_table_that_cannot_be_read_here_leaves_its_runs_among_ones_own(tmp_pat
     found = made_for(runs)
     (line,) = found.left_out
     assert found == MadeFor(left_out=[line])
-    shown = "the table 't' is left out, its runs are shown with those of no table: "
+    shown = "the table 't' is left out, its runs are shown by dataset: "
     assert line.startswith(f"{shown}row 'a', column 't': unknown method 'not-installed'")
     _, sections = report_sections(distinct(runs.values()), found)
     left_out, rest, *_ = sections
-    assert (left_out.title, rest.title) == ("Tables that are left out", "Digits, online, M = 50")
+    assert (left_out.title, rest.title) == ("Tables left out", "Digits, online, M = 50")
     assert left_out.items == [f"T{line[1:]}."]
     told: list[str] = []
     write_report(tmp_path, tell=told.append)

@@ -105,7 +105,7 @@ def test_pairs_as_a_table_and_as_csv() -> None:
 
 def section(results: list[Result], *compare: str) -> Section | None:
     _, sections = report_sections(results, compare=compare)
-    return next((s for s in sections if s.title == "Methods in pairs"), None)
+    return next((s for s in sections if s.title == "Pairwise comparison of methods"), None)
 
 
 def test_a_report_has_all_pairs_or_those_of_some_methods() -> None:
@@ -128,6 +128,6 @@ def test_a_report_leaves_out_pairs_of_too_many_methods_and_says_so() -> None:
     assert found is not None
     assert not any(isinstance(item, Table) for item in found.items)
     (remark,) = found.remarks
-    assert remark.startswith("Digits, online, M = 100: 13 methods have 78 pairs, more than 45, ")
+    assert remark.startswith("Digits, online, M = 100: left out, since 13 methods have 78 pairs, ")
     assert MOST_PAIRS == 45
     assert "dualcba report --compare" in remark

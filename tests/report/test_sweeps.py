@@ -106,7 +106,7 @@ def test_the_title_leaves_out_what_varies() -> None:
 
 def test_the_note_says_how_many_runs_are_complete() -> None:
     found = trials(RESULTS, SWEEP)
-    says = "6 of 8 runs are complete; the best may change; by ACC"
+    says = "6 of 8 runs are complete; the best may change; sorted by ACC"
     assert sweep_table(found, SWEEP, 8).note.startswith(says)
     assert sweep_table(found, SWEEP, 6).note == sweep_table(found, SWEEP).note
 

@@ -266,7 +266,7 @@ def test_one_that_fails_warns_once_and_is_left_out(
     monkeypatch.setattr(memory, "fails", where)
     warned: list[str] = []
     tell(["wandb"], tmp_path, runs, warned.append)
-    assert warned == ["wandb failed and is left out, the runs go on: no route to host"]
+    assert warned == ["wandb failed and is disabled, the runs continue: no route to host"]
     before = {"start": 0, "log": 2, "finish": len(memory.told)}[where]
     assert len(memory.told) == before
 
@@ -278,7 +278,7 @@ def test_the_others_go_on(
     warned: list[str] = []
     tell(["mlflow", "wandb"], tmp_path, runs, warned.append)
     assert len(warned) == 1
-    assert warned[0].startswith("mlflow failed and is left out")
+    assert warned[0].startswith("mlflow failed and is disabled")
     assert [line[1] for line in memory.told].count("finish") == 2
 
 

@@ -1,4 +1,4 @@
-"""Measure one contender in a process of its own; see `dualcba.bench.alone`."""
+"""Measure one contender in a separate process; see `dualcba.bench.alone`."""
 
 import sys
 

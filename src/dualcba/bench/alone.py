@@ -1,4 +1,4 @@
-"""Measure one contender in a process of its own: peak memory and time to the first step."""
+"""Measure peak memory and time to the first step of one contender in a separate process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = 20  # in the second task
 
 
 def peak() -> float | None:
-    """Return the peak resident memory of this process in MiB, or None if the system has no value.
+    """Return the peak resident memory of this process in MiB, or None if it is not available.
 
     `ru_maxrss` is not used: it includes the parent process.
     """

@@ -116,7 +116,7 @@ class BareER:
 
 
 class BareDual(BareER):
-    """The same with Dual-CBA: r = ½(ω(p) + ν(p_old, p_new)), and the outer step in closed form."""
+    """`BareER` with Dual-CBA: r = ½(ω(p) + ν(p_old, p_new)), and a closed-form outer step."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)

@@ -73,7 +73,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Return the rows of all contenders, with a progress bar.
 
-    `module` is run in a process of its own to measure each contender alone; see `bench.alone`.
+    `module` is run in a separate process to measure each contender alone; see `bench.alone`.
     """
     rows: list[dict[str, Any]] = []
     total = len(made) * (1 + rounds + (module is not None))
@@ -95,7 +95,7 @@ def measure(
 
 
 def title(setup: Setup) -> str:
-    """Return the title of the table: what ran, on which device."""
+    """Return the title of the table: network, sizes and device."""
     image = "×".join(map(str, setup.shape))
     where = machine(setup.device) if setup.cuda else f"CPU, {torch.get_num_threads()} thread(s)"
     return f"{setup.network}, {image}, batch {setup.batch}, memory {setup.buffer}; {where}"
@@ -108,7 +108,7 @@ def machine(device: str) -> str:
 
 
 def about(setup: Setup) -> dict[str, Any]:
-    """Return the description that a file of numbers starts with."""
+    """Return the description at the start of a file of numbers."""
     return {
         "command": command(),
         "machine": machine(setup.device),
@@ -123,7 +123,7 @@ def about(setup: Setup) -> dict[str, Any]:
 
 
 def command(prog: str = "dualcba") -> str:
-    """Return the command line without the option that names the file of the numbers."""
+    """Return the command line without the option for the output file."""
     words = sys.argv[1:]
     skip = {i + d for i, word in enumerate(words) if word in FILE_OPTIONS for d in (0, 1)}
     kept = [w for i, w in enumerate(words) if i not in skip and not w.startswith(ASSIGNED)]

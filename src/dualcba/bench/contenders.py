@@ -23,7 +23,7 @@ SLOW = ("usual",)
 
 
 def contenders(methods: Sequence[str], against: Sequence[str] = tuple(AGAINST)) -> dict[Name, Make]:
-    """Return dualcba's learner for each method, and the other contenders that have the method.
+    """Return dualcba's learner for each method, and other contenders that implement the method.
 
     >>> [" ".join(name) for name in contenders(["er", "clser"], ["bare"])]
     ['er dualcba', 'er bare', 'clser dualcba']

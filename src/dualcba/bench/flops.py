@@ -28,7 +28,7 @@ def layer_flops(network: nn.Module, input_shape: Sequence[int]) -> list[int]:
 
 
 def activations(network: nn.Module, input_shape: Sequence[int]) -> int:
-    """Return the number of values that these layers output for one sample.
+    """Return the number of output values of convolutions and linear layers for one sample.
 
     >>> activations(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3)), [10])
     23
@@ -72,8 +72,8 @@ def step_flops(
 ) -> int:
     """Return the floating-point operations of a step.
 
-    `trained` samples pass forward and backward, `forwarded` samples only forward. Backward costs
-    twice the forward, except that the gradient with respect to the images is not needed.
+    `trained` samples have a forward and a backward pass, `forwarded` samples only a forward pass.
+    The backward pass costs twice the forward pass, without the gradient of the input.
 
     >>> step_flops(nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 3)), [10], 64)
     74240

@@ -1,4 +1,4 @@
-"""dualcba itself, by `observe` and by `observe_on_device`, which runs use."""
+"""dualcba's learner, with `observe` or with `observe_on_device`, which runs use."""
 
 from __future__ import annotations
 

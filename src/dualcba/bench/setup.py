@@ -1,4 +1,4 @@
-"""What all contenders share: the synthetic stream, the network and the interface."""
+"""The synthetic stream, the network and the interface that all contenders share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEAN, STD = 0.5, 0.25
 class Setup:
     """A stream of two tasks of synthetic images, and the network that learns it.
 
-    The first `first` batches hold the first half of the classes, all others the second half.
+    The first `first` batches have the first half of the classes, all others the second half.
 
     >>> setup = Setup(size=8, channels=1, classes=10, samples=640)
     >>> x, y = setup.data(0)
@@ -89,7 +89,7 @@ class Setup:
         return make_network(self.network, self.shape, self.classes).to(self.device)
 
     def make_ordinary(self) -> nn.Module:
-        """Return the same network, made only of PyTorch's own layers."""
+        """Return the same network without layers that use fused kernels."""
         network = self.make_network()
         for layer in network.modules():
             if type(layer) is nn.BatchNorm2d:
@@ -98,7 +98,7 @@ class Setup:
 
 
 class Ordinary(nn.BatchNorm2d):
-    """Batch normalisation that `dualcba.kernels.conv_norm` has no kernel for."""
+    """Batch normalisation for which `dualcba.kernels.conv_norm` uses no kernel."""
 
 
 class Contender(Protocol):
@@ -108,7 +108,7 @@ class Contender(Protocol):
         """Learn from batch k of the stream."""
 
     def evaluate(self, n: int) -> int:
-        """Return how many of the first n samples are classified correctly."""
+        """Return the number of correct predictions on the first n samples."""
 
 
 Make = Callable[[Setup], Contender]

@@ -18,7 +18,7 @@ COLUMNS = {
     "first_step_s": ("first\nstep s", "{:.2f}"),
 }
 CUDA_ONLY = ("ms_per_step", "peak_gpu_mib")
-"""Not shown for a CPU: absolute times depend on its other load, ratios do not."""
+"""Columns not shown for a CPU, whose absolute times depend on other load."""
 
 
 def table(rows: Iterable[dict[str, Any]], title: str, *, cuda: bool) -> Table:

@@ -1,7 +1,7 @@
-"""Time pieces of work in turns, so that other load on the machine affects all of them alike.
+"""Time functions in turns, so that other load on the machine affects all of them equally.
 
-In each round every piece of work runs once, in the order A B C and then C B A. Times are medians
-over the rounds. Ratios are medians of the ratios within each round.
+Each round calls every function once, in the order A B C and then C B A. Times are medians over the
+rounds. Ratios are medians of the ratios within each round.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dualcba.bench.setup import Make, Setup
 
 OURS = "dualcba"
 SLOW = 4
-"""Slow contenders make fewer steps per round, by this factor."""
+"""The factor by which slow contenders make fewer steps per round."""
 
 Work = Callable[[], object]
 Name = tuple[str, str]
@@ -30,7 +30,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 def seconds(work: Work, device: str | torch.device) -> float:
-    """Return the seconds that a call takes, until the device has finished."""
+    """Return the seconds of a call, including the work on the device."""
     _wait(device)
     start = time.perf_counter()
     work()
@@ -59,9 +59,10 @@ def take_turns(work: Sequence[Work], rounds: int) -> Iterator[None]:
 
 
 class Stopwatch:
-    """The times of one piece of work, in seconds per unit, one for each call of `run`.
+    """The times of a function in seconds per unit, one for each call of `run`.
 
-    `units` is the number of steps, images or the like that one call of `work` processes.
+    `units` is the number of steps, images and so on that one call of `work` processes.
+
 
     >>> slow, fast = Stopwatch(lambda: time.sleep(0.02)), Stopwatch(lambda: None)
     >>> for _ in take_turns([slow.run, fast.run], rounds=3):
@@ -112,7 +113,7 @@ def time_in_turns(
 class Timed:
     """A contender with its position in the stream and its times, per step and per image.
 
-    Before it is timed it makes its first steps, outer steps included. With `images` 0 it is not
+    It makes its first steps, including outer steps, before it is timed. With `images=0` it is not
     evaluated.
     """
 
@@ -168,7 +169,7 @@ def side_by_side(
 
 
 def row(name: Name, own: Timed, ours: Timed | None) -> dict[str, Any]:
-    """Return what was measured of one contender."""
+    """Return the measurements of one contender."""
     step = own.steps.median
     found: dict[str, Any] = {
         "method": name[0],

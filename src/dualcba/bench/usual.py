@@ -98,7 +98,7 @@ class UsualER:
 
     @torch.no_grad()
     def evaluate(self, n: int) -> int:
-        """Return the number of correct predictions, in batches of 32, transforming each image."""
+        """Return the number of correct predictions, in batches of 32 with per-sample transforms."""
         self.net.eval()
         correct = 0
         for start in range(0, n, 32):
@@ -111,7 +111,7 @@ class UsualER:
 
 
 class UsualDual(UsualER):
-    """The same with Dual-CBA; the outer step uses a second-order graph of the whole network."""
+    """`UsualER` with Dual-CBA; the outer step uses a second-order graph of the whole network."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)

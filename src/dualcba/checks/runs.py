@@ -1,4 +1,4 @@
-"""Runs over the synthetic stream that several checks look at: each is made once."""
+"""Runs over the synthetic stream, cached for several checks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def global_randomness(seed: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Reference:
-    """A learner with seed 0 that nobody asks before the end of the stream."""
+    """A learner with seed 0 that makes no predictions before the end of the stream."""
 
     events: list[Event]
     x: NDArray[Any]
@@ -56,15 +56,15 @@ class Reference:
     end: dict[str, bytes]
     """The state after the stream, and the answers for `x`."""
     snapshots: Mapping[int, dict[str, Any]]
-    """States before some of the events, as the learner gave them."""
+    """States returned by the learner before some of the events."""
     kept: Mapping[int, dict[str, bytes]]
-    """The same, as they were at that moment."""
+    """Copies of these states as bytes, made at the same moment."""
     file: bytes
-    """The file that the learner saved at the last of these points."""
+    """The file saved by the learner at the last of these points."""
 
 
 class Size(NamedTuple):
-    """Bytes of the state and of the whole learner after a step, without what it may store."""
+    """Bytes of the state and of the whole learner after a step, without samples it may store."""
 
     step: int
     state: int
@@ -73,7 +73,7 @@ class Size(NamedTuple):
 
 @dataclass
 class Long:
-    """A learner on a longer stream: its sizes, and the seconds of the steps from task 2 on."""
+    """A learner on a longer stream: its sizes, and the seconds of steps from the second task on."""
 
     rereads: bool
     sizes: list[Size] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Long:
 
 
 class Runs:
-    """The learners of a function, and the runs that several checks share."""
+    """Makes learners, and caches the runs that several checks share."""
 
     def __init__(self, make: MakeLearner) -> None:
         self.make = make
@@ -94,7 +94,7 @@ class Runs:
 
     @cached_property
     def reference(self) -> Reference:
-        """The run with which others are compared."""
+        """The run to compare others with."""
         learner, material, events = self.start()
         x, snapshots, kept = material.questions(), {}, {}
         with global_randomness(1):
@@ -109,11 +109,11 @@ class Runs:
 
     @cached_property
     def long(self) -> Long:
-        """The run whose memory and time are measured."""
+        """The run for the checks of memory and time."""
         return self.play_long()
 
     def play_long(self) -> Long:
-        """Make and return another run of that kind."""
+        """Make and return a new run for these checks."""
         learner, _, events = self.start(steps=LONG, tasks=3)
         out, arrived = Long(learner.method.rereads_task), 0
         for event in events:
@@ -132,7 +132,7 @@ class Runs:
 
 
 def end_of(learner: Learner, x: NDArray[Any]) -> dict[str, bytes]:
-    """Return the entries of a learner's state, then its answers, as bytes."""
+    """Return the entries of a learner's state and its predictions for `x`, as bytes."""
     state = digest(learner.state_dict())
     return {**state, "answers": as_bytes(learner.predict_proba(x))}
 
@@ -144,7 +144,7 @@ def _saved(learner: Learner) -> bytes:
 
 
 def _size(learner: Learner, own: int) -> Size:
-    """Return the size of a learner without so many bytes, those of the task it reads again."""
+    """Return the size of a learner minus `own` bytes, those of the task that it reads again."""
     state = sum(t.nbytes for t in learner.state_dict()["tensors"].values())
     held = held_bytes(learner, leaving_out=(learner.parts.engine,))  # it may hold graphs
     return Size(learner.step, state - own, held - own)

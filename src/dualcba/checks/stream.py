@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from dualcba.learner import Learner
 
-TOKENS = 10  # that a network of whole numbers must accept: 0 to 9
-STEPS = 6  # default per task: by default the adaptor is updated at the first and the sixth step
+TOKENS = 10  # a network of tokens must accept 0 to 9
+STEPS = 6  # per task; by default, the adaptor is updated at steps 1 and 6
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Material:
 
 
 def _typed(x: NDArray[np.float64], dtype: torch.dtype) -> NDArray[Any]:
-    """Return values in the type of samples: bytes, floats, or tokens from 0 to `TOKENS` − 1."""
+    """Return values in the dtype of samples: bytes, floats, or tokens from 0 to `TOKENS` − 1."""
     if dtype == torch.uint8:
         return np.clip(128 + 40 * x, 0, 255).astype(np.uint8)
     if dtype == torch.float32:

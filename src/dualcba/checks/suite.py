@@ -32,7 +32,7 @@ from dualcba.checks.stream import STEPS, Arrival, EndTask, NewTask, play
 from dualcba.errors import unknown
 from dualcba.learner import Learner
 
-SLACK = 2048  # bytes by which a learner may grow, such as by counters per task
+SLACK = 2048  # bytes by which a learner may grow, for example by counters per task
 SLOWER = 3.0  # largest ratio of late to early step time
 ATTEMPTS = 3  # of the time check, since the machine may be busy
 
@@ -50,9 +50,9 @@ def check_learner(
     make_learner
         A function that takes a seed and returns a new learner. All randomness of the learner,
         including the initial weights, must come from this seed. A network of tokens must accept
-        those from 0 to 9.
+        tokens from 0 to 9.
     only, skip
-        Names of checks to run or to leave out; see `CHECKS`.
+        Names of checks to run or to skip; see `CHECKS`.
 
     >>> from dualcba.nets import MLP
     >>> def make(seed):
@@ -170,7 +170,7 @@ def check_state(runs: Runs) -> None:
 
 
 def _goes_on(known: Reference, learner: Learner, i: int, which: str) -> None:
-    """Play the events from the i-th on; require the final state and the answers."""
+    """Play the events from the i-th on; require the same final state and predictions."""
     end = end_of(play(learner, known.events[i:]), known.x)
     changed = difference(known.end, end)
     require(changed != "answers", f"{which} predicts otherwise")

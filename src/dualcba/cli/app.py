@@ -42,13 +42,13 @@ app.add_typer(data_app, name="data")
 runs_app = typer.Typer(no_args_is_help=True, help="List, show, compare and remove runs.")
 app.add_typer(runs_app, name="runs")
 
-INTERRUPTED = 130  # the exit code of shells
-KEPT = "the runs that were complete are kept"
+INTERRUPTED = 130  # the exit code of a shell for Ctrl-C
+KEPT = "complete runs are kept"
 WITH_RUNS = ("run", "resume", "reproduce")
-"""The commands that make runs."""
+"""Commands that make runs."""
 
 Json = Annotated[bool, typer.Option("--json", help="print as JSON")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="print no progress")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="do not print progress")]
 DataDir = Annotated[
     Path | None,
     typer.Option(help="folder of the datasets; by default $DUALCBA_DATA, else ./data"),
@@ -117,8 +117,8 @@ def resume(
 ) -> None:
     """Finish an interrupted `dualcba run`.
 
-    Runs what has no result yet, and prints the table of all runs. Example: dualcba resume
-    runs/first
+    Makes the runs that have no result yet, and prints the table of all runs. Example: dualcba
+    resume runs/first
     """
     from dualcba.cli.run import resume_command
 
@@ -132,15 +132,15 @@ def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            help="a name of `dualcba list experiments`, or all, or a TOML file with a table of "
-            "your own"
+            help="a name of `dualcba list experiments`, all, or a TOML file with a table of your "
+            "own"
         ),
     ],
 ) -> None:
     """Run a table or figure of the paper, or a table of your own.
 
-    Runs what is missing of it and shows it beside the paper's values. Example, in minutes on a CPU:
-    dualcba reproduce main --scale small
+    Makes the missing runs and shows the results beside the paper's values. Example, minutes on a
+    CPU: dualcba reproduce main --scale small
     """
     from dualcba.cli.reproduce import reproduce_command
 
@@ -153,8 +153,8 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="the file to write; by default report.html in the folder, or here if there are "
-            "several"
+            help="the file to write; by default report.html in the folder of results, or in the "
+            "current folder if there are several"
         ),
     ] = None,
     score: Annotated[
@@ -181,7 +181,7 @@ def report(
 @takes(LearnCommand)
 def learn(
     given: dict[str, Any],
-    folder: Annotated[Path, typer.Argument(help="folder that has one folder of images per class")],
+    folder: Annotated[Path, typer.Argument(help="folder with one subfolder of images per class")],
 ) -> None:
     """Train an image classifier on a folder of images that grows.
 
@@ -190,11 +190,11 @@ def learn(
       dualcba learn photos --model runs/photos
       dualcba ask new.jpg --model runs/photos
 
-    The folder has one folder of images per class. Images may be added while the command runs, and a
-    folder that is added is a new class. The command trains on each image once, saves the model
-    regularly and shows its accuracy on images before it trains on them. Ctrl-C stops it and the
-    same command continues. When it stops, it prints a table with the accuracy of each class and
-    writes report.html to the model's folder.
+    The folder has one subfolder of images per class. Images may be added while the command runs; a
+    new subfolder is a new class. The command trains on each image once, saves the model regularly
+    and shows its accuracy on images before it trains on them. Ctrl-C stops it; the same command
+    continues. When it stops, it prints a table with the accuracy of each class and writes
+    report.html to the model's folder.
     """
     from dualcba.cli.learn import learn_command
 
@@ -210,7 +210,7 @@ def ask(
     top: Annotated[int, typer.Option(help="number of classes printed per image", min=1)] = 3,
     imports: Annotated[
         list[str] | None,
-        typer.Option("--import", help="Python file that registers the model's own method"),
+        typer.Option("--import", help="Python file that registers the method of the model"),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -227,12 +227,12 @@ def ask(
 @app.command(cls=GroupedCommand)
 @takes(BenchCommand)
 def bench(given: dict[str, Any]) -> None:
-    """Measure the time of a training step, beside other loops.
+    """Measure the time of a training step against other loops.
 
-    Trains methods in dualcba and in two loops in plain PyTorch, in turns, on the same synthetic
-    images. Prints a table with a row per method and loop: the time of a step as a ratio to
-    dualcba's, samples per second, the time to evaluate an image, peak memory and the time of the
-    first step. No accuracy is measured.
+    Trains methods with dualcba and with two loops in plain PyTorch, in turns, on the same synthetic
+    images. Prints a table with a row per method and loop: the time of a step relative to dualcba,
+    samples per second, the time to evaluate an image, peak memory and the time of the first step.
+    Accuracy is not measured.
     """
     from dualcba.bench import bench as measure
 
@@ -250,7 +250,7 @@ def bench(given: dict[str, Any]) -> None:
 def doctor(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Check this machine: Python, torch, GPUs, data, disk, extras.
 
-    Prints a line for each. Exits with 1 if something that runs need is missing.
+    Prints a line for each. Exits with 1 if a requirement of runs is missing.
     """
     from dualcba.cli.doctor import doctor_command
 
@@ -260,22 +260,22 @@ def doctor(data_dir: DataDir = None, as_json: Json = False) -> None:
 @app.command()
 def watch(
     path: Annotated[
-        Path, typer.Argument(help="a folder of runs or of a monitor, or the file of a monitor")
+        Path, typer.Argument(help="a folder of runs, or the folder or file of a monitor")
     ] = Path("runs"),
-    once: Annotated[bool, typer.Option("--once", help="show the numbers once")] = False,
+    once: Annotated[bool, typer.Option("--once", help="show the numbers once and exit")] = False,
     as_json: Json = False,
     prometheus: Annotated[
-        bool, typer.Option("--prometheus", help="print as text for Prometheus")
+        bool, typer.Option("--prometheus", help="print in the Prometheus text format")
     ] = False,
     port: Annotated[
         int | None,
-        typer.Option(help="serve the text for Prometheus at this port", min=0, max=65535),
+        typer.Option(help="serve the numbers for Prometheus on this port", min=0, max=65535),
     ] = None,
 ) -> None:
     """Show the progress of runs and learners.
 
-    Shows accuracy, classes, memory and correction, as `dualcba run --watch` and monitors with a
-    file write them, until all have ended.
+    Shows accuracy, classes, memory and correction of runs made with `dualcba run --watch` and of
+    monitors that write to a file, until all have ended.
     """
     from dualcba.cli.watch import watch_command
 
@@ -286,7 +286,7 @@ def watch(
 def list_(
     what: Annotated[Listing, typer.Argument(help="what to list")], as_json: Json = False
 ) -> None:
-    """List what is available."""
+    """List methods, datasets, settings, networks or experiments."""
     from dualcba.cli.listing import names
 
     found = names(what.value)
@@ -305,7 +305,7 @@ def fetch(
     data_dir: DataDir = None,
     quiet: Quiet = False,
 ) -> None:
-    """Download a dataset from its official address, once, and unpack it."""
+    """Download a dataset from its official address and unpack it, unless it is there."""
     from dualcba.data import data_dir as find_data
     from dualcba.data.download.fetch import fetch as download
 
@@ -320,9 +320,9 @@ def check(
 ) -> None:
     """Check a dataset on this machine.
 
-    Compares samples and labels of a published dataset with the digest of their content, or only
-    the counts and shapes where no digest is known. Of any dataset it checks that all files can be
-    read, and that each class has training and test samples.
+    Checks that all files can be read, and that each class has training and test samples. For a
+    published dataset it also compares samples and labels with a known digest, or only counts and
+    shapes if no digest is known.
     """
     from dataclasses import asdict
 
@@ -338,7 +338,7 @@ def runs_ls(
     folders: RunFolders = None,
     as_json: Json = False,
 ) -> None:
-    """List the runs below folders: complete, in progress, not run yet, damaged."""
+    """List the runs below folders and their status: complete, in progress, not run, damaged."""
     from dualcba.cli.runs import list_runs
 
     list_runs(folders or [Path("runs")], as_json=as_json)
@@ -354,7 +354,7 @@ def runs_show(run: RunFolder, as_json: Json = False) -> None:
 
 @runs_app.command("diff")
 def runs_diff(first: RunFolder, second: RunFolder, as_json: Json = False) -> None:
-    """Show in which options, versions and scores two runs differ."""
+    """Show the options, versions and scores in which two runs differ."""
     from dualcba.cli.runs import diff_runs
 
     diff_runs(first, second, as_json=as_json)
@@ -375,7 +375,10 @@ def runs_compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare each two methods on common seeds: difference, 95 % interval, p of a paired t test."""
+    """Compare methods in pairs on common seeds.
+
+    Prints the difference with its 95 % interval, and p of a paired t test.
+    """
     from dualcba.cli.runs import compare_methods
 
     methods, scores = _words("method", method), _words("score", score) or ["acc"]
@@ -385,7 +388,7 @@ def runs_compare(
 @runs_app.command("rm")
 def runs_rm(
     runs: Annotated[list[Path], typer.Argument(help="folders of runs")],
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask for confirmation")] = False,
     as_json: Json = False,
 ) -> None:
     """Remove runs, also from the plan, so that `resume` does not repeat them."""
@@ -396,14 +399,14 @@ def runs_rm(
 
 @runs_app.command("curves")
 def runs_curves(folder: Annotated[Path, typer.Argument(help="a folder of runs")]) -> None:
-    """Write `curves.parquet` beside results of earlier versions, which lack it."""
+    """Write `curves.parquet` for results of earlier versions, which lack it."""
     from dualcba.cli.runs import add_curves
 
     add_curves(folder)
 
 
 def _words(name: str, given: list[str] | None) -> list[str]:
-    """Return the words of a repeatable option, each of which may have several with commas."""
+    """Return the words of a repeatable option; each value may have several, separated by commas."""
     from dualcba.options.values import words
 
     return words(name, ",".join(given)) if given else []
@@ -413,7 +416,7 @@ def _words(name: str, given: list[str] | None) -> list[str]:
 
 
 def main() -> None:
-    """Run the command line; a mistake in the input is one line and exit code 2."""
+    """Run the command line; print an error of the input on one line and exit with code 2."""
     replace_what_cannot_be_encoded()
     code: object = 0
     received: list[int] = []
@@ -426,7 +429,7 @@ def main() -> None:
     except InterruptedRunsError as stop:
         code, kept = INTERRUPTED, str(stop)
     except Exception as error:
-        if not received:  # else the error may be a consequence, such as a closed terminal
+        if not received:  # else the signal may have caused the error, such as a closed terminal
             _fail(error)
     if received or code == INTERRUPTED:
         with suppress(OSError):  # the terminal may be closed
@@ -437,9 +440,9 @@ def main() -> None:
 
 @contextmanager
 def _ending_signals(received: list[int]) -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise a KeyboardInterrupt, and add them to `received`.
+    """Raise a KeyboardInterrupt on SIGTERM and SIGHUP, and add the signal to `received`.
 
-    A signal that is ignored, as SIGHUP is under nohup, stays ignored.
+    A signal that is ignored, such as SIGHUP under nohup, stays ignored.
     """
 
     def interrupt(number: int, _: object) -> None:
@@ -459,14 +462,14 @@ def _ending_signals(received: list[int]) -> Iterator[None]:
 
 
 def _fail(error: Exception) -> None:
-    """Exit with an error on one line if it is one of input, memory or files; else raise it."""
+    """Print errors of input, memory and files on one line and exit; raise others."""
     if isinstance(error, FloatingPointError | ChildProcessError | FailedRunsError):
         fail(error, 1)
     line = one_line(error)
     if line is not None:
         full = out_of_memory(error)
         fail(f"{line}; {KEPT}" if full else line, 1 if full else 2)
-    message = getattr(error, "format_message", None)  # an error of usage
+    message = getattr(error, "format_message", None)  # a usage error
     if message is None:
         raise error
     text = message() + _given_value(error)
@@ -475,7 +478,7 @@ def _fail(error: Exception) -> None:
 
 
 def _given_value(error: Exception) -> str:
-    """Return the value that an error of usage is about, unless the error names it."""
+    """Return the rejected value of a usage error, unless its message has it."""
     for name in getattr(getattr(error, "param", None), "opts", ()):
         if name in sys.argv[:-1]:
             value = sys.argv[sys.argv.index(name) + 1]

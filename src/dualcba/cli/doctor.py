@@ -1,4 +1,4 @@
-"""`dualcba doctor`: what this machine has of what dualcba can use, on one screen."""
+"""`dualcba doctor`: software, hardware, folders and extras on this machine."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from dualcba.errors import install
 
 GIB = 2**30
 LITTLE = 1.0
-"""GiB of a disk below which runs may not be written."""
+"""Free GiB below which a disk may be too small for runs."""
 
 Extras = dict[str, dict[str, str | None]]
-"""By extra: its packages, each with the version that is installed."""
+"""The packages of each extra, with the installed version or None."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, what was found, and whether runs work with it."""
+    """One line of the report: what was checked, the result, and whether runs can work."""
 
     name: str
     found: str
@@ -51,15 +51,16 @@ def doctor_command(data_dir: Path | None, *, as_json: bool) -> None:
 
 
 def software() -> Iterator[Finding]:
-    """Yield the versions of dualcba, Python and the packages that are always needed."""
+    """Yield the versions of dualcba and Python, and problems of required packages."""
     yield Finding("dualcba", f"{__version__} in {Path(__file__).parents[1]}")
     yield Finding("Python", f"{platform.python_version()} at {sys.executable}")
-    wrong = [text for text in map(_lacking, _requirements()) if text]
-    yield Finding("packages", "; ".join(wrong) or "all that are needed", ok=not wrong)
+    wrong = [text for text in map(_problem, _requirements()) if text]
+    found = "; ".join(wrong) or "all required packages are installed"
+    yield Finding("packages", found, ok=not wrong)
 
 
 def _requirements(extra: str | None = None) -> list[str]:
-    """Return what the package needs always, or for one of its extras."""
+    """Return the requirements of the package, or of one of its extras."""
     try:
         declared = metadata.requires("dualcba") or []
     except metadata.PackageNotFoundError:  # a source tree that is not installed
@@ -73,10 +74,10 @@ def _extra(requirement: str) -> str | None:
     return found and found[1]
 
 
-def _lacking(requirement: str) -> str | None:
-    """Return what is wrong with an installed package, if anything is.
+def _problem(requirement: str) -> str | None:
+    """Return the problem with an installed package, or None.
 
-    >>> _lacking("torch>=99"), _lacking("numpy>=1.0"), _lacking("no-such-package>=1")
+    >>> _problem("torch>=99"), _problem("numpy>=1.0"), _problem("no-such-package>=1")
     ('torch is ..., expected torch>=99', None, 'no-such-package is missing, expected ...>=1')
     """
     name, _, least = requirement.partition(">=")
@@ -94,7 +95,7 @@ def _version(name: str) -> str | None:
 
 
 def _older(version: str, least: str) -> bool:
-    """Whether a version is older than another; only their leading numbers count.
+    """Return whether a version is older than another, by their first three numbers.
 
     >>> _older("2.13.0+cpu", "2.6"), _older("1.26", "2.0.1")
     (False, True)
@@ -107,7 +108,7 @@ def _older(version: str, least: str) -> bool:
 
 
 def hardware() -> Iterator[Finding]:
-    """Yield torch, its GPUs and the cores; a torch that cannot be imported is a finding too."""
+    """Yield torch, the CPU and the GPUs; an error if torch cannot be imported."""
     try:
         import torch
 
@@ -116,39 +117,41 @@ def hardware() -> Iterator[Finding]:
         yield Finding("torch", f"cannot be imported: {' '.join(str(error).split())}", ok=False)
         return
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
-    yield Finding("torch", f"{torch.__version__} ({build}), {torch.get_num_threads()} threads")
+    threads = torch.get_num_threads()
+    text = f"{torch.__version__} ({build}), {threads} thread{'s' * (threads != 1)}"
+    yield Finding("torch", text)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     fast = "; has AMX, so convolutions are faster with --precision bf16"
-    cpu = f"{platform.machine()}, {cores} cores{fast if has_matrix_units() else ''}"
-    yield Finding("CPU", cpu)
+    words = f"{platform.machine()}, {cores} core{'s' * (cores != 1)}"
+    yield Finding("CPU", words + fast * has_matrix_units())
     devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     for k in devices:
         free, total = (n / GIB for n in torch.cuda.mem_get_info(k))
         name = torch.cuda.get_device_name(k)
         yield Finding(f"GPU {k}", f"{name}, {free:.0f} of {total:.0f} GiB free")
     if not devices:
-        yield Finding("GPU", "none: runs use the CPU")
+        yield Finding("GPU", "none; runs use the CPU")
     triton = _version("triton")
-    yield Finding("Triton", triton or "not installed: plain torch is used for the kernels")
+    yield Finding("Triton", triton or "not installed; plain torch replaces the kernels")
 
 
 # ---------------------------------------------------------------------- folders
 
 
 def folders(data_dir: Path | None) -> Iterator[Finding]:
-    """Yield the folders of data and of runs with their room, and the datasets that are there."""
+    """Yield the folders of data and runs with their free space, and the available datasets."""
     from dualcba.data.download.published import PUBLISHED_DATASETS
     from dualcba.data.loading import DATASETS
     from dualcba.data.loading import data_dir as find_data
 
     root = find_data(data_dir)
-    yield _room("data folder", root)
+    yield _free_space("data folder", root)
     there = [n for n in DATASETS if n not in PUBLISHED_DATASETS or _is_there(root, n)]
     yield Finding("datasets", ", ".join(there))
     absent = [name for name in DATASETS if name not in there]
     if absent:
-        yield Finding("not there", f"{', '.join(absent)}: `dualcba data fetch NAME` downloads one")
-    yield _room("runs folder", Path("runs"))
+        yield Finding("not there", f"{', '.join(absent)}; download with `dualcba data fetch NAME`")
+    yield _free_space("runs folder", Path("runs"))
 
 
 def _is_there(root: Path, name: str) -> bool:
@@ -158,13 +161,13 @@ def _is_there(root: Path, name: str) -> bool:
     return any((root / folder).glob("*")) or (root / f"{folder}-cache").is_dir()
 
 
-def _room(name: str, folder: Path) -> Finding:
-    """Return whether a folder can be written, and the room on its disk; it need not exist yet."""
+def _free_space(name: str, folder: Path) -> Finding:
+    """Return whether a folder can be written, and the free space on its disk."""
     above = next((p for p in (folder, *folder.absolute().parents) if p.exists()), Path("."))
     free = shutil.disk_usage(above).free / GIB
     writable = os.access(above, os.W_OK)
-    missing = "" if folder.exists() else ", not made yet"
-    words = f"{folder}{missing}, {free:.1f} GiB free{'' if writable else ', cannot be written'}"
+    missing = "" if folder.exists() else ", does not exist yet"
+    words = f"{folder}{missing}, {free:.1f} GiB free{'' if writable else ', not writable'}"
     needed = name == "runs folder"
     return Finding(name, words, ok=not needed or (writable and free > LITTLE))
 
@@ -173,7 +176,7 @@ def _room(name: str, folder: Path) -> Finding:
 
 
 def extras() -> Extras:
-    """Return the extras of the package, and which of their packages are installed."""
+    """Return the packages of each extra, with their installed versions."""
     try:
         known = metadata.metadata("dualcba").get_all("Provides-Extra") or []
     except metadata.PackageNotFoundError:
@@ -186,13 +189,13 @@ def _packages(extra: str) -> list[str]:
 
 
 def extra_findings(found: Extras) -> Iterator[Finding]:
-    """Yield a line on extras that are complete, and one on those that are not."""
+    """Yield a line on installed extras, and one on others."""
     complete = {name: parts for name, parts in found.items() if all(parts.values())}
     lacking = [name for name in found if name not in complete]
     if complete:
         yield Finding("extras", ", ".join(map(_with_versions, complete.items())))
     if lacking:
-        how = f"the first one is installed by {install(lacking[0])}"
+        how = f"install with, for example, {install(lacking[0])}"
         yield Finding("more extras", f"{', '.join(lacking)}; {how}")
 
 

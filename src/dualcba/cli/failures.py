@@ -1,4 +1,4 @@
-"""Runs that fail while others go on, and errors as one line. torch is not imported here."""
+"""Failed runs among others that continue, and errors as one line. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dualcba.errors import reason
 if TYPE_CHECKING:
     from dualcba.experiments import Result, Spec
 
-CPU_MEMORY = "DefaultCPUAllocator: "  # torch raises a plain RuntimeError if a CPU has none left
+CPU_MEMORY = "DefaultCPUAllocator: "  # in the RuntimeError that torch raises without CPU memory
 NAMED = 5
-"""Failed runs that an error names."""
+"""The largest number of failed runs that an error names."""
 
 
 class FailedRunsError(Exception):
-    """Some of several runs have failed; `results` are those of the others."""
+    """Some runs have failed; `results` are those of the other runs."""
 
     def __init__(self, message: str, results: Sequence[Result]) -> None:
         super().__init__(message)
@@ -28,29 +28,29 @@ class FailedRunsError(Exception):
 
 
 class InterruptedRunsError(BaseException):
-    """An interrupt of runs that says what is kept and how to go on.
+    """An interrupt whose message says what is kept and how to continue.
 
-    It is not a KeyboardInterrupt, of which typer keeps the exit code only.
+    It is not a KeyboardInterrupt, whose message typer would drop.
     """
 
 
 @dataclass
 class Failures:
-    """The runs of a call that have failed, and why; `say` prints a line at once."""
+    """The failed runs of a call, and the reasons; `say` prints a line immediately."""
 
     say: Callable[[str], None]
     found: dict[str, str] = field(default_factory=dict)
-    """The reasons by the names of the runs."""
+    """Reasons by the name of the run."""
 
     def add(self, spec: Spec, error: Exception) -> None:
-        """Note a run that has failed; an error that is not understood is printed as a whole."""
+        """Record a failed run; print the traceback of an unexpected error."""
         known = one_line(error)
         self.found[spec.name] = known or f"{type(error).__name__}: {reason(error)}"
         if known is None:
             self.say("".join(traceback.format_exception(error)).rstrip())
 
     def message(self, runs: int, again: str) -> str:
-        """Return the error that names the runs; `again` says how to run them again."""
+        """Return the message that names the failed runs; `again` says how to repeat them."""
         named = [f"{name}: {why}" for name, why in list(self.found.items())[:NAMED]]
         more = [f"and {len(self.found) - NAMED} more"] * (len(self.found) > NAMED)
         what = "; ".join(named + more)
@@ -58,23 +58,23 @@ class Failures:
 
 
 def one_line(error: Exception) -> str | None:
-    """Return an error of input, memory, files or numbers as one line; None if it is another."""
+    """Return an error of input, memory, files or numbers as one line; None for other errors."""
     if isinstance(error, RuntimeError | MemoryError) and out_of_memory(error):
         why = (str(error).splitlines() or ["out of memory"])[0].split(CPU_MEMORY)[-1].rstrip(".")
-        return f"{why}; expected room, perhaps by fewer --abreast or --jobs"
+        return f"{why}; expected enough memory, try fewer --abreast or --jobs"
     if isinstance(error, FloatingPointError | ChildProcessError | ValueError | OSError):
         return " ".join(str(error).splitlines())  # a name in it may have line breaks
     return None
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether a device or the machine has no memory left."""
+    """Return whether the error means that the GPU or the machine is out of memory."""
     torch = sys.modules.get("torch")
     on_gpu = torch is not None and isinstance(error, torch.cuda.OutOfMemoryError)
     return on_gpu or isinstance(error, MemoryError) or CPU_MEMORY in str(error)
 
 
 def resume_hint(out: Path, specs: Sequence[Spec] = ()) -> str:
-    """Return how to run what is missing in a folder with a plan."""
+    """Return how to make the missing runs of a folder with a plan."""
     files = dict.fromkeys(path for spec in specs for path in spec.imports)
-    return f"`dualcba resume {out}{''.join(f' --import {path}' for path in files)}` goes on"
+    return f"continue with `dualcba resume {out}{''.join(f' --import {path}' for path in files)}`"

@@ -40,36 +40,36 @@ from dualcba.report.names import count
 from dualcba.report.tables.terminal import rich_table, wide_console
 
 TICK = 0.1
-"""Seconds of a pause in which a signal may wait."""
+"""Seconds between two checks for new images, display updates and signals."""
 
 
 def learn_command(given: Mapping[str, Any], folder: Path) -> None:
-    """Learn from a folder until it is interrupted, or until all is learnt."""
+    """Learn from a folder until an interrupt, or until all images are learnt."""
     options = LearnCommand(**given)
     import_methods(options.imports)
     root, model = user_path(folder), user_path(options.model)
     check_options_of(options)
     check_folder(root, model)
-    with _only_writer(model), Display(show=options.verbose) as display:
+    with _locked(model), Display(show=options.verbose) as display:
         session = Session(root, model, options, given, display.say)
         resumed = session.resume()
         if resumed and options.verbose:
-            display.say(_going_on(session))
+            display.say(_continuing(session))
         stopped = _learn(session, display)
         display.close()
         _end(session, options)
     if stopped:
-        raise InterruptedRunsError(f"saved in {model}; the same command goes on")
+        raise InterruptedRunsError(f"saved in {model}; run the same command again to continue")
 
 
 @contextmanager
-def _only_writer(model: Path) -> Iterator[None]:
+def _locked(model: Path) -> Iterator[None]:
     """Hold the lock of a model; `ask` needs none."""
     with ExitStack() as held:
         try:
             held.enter_context(only_process(model / LOCK))
         except BlockingIOError as error:
-            wanted = "one `dualcba learn` per model: another --model, or wait for its end"
+            wanted = "one `dualcba learn` per model; use another --model, or wait until it ends"
             raise BlockingIOError(f"{error}, expected {wanted}") from None
         yield
 
@@ -99,19 +99,19 @@ def _loop(session: Session, display: Display) -> None:
             time.sleep(min(TICK, session.options.every))
 
 
-def _going_on(session: Session) -> str:
+def _continuing(session: Session) -> str:
     assert session.spec is not None
-    known = f"{_all(session):,} images of {_classes(session)}"
-    return f"going on with {session.model}: {known}, {session.spec.text}"
+    known = f"{_total(session):,} images of {_classes(session)}"
+    return f"continuing with {session.model}: {known}, {session.spec.text}"
 
 
 def _end(session: Session, options: LearnCommand) -> None:
-    """Print the table by class and write the page, if anything was learnt."""
+    """Print the table by class and write the report, if anything was learnt."""
     if options.json:
         typer.echo(json.dumps(closing_data(session)))
     if not session.ledger.answers:
         if options.verbose:
-            note(f"{session.root} holds no image in the folder of a class; nothing was learnt")
+            note(f"{session.root} has no images in folders of classes; nothing was learnt")
         return
     path = write_report(session)
     if options.verbose:
@@ -119,11 +119,11 @@ def _end(session: Session, options: LearnCommand) -> None:
         console.print(rich_table(class_table(class_rows(session))))
         for remark in (NOTE, *remarks(session)):
             typer.echo(remark)
-        total = f"{session.learnt:,} images learnt now, {_all(session):,} in all"
+        total = f"{session.learnt:,} images learnt in this session, {_total(session):,} in total"
         typer.echo(f"{total}; report in {path}")
 
 
-def _all(session: Session) -> int:
+def _total(session: Session) -> int:
     return len(session.ledger.answers)
 
 
@@ -133,7 +133,7 @@ def _classes(session: Session) -> str:
 
 
 class Display:
-    """Two lines that are kept up to date on a terminal; without one, a line per minute."""
+    """Progress: two live lines on a terminal, otherwise a line per minute."""
 
     def __init__(self, *, show: bool) -> None:
         self._console = Console(stderr=True)
@@ -152,20 +152,20 @@ class Display:
         self.close()
 
     def close(self) -> None:
-        """Remove the lines that are kept."""
+        """Remove the live lines."""
         if self._terminal:
             with suppress(OSError):  # the terminal may be closed
                 self._live.stop()
 
     def say(self, line: str) -> None:
-        """Print a line above those that are kept."""
+        """Print a line above the live lines."""
         if self._show:
             with suppress(OSError):
                 text = Text(f"dualcba: {line}")
                 self._console.print(text, soft_wrap=True, highlight=False)
 
     def show(self, session: Session) -> None:
-        """Show where a session is."""
+        """Show the progress of a session."""
         now = time.monotonic()
         self._rate.add(now, session.learnt)
         if self._terminal and now - self._drawn_at >= TICK:
@@ -180,7 +180,7 @@ class Display:
 
 
 class Rate:
-    """Images per second over the last ten seconds; 0 if none was learnt for two seconds."""
+    """Images per second over the last ten seconds; 0 after two seconds without an image."""
 
     LAST, IDLE = 10.0, 2.0
 
@@ -188,7 +188,7 @@ class Rate:
         self._points: list[tuple[float, int]] = []
 
     def add(self, now: float, learnt: int) -> None:
-        """Note how many images were learnt until now."""
+        """Record the number of images learnt so far."""
         if self._points and learnt == self._points[-1][1]:
             if now - self._points[-1][0] > self.IDLE:
                 self._points = [(now, learnt)]
@@ -199,13 +199,13 @@ class Rate:
 
     @property
     def value(self) -> float:
-        """The rate."""
+        """The rate in images per second."""
         (begun, before), (now, learnt) = self._points[0], self._points[-1]
         return (learnt - before) / (now - begun) if now > begun else 0.0
 
 
 def _lines(session: Session, rate: float) -> list[str]:
-    """Return what is shown of a session: its counts, and the accuracy of its answers."""
+    """Return the live lines of a session: its counts, and the accuracy of its predictions."""
     if session.learner is None:
         return [f"waiting for images in {named(str(session.root))}"]
     answers, memory = session.ledger.answers, session.learner.memory
@@ -230,7 +230,7 @@ def _lines(session: Session, rate: float) -> list[str]:
 def ask_command(
     images: Sequence[Path], model: Path, top: int, imports: Sequence[str], *, as_json: bool
 ) -> None:
-    """Print the most likely classes of images; those that cannot be read are named at the end."""
+    """Print the most likely classes of images; then name images that cannot be read."""
     import_methods(imports)
     stored = read_model(user_path(model))
     found, failed = _read_images(images, stored.spec.shape)
@@ -250,7 +250,7 @@ def ask_command(
 def _read_images(
     paths: Sequence[Path], shape: ImageShape
 ) -> tuple[dict[Path, ByteArray], list[str]]:
-    """Return images by path, and why others could not be read."""
+    """Return images by path, and the errors of those that cannot be read."""
     found: dict[Path, ByteArray] = {}
     failed: list[str] = []
     for path in paths:
@@ -287,7 +287,7 @@ def _answers(stored: Stored, images: Sequence[Any], top: int) -> list[Answers]:
 
 
 def _print_answers(paths: Sequence[Path], answers: Sequence[Answers]) -> None:
-    """Print a line per image: its path, if there are several, and its classes."""
+    """Print a line per image: its classes, after its path if there are several."""
     shown = [named(str(path)) for path in paths]
     width = max(map(len, shown), default=0)
     for path, one in zip(shown, answers, strict=True):

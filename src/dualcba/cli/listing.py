@@ -1,4 +1,4 @@
-"""What `dualcba list` lists."""
+"""The listings of `dualcba list`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dualcba.options import NetworkName
 
 
 def names(what: str) -> dict[str, str]:
-    """Return the names of one kind of thing, each with its title."""
+    """Return the names and titles of a listing: methods, datasets and so on."""
     return LISTINGS[what]()
 
 

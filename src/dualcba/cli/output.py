@@ -1,4 +1,4 @@
-"""What the command line prints: errors on one line, and text that any terminal can encode."""
+"""Output of the command line: errors on one line, in characters that the terminal can encode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUBSTITUTES = {
     "\u2007": " ", **dict(zip("▁▂▃▄▅▆▇█", "_.-=+*%#", strict=True)),
     **dict.fromkeys("▏▎▍▌▋▊▉", "|"),
 }  # fmt: skip
-"""For terminals whose encoding lacks a sign."""
+"""Replacements for characters that the encoding of a terminal lacks."""
 
 
 def fail(error: object, code: int) -> NoReturn:
@@ -24,14 +24,14 @@ def fail(error: object, code: int) -> NoReturn:
 
 
 def note(text: str) -> None:
-    """Print a remark on stderr."""
+    """Print a note on stderr."""
     typer.echo(f"dualcba: {text}", err=True)
 
 
 def replace_what_cannot_be_encoded() -> None:
-    """Print substitutes for signs that stdout or stderr cannot encode, such as ↑ in cp1252.
+    """Replace characters that stdout or stderr cannot encode, such as ↑ in cp1252.
 
-    UTF-8 lacks only the surrogates that stand for undecodable bytes of the command line.
+    With UTF-8, these are only surrogates for undecodable bytes of the command line.
     """
     codecs.register_error("dualcba", _substitute)
     for stream in (sys.stdout, sys.stderr):

@@ -26,7 +26,7 @@ METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help shows its options by group, in the order of `GROUPS`."""
+    """A command whose help groups its options, in the order of `GROUPS`."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write a section for each group."""
@@ -44,9 +44,9 @@ class GroupedCommand(TyperCommand):
 
 
 def takes(options: type) -> Callable[[Command], Command]:
-    """Give a command all options of a dataclass.
+    """Add all options of a dataclass to a command.
 
-    The command's first parameter gets the options that were given, by name and as values; its
+    The first parameter of the command receives the given options as a dict of values by name; its
     other parameters stay parameters of the command line.
     """
 
@@ -71,23 +71,23 @@ def takes(options: type) -> Callable[[Command], Command]:
 
 
 def in_order(options: type) -> list[str]:
-    """Return the names of all options, those of more general classes and of the command last."""
+    """Return the names of all options: of the base classes first, then of the class itself."""
     first, *bases = [cls for cls in options.__mro__ if cls is not object]
     names = [name for cls in (*bases, first) for name in cls.__annotations__]
     return list(dict.fromkeys(names))
 
 
 def _value(option: Option, given: Any) -> Any:
-    """Return the value that the text of the command line stands for."""
+    """Return the value of an option, parsed from the command line."""
     if not option.repeatable:
         return option.parse(given) if option.parse is not None else given
     if option.parse is not None:
-        return _once(option.flag or option.name, map(option.parse, given))
+        return _without_duplicates(option.flag or option.name, map(option.parse, given))
     return [word for text in given for word in text.split(",")]
 
 
-def _once(flag: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return names and values as a mapping; raise if a name is given twice."""
+def _without_duplicates(flag: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return names and values as a dict; raise a ValueError if a name is given twice."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
@@ -147,7 +147,7 @@ def help_text(option: Option) -> str:
     shown = ",".join(default) if isinstance(default, list) else default
     if isinstance(default, bool):
         shown = "yes" if default else "no"
-    if option != definitions(RunCommand).get(option.name):  # a default of another command alone
+    if option != definitions(RunCommand).get(option.name):  # the default of another command
         return f"{text} (default: {shown})"
     depends = any(option.name in values for values in DATASET_DEFAULTS.values())
     by_kind = any(option.name in values for values in KIND_DEFAULTS.values())

@@ -1,4 +1,4 @@
-"""Runs of specs with progress bars."""
+"""Make runs with progress bars."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from dualcba.experiments.store import read_result, result_path
 from dualcba.options import ExecutionOptions
 
 MINUTE = 60.0
-"""Seconds between two lines of progress without a terminal."""
+"""Seconds between two lines of progress if there is no terminal."""
 
 
 def run_with_progress(
@@ -51,17 +51,17 @@ def run_with_progress(
     show: bool,
     again: str | None = None,
 ) -> list[Result]:
-    """Run specs and return their results in order, as they are on the disk.
+    """Run specs and return their results in order, as read from disk.
 
-    `show` enables the progress bars. If one of several runs fails, the others go on, and a
-    `FailedRunsError` with their results is raised at the end. `again` says how to go on after an
-    interrupt, by default with `resume`.
+    `show` enables the progress bars. If one of several runs fails, the others continue, and a
+    `FailedRunsError` with their results is raised at the end. `again` tells the user how to
+    continue after an interrupt, by default with `resume`.
     """
     again = again or resume_hint(out, specs)
     with _tracking(execution.track, out) as track, _bars(show) as progress:
         bars = Bars(progress, len(specs))
         failures = Failures(bars.say)
-        alone = len(specs) == 1  # its error is that of the command
+        alone = len(specs) == 1  # then its error is raised
         with _interrupts_named(again):
             failed = None if alone else failures.add
             _run(specs, load, execution, out, bars, failed, track, show=show)
@@ -83,13 +83,13 @@ def _run(
     *,
     show: bool,
 ) -> None:
-    """Run specs where the options say, and show their updates."""
+    """Run specs on this machine, Ray or Slurm, and show their updates."""
     every = EVERY if show or execution.track else 0
     jobs = 0
     if execution.on == "local":
         jobs = process_count(execution.jobs, len(specs), execution, abreast=execution.abreast)
     updates = _updates(specs, load, execution, out, jobs, every, failed)
-    in_turn = jobs == 1 and execution.checkpoints is not None  # it stops between two steps
+    in_turn = jobs == 1 and execution.checkpoints is not None  # a signal stops it between two steps
     with closing(updates), stop.listening() if in_turn else nullcontext():
         for update in updates:
             bars.show(update)
@@ -105,9 +105,9 @@ def _updates(
     every: int,
     failed: Failed | None,
 ) -> Generator[RunUpdate, None, None]:
-    """Run specs in this process, in several, or by Ray or Slurm, which are extras."""
+    """Run specs in this process, in several processes, on Ray or on Slurm."""
     if execution.on == "ray":
-        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # else lost workers are on stdout
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # else Ray prints on stdout
         from dualcba.experiments.on_ray import run_specs_on_ray
 
         return run_specs_on_ray(specs, load, execution, out, every=every, failed=failed)
@@ -126,7 +126,7 @@ def _updates(
 
 @contextmanager
 def _interrupts_named(again: str) -> Iterator[None]:
-    """Let an interrupt say what is kept and how to go on."""
+    """Turn an interrupt into one that says what is kept and how to continue."""
     try:
         yield
     except KeyboardInterrupt:
@@ -135,18 +135,18 @@ def _interrupts_named(again: str) -> Iterator[None]:
 
 @contextmanager
 def _tracking(names: Sequence[str], out: Path) -> Iterator[Callable[[RunUpdate], None]]:
-    """Yield a function that tells trackers of an update; without trackers it does nothing."""
+    """Yield a function that logs an update to the trackers, if there are any."""
     if not names:
         yield lambda _: None
         return
-    from dualcba.report.tracking import Tracking  # draws figures, so it is slow to import
+    from dualcba.report.tracking import Tracking  # imports the figures, which is slow
 
     with closing(Tracking(names, out, note)) as tracking:
         yield tracking.see
 
 
 def read_all(specs: Sequence[Spec], out: Path) -> list[Result]:
-    """Return the results of specs that have been run; raise an OSError if one cannot be read."""
+    """Return the results of specs that were run; raise an OSError if any cannot be read."""
     results: list[Result] = []
     lost: list[str] = []
     for spec in specs:
@@ -173,16 +173,16 @@ def _bars(show: bool) -> Progress:
 
 
 class TimeLeft(TimeRemainingColumn):
-    """The time left: that of all runs as it is given, that of one run from its own pace."""
+    """The time left: of all runs as passed in `left`, of one run from its own pace."""
 
     def render(self, task: Task) -> Text:
-        """Return the text of a bar."""
+        """Return the time left of a bar as text."""
         left = task.fields.get("left")
         return super().render(task) if left is None else Text(left, style="progress.remaining")
 
 
 class Bars:
-    """One bar for all runs, and one for each run in progress; without a terminal, lines."""
+    """One bar for all runs and one per run in progress; without a terminal, a line per minute."""
 
     def __init__(self, progress: Progress, runs: int) -> None:
         self.progress = progress
@@ -194,7 +194,7 @@ class Bars:
         self.said: set[str] = set()
 
     def say(self, text: str) -> None:
-        """Print a line above the bars, once."""
+        """Print a line above the bars, unless it was printed before."""
         if text not in self.said:
             self.said.add(text)
             with suppress(OSError):  # the terminal may be closed
@@ -202,7 +202,7 @@ class Bars:
                 console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, update: RunUpdate) -> None:
-        """Show an update in the bar of its run and in that of all."""
+        """Show an update in the bar of its run and in the bar of all runs."""
         now = self.progress.get_time()
         if update.note is not None:
             self.say(f"dualcba: {update.note}")

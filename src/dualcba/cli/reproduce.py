@@ -1,4 +1,4 @@
-"""`dualcba reproduce`: run what a table of the paper or of one's own lacks, and show it."""
+"""`dualcba reproduce`: make the missing runs of a table, and show it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from dualcba.report.names import count
 from dualcba.report.own_tables import is_file, read_table
 from dualcba.report.tables.terminal import show, wide_console
 
-AGAIN = "the same command goes on"
+AGAIN = "run the same command again to continue"
 
 
 def reproduce_command(name: str, given: Mapping[str, Any]) -> None:
-    """Print what is needed and how long it takes, run what is missing, show and write all."""
+    """Make the missing runs of tables, after an estimate of their time; show and write them."""
     asked = _asked(name, given)
     chosen, options = asked.chosen, usable_here(asked.options)
     out = _folder(options)
@@ -63,22 +63,22 @@ def reproduce_command(name: str, given: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a call asks for."""
+    """The tables and options of a call."""
 
     chosen: list[Experiment]
-    """The tables to run and show, or the part of them that the options select."""
+    """The tables to run and show, restricted to the selected rows and columns."""
 
     whole: list[Experiment]
-    """The same without a selection: files have all that was ever run."""
+    """The whole tables, which are written to files with all results so far."""
 
     tables: list[AskedTable]
-    """How the folder notes them."""
+    """The tables as recorded in the folder."""
 
     options: ReproduceCommand
 
 
 def _asked(name: str, given: Mapping[str, Any]) -> Asked:
-    """Read which tables are asked for, and the options."""
+    """Return the tables and options of a call."""
     own_files = read_toml(Path(name)).get("imports", []) if is_file(name) else []
     imports = definitions(ReproduceCommand)["imports"]
     import_methods([*imports.check(own_files), *imports.check(given.get("imports", []))])
@@ -104,14 +104,14 @@ def _folder(options: ReproduceCommand) -> Path:
 
 
 def _further_seeds(chosen: Sequence[Experiment], results: Sequence[Result], asked: int) -> str:
-    """Return a line on seeds that the tables use beyond those asked for; empty if there are none.
+    """Return a line on results of further seeds, which the tables include; empty if there are none.
 
-    Results are never left out of a table: its files would then lose values that were measured.
+    Results are never left out of a table, or its files would lose measured values.
     """
     served = [s for one in chosen for s in serve(one, results)]
     more = sorted({r.seed for s in served for r in s.results if r.seed >= asked})
     named = ", ".join(map(str, more))
-    return f"seeds beyond the {asked} asked for are there and used: {named}" if more else ""
+    return f"the tables also include results of the seeds {named}" if more else ""
 
 
 def _say(options: ReproduceCommand, line: str) -> None:
@@ -120,7 +120,7 @@ def _say(options: ReproduceCommand, line: str) -> None:
 
 
 def _with_data(coverage: Coverage, load: Load, options: ReproduceCommand) -> Coverage:
-    """Leave out the runs whose datasets are not there, and say so."""
+    """Leave out runs whose datasets are missing, with a line on each dataset."""
     absent: dict[str, OSError] = {}
     for name in sorted({name for one in coverage.missing for name in one.datasets}):
         try:
@@ -142,10 +142,10 @@ def run_missing(
     out: Path,
     asked: Sequence[AskedTable],
 ) -> list[FailedRunsError]:
-    """Run what is missing; runs that take a part from another one come after it.
+    """Make the missing runs; runs that load a part from another run come after it.
 
-    The folder notes which tables its runs were made for. If runs fail, those that need no part of
-    them go on; returns the errors.
+    Records in the folder which tables the runs are for. If runs fail, those that do not depend on
+    them continue. Returns the errors.
     """
     failed: list[FailedRunsError] = []
     if coverage.missing:
@@ -159,7 +159,7 @@ def run_missing(
             run_with_progress(specs, load, options, out, show=options.verbose, again=AGAIN)
         except FailedRunsError as error:
             failed.append(error)
-        except FileNotFoundError:  # the part of a run that has failed
+        except FileNotFoundError:  # the class-agnostic part of a failed run
             if not failed:
                 raise
     return failed
@@ -175,10 +175,11 @@ def _one_of_each_kind(missing: Sequence[Wanted]) -> list[Spec]:
 
 
 def _how_long(coverage: Coverage, load: Load, options: ReproduceCommand) -> str:
-    """Return a line on the time that the missing runs take; a dry run needs no data for it."""
-    specs = [one.spec for one in coverage.missing]  # a part from another run costs no time
-    if options.on != "local":  # the machines are not known here
-        return f"{count(len(specs), 'run')} to do on {options.on}; see the time left as they run"
+    """Return a line on the time of the missing runs; a dry run works without the data."""
+    specs = [one.spec for one in coverage.missing]  # loading a part from another run takes no time
+    if options.on != "local":  # the other machines may be faster or slower
+        todo = count(len(specs), "run")
+        return f"{todo} to do on {options.on}; the time left is shown as they run"
     done = [result.to_dict() for result in _results(_folder(options))]
     try:
         time = estimate(specs, done, load, options)
@@ -186,14 +187,14 @@ def _how_long(coverage: Coverage, load: Load, options: ReproduceCommand) -> str:
         if not options.dry_run:
             raise
         return f"{count(len(specs), 'run')} to do; how long they take is not known: {error}"
-    finished = f"{count(time.finished, 'run')} from finished ones of the same kind"
+    finished = f"{count(time.finished, 'run')} from finished runs of the same kind"
     timed = f"{count(time.timed, 'run')} from a few timed steps"
     sources = [finished] * (time.finished > 0) + [timed] * (time.timed > 0)
     jobs = process_count(options.jobs, len(specs), options, abreast=options.abreast)
     length, number = in_words(time.seconds / jobs), "one" if jobs == 1 else str(jobs)
     return (
-        f"{count(len(specs), 'run')} to do, about {length} here {number} at a time "
-        f"({', '.join(sources)}); it is estimated anew as they run"
+        f"{count(len(specs), 'run')} to do, about {length} on this machine, {number} at a time "
+        f"(estimated: {', '.join(sources)}); the estimate is updated as they run"
     )
 
 
@@ -202,7 +203,7 @@ def _results(out: Path) -> list[Result]:
 
 
 def write_files(whole: Sequence[Experiment], out: Path) -> list[Path]:
-    """Write the tables and figures of each experiment that has results as files."""
+    """Write the tables and figures of each experiment that has results."""
     results = _results(out)
     there = [one for one in whole if any(s.results for s in serve(one, results))]
     return [path for one in there for path in render(one, results, out / "tables")]
@@ -235,7 +236,7 @@ def show_tables(chosen: Sequence[Experiment], options: ReproduceCommand) -> None
 
 
 def _briefly(paths: Sequence[Path], out: Path) -> list[str]:
-    page = f"for all in one page: dualcba report {out}"
+    page = f"for one page with all of them: dualcba report {out}"
     return [f"{count(len(paths), 'file')} of tables and figures in {out / 'tables'}", page]
 
 

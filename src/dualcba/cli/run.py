@@ -67,11 +67,11 @@ DEMO = {
     "method": ["er", "er-cba", "er-dual-cba", "er-balanced-cba"],
     "seeds": 5,
 }
-"""What `dualcba run` does without options."""
+"""The runs of `dualcba run` without options."""
 
 
 def run_command(given: Mapping[str, Any], file: Path | None) -> None:
-    """Run the specs of a TOML file and of the command line, which takes precedence."""
+    """Run the specs of a TOML file and the command line; the latter takes precedence."""
     options = {**(read_toml(file) if file else {}), **given}
     for name in options:
         if name not in definitions(RunCommand):
@@ -87,7 +87,7 @@ def run_command(given: Mapping[str, Any], file: Path | None) -> None:
     check_free(out, specs)
     execution = usable_here(execution)
     load = Loader(execution.data_dir, known_data(out, read_results(out)))
-    if fitting := _fitting_own_data(specs, wanted, sweep, load, execution):
+    if fitting := _options_for_own_data(specs, wanted, sweep, load, execution):
         wanted |= fitting
         specs = sweep_specs(sweep, wanted) if sweep else make_specs(wanted)
         check_free(out, specs)
@@ -96,19 +96,19 @@ def run_command(given: Mapping[str, Any], file: Path | None) -> None:
     write_plan(out, specs, load.origins)
     if sweep is not None:
         add_sweep(out, sweep, [spec.name for spec in specs])
-    with _results_of_the_others(out, output, scores):
+    with _printing_results_on_failure(out, output, scores):
         results = run_with_progress(specs, load, execution, out, show=output.verbose)
     _print(results, out, output, scores)
 
 
-def _fitting_own_data(
+def _options_for_own_data(
     specs: Sequence[Spec],
     wanted: Mapping[str, Any],
     sweep: Sweep | None,
     load: Loader,
     execution: ExecutionOptions,
 ) -> dict[str, Any]:
-    """Return options that fit the samples of a folder or a file, with notes; not those given."""
+    """Return options that suit the user's own data, unless they were given; print notes on them."""
     varied = set(sweep.varied if sweep else ())
     if specs[0].dataset in DATASETS or "dataset" in varied:
         return {}
@@ -129,14 +129,14 @@ def _network(spec: Spec, data: Dataset, execution: ExecutionOptions) -> dict[str
 
 
 def _without_colour(wanted: Mapping[str, Any], given: Set[str]) -> dict[str, Any]:
-    """Return what a recipe, if there is one, sets for other samples than colour images."""
+    """Return options to override in a recipe if the samples are not colour images."""
     methods = method_list(wanted["method"]) if wanted.get("method") else []
     recipes = [name for name in methods if name in RECIPES]
     found = {name: value for name, value in WITHOUT_COLOUR.items() if name not in given}
     if not recipes or not found:
         return {}
     options = ", ".join(f"{name} = {value}" for name, value in found.items())
-    note(f"the samples are no colour images, so {recipes[0]} has {options}")
+    note(f"the samples are not colour images, so {recipes[0]} uses {options}")
     return found
 
 
@@ -145,7 +145,7 @@ def _only(options: Mapping[str, Any], cls: type) -> dict[str, Any]:
 
 
 def _out_folder(given: Any, file: Path | None, first: Spec | None) -> Path:
-    """Return the folder for the results: as given, or one of its own below ./runs."""
+    """Return the given folder for the results, or a new one below ./runs."""
     if given is not None:
         return Path(definitions(RunCommand)["out"].check(given))
     if first is None:
@@ -157,9 +157,9 @@ def _out_folder(given: Any, file: Path | None, first: Spec | None) -> Path:
 
 
 def usable_here(options: Options) -> Options:
-    """Return the options as this machine can use them; raise if an extra is not installed.
+    """Return the options for this machine; raise a ValueError if an extra is not installed.
 
-    On a CPU --abreast has no effect and is left out, with a note.
+    --abreast has no effect on a CPU and is reset, with a note.
     """
     check_installed(options.track)
     check_place(options)
@@ -174,19 +174,19 @@ def usable_here(options: Options) -> Options:
 
 
 def checked_on(options: ExecutionOptions) -> Hardware:
-    """Return the hardware that checks before the first run use: runs may be on other machines."""
+    """Return the hardware for checks before the first run: a CPU if runs are on other machines."""
     return options if options.on == "local" else Hardware(device="cpu")
 
 
 def _note_unused_classes(tasks: Any, classes: int) -> None:
-    """Say so if the sizes of the tasks leave classes out."""
+    """Print a note if the tasks leave classes out."""
     sizes = isinstance(tasks, list) and all(isinstance(n, int) for n in tasks)
     if sizes and sum(tasks) < classes:
-        note(f"the tasks have {sum(tasks)} of the {classes} classes, the others are left out")
+        note(f"the tasks have {sum(tasks)} of the {classes} classes; the others are left out")
 
 
 def _asked(given: Any) -> list[str]:
-    """Return the names of further scores in the table; raise if one is unknown."""
+    """Return the names of further scores in the table; raise a ValueError if one is unknown."""
     names: list[str] = definitions(RunCommand)["score"].check(given)
     check_scores(names)
     return names
@@ -195,7 +195,7 @@ def _asked(given: Any) -> list[str]:
 def _print(
     results: Sequence[Result], out: Path, output: OutputOptions, scores: Sequence[str]
 ) -> None:
-    """Print the results of a call: those of sweeps by what varies, the others by method."""
+    """Print the results of a call: a table per sweep, and a table of the other runs."""
     sweeps, others = _by_sweep(results, out)
     if output.json:
         listed = [result.to_dict() for result in results]
@@ -216,10 +216,10 @@ def _print(
 
 
 @contextmanager
-def _results_of_the_others(
+def _printing_results_on_failure(
     out: Path, output: OutputOptions, scores: Sequence[str]
 ) -> Iterator[None]:
-    """If runs fail, print the results of the others before the error."""
+    """Print the results of successful runs before the error if some runs fail."""
     try:
         yield
     except FailedRunsError as error:
@@ -231,9 +231,9 @@ def _results_of_the_others(
 def _by_sweep(
     results: Sequence[Result], out: Path
 ) -> tuple[list[tuple[AskedSweep, list[Trial]]], list[Result]]:
-    """Return the sweeps that results are of, with all trials so far, and the results of no sweep.
+    """Return the sweeps of some results, each with all trials so far, and the other results.
 
-    A call may have results of a part of a sweep only; its other runs are read from the folder.
+    If a call has made only some runs of a sweep, the others are read from the folder.
     """
     asked = (read_purpose(out) or Purpose()).sweeps
     ours = {result.spec.name for result in results if isinstance(result.spec, Spec)}
@@ -258,16 +258,16 @@ def resume_command(given: Mapping[str, Any], out: Path) -> None:
     if options.verbose:
         typer.echo(f"{len(specs) - len(missing)} of {len(specs)} runs are complete")
     for spec in specs:
-        if spec not in missing:  # a process may have been killed before it removed them
+        if spec not in missing:  # a killed process may have left checkpoints
             remove_checkpoints(run_folder(out, spec))
     if missing:
-        with _results_of_the_others(out, options, scores):
+        with _printing_results_on_failure(out, options, scores):
             run_with_progress(missing, load, options, out, show=options.verbose)
     _print(_results_of(specs, list(read_results(out).values())), out, options, scores)
 
 
 def _results_of(specs: list[Spec], results: list[Result]) -> list[Result]:
-    """Return for each spec the result that serves it, if there is one."""
+    """Return the result of each spec that has one."""
     found: list[Result] = []
     for spec in specs:
         of_seed = [r for r in results if r.seed == spec.seed]

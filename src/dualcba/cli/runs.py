@@ -32,7 +32,7 @@ from dualcba.report.tables.terminal import fitting, rich_table, wide_console
 
 
 def list_runs(folders: Sequence[Path], *, as_json: bool) -> None:
-    """Print the runs below folders; damaged files are named, and do not hide the others."""
+    """Print the runs below folders; name damaged files."""
     found = stored_runs(folders)
     if as_json:
         typer.echo(json.dumps([run.to_dict() for run in found]))
@@ -67,7 +67,7 @@ def show_run(path: Path, *, as_json: bool) -> None:
 
 
 def diff_runs(first: Path, second: Path, *, as_json: bool) -> None:
-    """Print in which options and scores two runs differ."""
+    """Print the options, versions and scores in which two runs differ."""
     found = difference(open_run(first)[1], open_run(second)[1])
     if as_json:
         typer.echo(json.dumps(asdict(found)))
@@ -82,7 +82,7 @@ def diff_runs(first: Path, second: Path, *, as_json: bool) -> None:
 def compare_methods(
     folders: Sequence[Path], methods: Sequence[str], scores: Sequence[str], *, as_json: bool
 ) -> None:
-    """Print the differences of each two methods, seed by seed, a table per group and score."""
+    """Print the differences of every two methods on common seeds, a table per group and score."""
     check_scores(scores)
     runs = find_runs(*folders)
     groups = chosen(collections(distinct(runs.values())), methods)
@@ -93,7 +93,7 @@ def compare_methods(
         raise ValueError(f"{where} has no two methods that share {shared}, expected {wanted}")
     every = [pair for part in found for pair in part]
     lacking = [name for name in scores if name not in {pair.score for pair in every}]
-    unmeasured = [f"no two methods that are compared have values of {name}" for name in lacking]
+    unmeasured = [f"no two of the compared methods have values of {name}" for name in lacking]
     for line in (*contradictions(runs), *unpaired(groups, methods, every), *unmeasured):
         note(line)
     if as_json:
@@ -105,7 +105,7 @@ def compare_methods(
 
 
 def remove_runs(paths: Sequence[Path], *, yes: bool, as_json: bool) -> None:
-    """Remove runs after a question, which `yes` answers; nothing is removed if one is no run."""
+    """Remove runs after a confirmation, unless `yes`; remove none if a folder is not a run."""
     folders = removable(paths)
     if not yes:
         if not sys.stdin.isatty():
@@ -119,7 +119,7 @@ def remove_runs(paths: Sequence[Path], *, yes: bool, as_json: bool) -> None:
 
 
 def add_curves(folder: Path) -> None:
-    """Write the curves of complete runs of earlier versions, which have no such file."""
+    """Write the curves of complete runs that lack the file, made by earlier versions."""
     runs = [run for run in stored_runs([folder]) if run.result is not None]
     lacking = [run for run in runs if not (run.folder / CURVES).exists()]
     for run in lacking:

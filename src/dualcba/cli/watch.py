@@ -1,4 +1,4 @@
-"""`dualcba watch`: follow runs and learners that write the numbers of their monitors."""
+"""`dualcba watch`: follow runs and learners whose monitors write to files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from dualcba.monitoring.prometheus import prometheus_text
 from dualcba.monitoring.serving import make_server
 
 PANELS = 2
-"""Panels that are shown at most; the others are counted."""
+"""The largest number of panels to show; others are counted."""
 
 SECONDS = 1.0
-"""Between two looks."""
+"""Seconds between two updates."""
 
 Found = dict[Path, dict[str, Any]]
 
@@ -32,7 +32,7 @@ Found = dict[Path, dict[str, Any]]
 def watch_command(
     path: Path, *, once: bool, as_json: bool, prometheus: bool, port: int | None
 ) -> None:
-    """Show the monitors below a folder until all are complete, or print or serve them."""
+    """Show the monitors below a folder until all have ended, or print or serve their numbers."""
     if not path.exists():
         raise FileNotFoundError(f"{path} is missing, expected a folder of runs or a {WATCH}")
     asked = {"--once": once, "--json": as_json, "--prometheus": prometheus}
@@ -46,13 +46,16 @@ def watch_command(
         return
     console = Console()
     if as_json or prometheus or once or not console.is_terminal:
-        _print(_some(path), path, console, as_json=as_json, prometheus=prometheus)
+        _print(_read_any(path), path, console, as_json=as_json, prometheus=prometheus)
         return
     _follow(path, console)
 
 
 def read_all(path: Path) -> Found:
-    """Return what monitors wrote below a folder, the newest last; files may go meanwhile."""
+    """Return the contents of monitor files below a folder, newest last.
+
+    Files may be removed meanwhile.
+    """
     found = {}
     for file in watch_files(path):
         with suppress(FileNotFoundError):
@@ -60,7 +63,7 @@ def read_all(path: Path) -> Found:
     return found
 
 
-def _some(path: Path) -> Found:
+def _read_any(path: Path) -> Found:
     if not (found := read_all(path)):
         wanted = f"a {WATCH}, which `dualcba run --watch` and Monitor(path=…) write"
         raise FileNotFoundError(f"{path} has no monitor's file, expected {wanted}")
@@ -77,7 +80,7 @@ def _print(found: Found, path: Path, console: Console, *, as_json: bool, prometh
 
 
 def _name(file: Path, path: Path) -> str:
-    """Return the name of a run: its folder, seen from the one that is watched."""
+    """Return the name of a run: its folder relative to the watched one."""
     if file == path or file.parent == path:
         return file.absolute().parent.name
     return str(file.parent.relative_to(path))
@@ -88,12 +91,12 @@ def _text(found: Found, path: Path) -> str:
 
 
 def _panels(found: Found, path: Path) -> RenderableType:
-    """Return the panels of the last runs that changed, and how many others there are."""
+    """Return the panels of the runs that changed last, and a count of the others."""
     shown = sorted(found, key=lambda file: found[file]["status"] == "running")[-PANELS:]
     parts: list[RenderableType] = []
     if others := len(found) - len(shown):
         running = sum(one["status"] == "running" for one in found.values())
-        text = f"{len(found)} monitors, {running} running; the last {len(shown)} of them:"
+        text = f"{len(found)} monitors, {running} running; the last {len(shown)}:"
         parts.append(Text(text if others else "", style="dim"))
     parts += [panel(found[file], now=time.time(), title=_name(file, path)) for file in shown]
     return Group(*parts)
@@ -101,12 +104,14 @@ def _panels(found: Found, path: Path) -> RenderableType:
 
 def _follow(path: Path, console: Console) -> None:
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        for found in _looks(path):
-            live.update(_panels(found, path) if found else Text("nothing yet"), refresh=True)
+        for found in _snapshots(path):
+            live.update(
+                _panels(found, path) if found else Text("waiting for monitors"), refresh=True
+            )
 
 
-def _looks(path: Path) -> Iterator[Found]:
-    """Yield what there is, again and again, until there is something and all of it has ended."""
+def _snapshots(path: Path) -> Iterator[Found]:
+    """Yield all monitors every `SECONDS`, until there are some and all have ended."""
     while True:
         found = read_all(path)
         yield found
@@ -116,7 +121,7 @@ def _looks(path: Path) -> Iterator[Found]:
 
 
 def _serve(path: Path, port: int) -> None:
-    """Serve the numbers for Prometheus until an interrupt."""
+    """Serve the numbers for Prometheus until Ctrl-C."""
     with make_server(lambda: _text(read_all(path), path), port) as server:
-        note(f"serving http://127.0.0.1:{server.server_address[1]}/metrics; Ctrl-C ends it")
+        note(f"serving http://127.0.0.1:{server.server_address[1]}/metrics; stop with Ctrl-C")
         server.serve_forever()

@@ -1,7 +1,7 @@
 """Datasets, streams of tasks, and augmentation.
 
-Names are imported when they are first used: `load_dataset`, `data_dir` and the names of the
-datasets need neither torch nor any reader.
+Names are imported on first use, so that `load_dataset`, `data_dir` and the names of the datasets
+can be imported without torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LAZY_IMPORTS = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import a name of `_LAZY_IMPORTS` when it is first used."""
+        """Import a name in `_LAZY_IMPORTS` on first use."""
         for module, names in _LAZY_IMPORTS.items():
             if name in names:
                 value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,7 +1,7 @@
 """Arrangements of a stream's training samples: i-Blurry, Gaussian-scheduled and long-tailed.
 
-Each function takes the disjoint tasks of a stream and returns tasks with the same classes and the
-same test samples, whose training samples are arranged in another way.
+Each function takes the disjoint tasks of a stream, and returns tasks with the same classes and test
+samples, but with another arrangement of the training samples.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ def i_blurry(
 ) -> list[Task]:
     """Move samples of a part of the classes to other tasks (Koh et al., ICLR 2022).
 
-    Of the C classes, `disjoint` percent keep all their samples in their own task: that number of
-    classes, rounded, as evenly as possible over the tasks and chosen at random. The other classes
-    are blurry: `blur` percent of each task's samples of them are moved to the other tasks as by
-    `blurry`.
+    Of the C classes, `disjoint` percent (rounded) keep all their samples in their own task. They
+    are chosen at random, as evenly as possible over the tasks. The other classes are blurry: in
+    each task, `blur` percent of their samples move to the other tasks, as in `blurry`.
 
     Parameters
     ----------
@@ -69,13 +68,14 @@ def _disjoint_classes(stream: Sequence[Task], percent: float, rng: np.random.Gen
 def gaussian(
     stream: Sequence[Task], labels: IntArray, width: float, rng: np.random.Generator
 ) -> list[Task]:
-    """Let each class arrive around a peak of its own in time (Shanahan et al., 2021).
+    """Let the samples of each class arrive around their own peak in time (Shanahan et al., 2021).
 
-    Time is the position in the stream, from 0 to 1. The peak of a class is the middle of the place
-    that it would have in a stream of one class after another, in the order of the tasks. Each
-    sample arrives at a time drawn from a normal distribution around the peak of its class, and the
-    samples are ordered by time. Each sample occurs once. The tasks are consecutive parts of the
-    stream; each has as many samples as its own classes have. The order inside a task is kept.
+    Time is the position in the stream, from 0 to 1. If the classes arrived one after another in
+    task order, the peak of a class would be the middle of its interval. Each sample arrives at a
+    time drawn from a normal distribution around the peak of its class, and samples are sorted by
+    time. The tasks are consecutive parts of the stream, each with as many samples as its own
+    classes have. The order inside a task is kept.
+
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def peaks(stream: Sequence[Task], labels: IntArray) -> np.ndarray[tuple[int], np
 def long_tailed(
     stream: Sequence[Task], labels: IntArray, ratio: float, rng: np.random.Generator
 ) -> list[Task]:
-    """Leave samples out so that the sizes of the classes fall exponentially.
+    """Remove samples so that class sizes fall exponentially.
 
     Of C classes in a random order, class k (from 0) keeps n · ratio^(k / (C − 1)) samples, rounded
     and at least one, chosen at random. n is the size of the smallest class.
@@ -123,7 +123,7 @@ def long_tailed(
     stream, labels
         The tasks, and the labels of all training samples of the dataset.
     ratio
-        The size of the rarest class divided by that of the commonest, above 0 and at most 1.
+        The size of the smallest class relative to the largest, above 0 and at most 1.
     rng
         Chooses the order of the classes and the samples.
     """

@@ -1,9 +1,9 @@
-"""The augmentations by name, and the views of samples that a method can ask for.
+"""Augmentations by name, and views of samples for methods.
 
-A view is a transform. `Method.make_views` returns those of a method, made from the transform of the
-learner by the functions of this module, or that transform itself: another draw of the training
-augmentation. Each view draws its own random numbers. One with a `source` starts from the pixels of
-an earlier view instead of those of the sample.
+A view is a transform. `Method.make_views` returns the views of a method, made from the learner's
+transform by the functions of this module; the transform itself is a view, too: another draw of the
+training augmentation. Each view draws its own random numbers. A view with a `source` starts from
+the pixels of an earlier view instead of the sample.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dualcba.errors import expected
 from dualcba.kernels import augment as kernels
 
 CROP_AREA = 0.2, 1.0
-"""The share of the image's area that a crop of `full` or `strong` has."""
+"""The range of the area of a crop of `full` or `strong`, relative to the image."""
 
 
 def choose_augmentation(
@@ -43,7 +43,7 @@ def choose_augmentation(
 
 
 def is_colour(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Whether samples of this shape and dtype are colour images, which `full` is for."""
+    """Return whether samples of this shape and dtype are colour images, as `full` requires."""
     return len(shape) == 3 and shape[0] == 3 and dtype == torch.uint8
 
 
@@ -66,7 +66,7 @@ def plain(transform: Transform) -> Transform:
 def crop_and_flip(
     transform: Transform, scale: tuple[float, float], *, source: str = ""
 ) -> Transform:
-    """Return a random resized crop, whose area is a share of `scale`, and a flip."""
+    """Return a random resized crop and a flip; `scale` is the range of the relative area."""
     view = ResizedCrop(transform, scale)
     view.source = source
     return view
@@ -83,7 +83,7 @@ def randaugment(
 
 
 def cutmix(transform: Transform) -> Transform:
-    """Return raw images with a rectangle of another image of the same step in each."""
+    """Return CutMix of raw images with others of the same step."""
     if len(transform.shape) != 3:
         wanted = "(channels, height, width) for CutMix"
         raise ValueError(expected("shape of one sample", transform.shape, wanted))
@@ -91,10 +91,10 @@ def cutmix(transform: Transform) -> Transform:
 
 
 class CutMix(Transform):
-    """A rectangle of another image in each image: Yun et al., ICCV 2019, for every image anew.
+    """CutMix (Yun et al., ICCV 2019), with another rectangle for each image.
 
-    The area of the rectangle is a uniform share of the image, its centre is uniform too, and what
-    is outside the image is left out.
+    Area and centre of the rectangle are uniform; the part outside the image is cut off.
+
 
     >>> view = cutmix(choose_augmentation(Transform([0.0], [1.0]), "none", (1, 2, 2), torch.uint8))
     >>> x = torch.tensor([[[[1, 2], [3, 4]]], [[[5, 6], [7, 8]]]])
@@ -109,7 +109,7 @@ class CutMix(Transform):
         super().__init__([0.0], [1.0])
 
     def draw(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
-        """Draw which image each rectangle comes from, in [0, 1), and its edges: rows, columns."""
+        """Draw the source image of each rectangle, in [0, 1), and its edges: rows, columns."""
         other, area, *centre = rng.random((4, n))
         sizes = np.array(self.shape[1:])
         half = np.sqrt(area)[:, None] * sizes / 2
@@ -137,7 +137,7 @@ class ResizedCrop(Transform):
     base
         The transform that defines the normalisation; its `shape` is that of the samples.
     area
-        The range of the share of the image's area that a crop has.
+        The range of the area of a crop, relative to the image.
 
     >>> base = choose_augmentation(Transform([0.5], [0.5]), "none", (1, 8, 8), torch.uint8)
     >>> t = ResizedCrop(base, (0.6, 1.0))
@@ -180,16 +180,16 @@ class ResizedCrop(Transform):
         return resized_crop.resized_crop(pixels, params, (self.grid_x, self.grid_y))
 
     def _fused(self, x: Tensor) -> bool:
-        """Whether the fused kernel can augment these images."""
+        """Return whether the fused kernel can augment these images."""
         return self.scale.dtype == torch.float32 and kernels.applies(x)
 
 
 class FullAugmentation(ResizedCrop):
     """A random resized crop, a flip, colour jitter and greyscale of uint8 colour images.
 
-    The definitions are torchvision's, on floats in [0, 1]: crops with a share of 0.2 to 1 of the
-    area, jitter (0.4, 0.4, 0.4, 0.1) with probability 0.8 in an order of its own for each image,
-    and greyscale with probability 0.2.
+    The definitions are torchvision's, on floats in [0, 1]: crops with a
+    relative area of 0.2 to 1, jitter (0.4, 0.4, 0.4, 0.1) with probability 0.8 in a random order
+    for each image, and greyscale with probability 0.2.
     """
 
     columns = resized_crop.COLUMNS + colour.COLUMNS
@@ -211,7 +211,7 @@ class FullAugmentation(ResizedCrop):
 
 
 def _inherit(view: Transform, base: Transform) -> Transform:
-    """Give a transform the normalisation, shape and type of samples of another one."""
+    """Copy normalisation, shape and dtype of samples from another transform."""
     view.scale, view.shift = base.scale, base.shift
     view.shape, view.dtype = base.shape, base.dtype
     return view

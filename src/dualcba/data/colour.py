@@ -1,13 +1,13 @@
-"""Colour jitter and greyscale of whole batches, as torchvision defines them on floats in [0, 1].
+"""Colour jitter and greyscale of whole batches, as in torchvision on floats in [0, 1].
 
-Brightness, contrast and saturation are blends with a darker, an even or a grey image:
+Brightness, contrast and saturation are blends with a black, a uniform or a grey image:
 
     x ← clamp(f·x + (1 − f)·D)        D = 0, the mean of the grey image, or the grey image
 
-and greyscale is saturation with f = 0. The four adjustments come in an order of their own for each
-image. To compute the hue once for all, there are three blends before it and three after it, of
-which each image uses the ones that its order has there; the others have f = 1. The seventh blend
-is greyscale. So an image has these parameters, from `colour_columns`:
+and greyscale is saturation with f = 0. Each image has its own order of the four adjustments. The
+hue of all images is shifted in one pass, with three blends before and three after it. Each image
+uses the blends that its order requires, and the others have f = 1. The seventh blend is greyscale.
+The parameters of an image, from `colour_columns`, are:
 
     f, share of the mean, share of the grey image    7 times: three blends, three blends, greyscale
     shift of the hue                                 in turns, −0.5 to 0.5
@@ -25,10 +25,10 @@ from torch import Tensor
 ADJUSTMENTS = ("brightness", "contrast", "saturation", "hue")
 CONTRAST, SATURATION, HUE = 1, 2, 3
 NEUTRAL = np.array([1.0, 1.0, 1.0, 0.0])
-"""The amounts that change nothing."""
+"""Amounts that leave the image unchanged."""
 
 LUMA = 0.2989, 0.587, 0.114
-"""The weights of red, green and blue in the grey image, as torchvision has them."""
+"""The weights of red, green and blue in the grey image, as in torchvision."""
 
 BEFORE, BLENDS = 3, 7  # blends before the hue; all blends
 COLUMNS = 3 * BLENDS + 1
@@ -44,7 +44,7 @@ class ColourJitter:
     """Brightness, contrast and saturation are factors of 1 ± strength, the hue a shift."""
 
     jitter: float = 0.8
-    """The probability of the four adjustments, together."""
+    """The probability of applying the four adjustments."""
 
     grey: float = 0.2
     """The probability of greyscale."""
@@ -62,10 +62,10 @@ class ColourJitter:
 
 
 def colour_columns(places: NDArray[np.int64], amounts: Floats, grey: NDArray[np.bool_]) -> Floats:
-    """Return parameters (n, 22) from what is to be done with n images.
+    """Return the parameters (n, 22) of n images.
 
-    `places` and `amounts` (n, 4) are in the order of `ADJUSTMENTS`: the place of each in the order
-    in which they are applied, 0 to 3, and the factors and the shift of the hue.
+    `places` and `amounts` (n, 4) have a column per adjustment, in the order of `ADJUSTMENTS`: its
+    position in the sequence of adjustments, 0 to 3, and its factor or the shift of the hue.
     """
     n = len(places)
     blends, hue = places[:, :HUE], places[:, HUE:]
@@ -107,7 +107,7 @@ def to_grey(x: Tensor) -> Tensor:
 
 
 def shift_hue(x: Tensor, shift: Tensor) -> Tensor:
-    """Turn the hue of images (n, 3, H, W) by a shift (n, 1, 1), in turns.
+    """Shift the hue of images (n, 3, H, W) by (n, 1, 1) turns.
 
     With h the hue in sixths of a turn, v the value and c the chroma, the colour after the shift is
     v − c·clamp(min(k, 4 − k), 0, 1) with k = h + 5, 3 and 1 modulo 6 for red, green and blue. This

@@ -21,17 +21,17 @@ IntArray = NDArray[np.int64]
 """Labels, or indices of samples."""
 
 DIGEST_BLOCK = 1 << 24  # bytes hashed at a time
-LONGEST_NUMBER = 8  # bytes: torch has no longer ones
+LONGEST_NUMBER = 8  # bytes: the longest dtype of torch
 NO_NUMBERS = {
     dtype for name in ("bits8", "bits16", "bits1x8", "bits2x4", "bits4x2", "float4_e2m1fn_x2")
     if (dtype := getattr(torch, name, None)) is not None
 }  # fmt: skip
-"""Types of torch that cannot be converted to float32."""
+"""Dtypes of torch that cannot be converted to float32."""
 
 
 @dataclass(frozen=True)
 class DataOrigin:
-    """Which data a result was computed from."""
+    """The origin of the data of a result."""
 
     name: str
     path: str | None
@@ -108,7 +108,7 @@ class Dataset:
 
     @property
     def origin(self) -> DataOrigin:
-        """What a result says of its data; a split has the origin of the whole dataset."""
+        """The origin to record in results; a split has the origin of the whole dataset."""
         if self.whole is not None:
             return self.whole.origin
         return DataOrigin(self.name, self.path, self.digest)
@@ -150,7 +150,7 @@ def check_labels(
     lowest
         The lowest label that is accepted.
     hint
-        How errors about labels that are not whole numbers end.
+        Text at the end of errors about labels that are not integers.
     """
     labels = _label_tensor(y, f"{name} y", hint)
     if labels.dim() != 1 or len(labels) != length:
@@ -177,19 +177,19 @@ def _label_tensor(y: ArrayLike | Tensor, name: str, hint: str = "") -> Tensor:
         y = plain_tensor(y, name)
     try:
         if hasattr(y, "__array__") and not isinstance(y, Tensor | np.ndarray | np.generic):
-            y = np.array(y)  # such as a Series, which torch would read by its index
+            y = np.array(y)  # such as a Series, which torch would index by label
         if not isinstance(y, Tensor):
             y = torch.as_tensor(_native(y) if isinstance(y, np.ndarray) else y, device="cpu")
         labels = y
         whole = not (labels.is_floating_point() or labels.is_complex())
         return labels.long() if whole and labels.dtype != torch.bool else labels
-    except Exception:  # an object may raise anything, and nested lists a RecursionError
+    except Exception:  # objects may raise anything, deeply nested lists a RecursionError
         wanted = f"whole numbers{hint}"
         raise ValueError(f"{name} cannot be read as labels, expected {wanted}") from None
 
 
 def plain_tensor(x: Tensor, name: str) -> Tensor:
-    """Return an ordinary tensor without a gradient, or raise if it is not dense or has no values.
+    """Return a plain detached tensor, or raise a ValueError if it is not dense or has no values.
 
     >>> plain_tensor(torch.eye(3).to_sparse(), "x")
     Traceback (most recent call last):
@@ -206,8 +206,8 @@ def plain_tensor(x: Tensor, name: str) -> Tensor:
         raise ValueError(f"{name} is {kind}, expected a dense tensor with values")
     if x.dtype in NO_NUMBERS:
         raise ValueError(expected(f"dtype of {name}", str(x.dtype), "numbers"))
-    plain: Any = x.detach().resolve_conj().resolve_neg()  # NumPy has no such views
-    if any(getattr(plain, "names", ())):  # of axes, in older versions of torch
+    plain: Any = x.detach().resolve_conj().resolve_neg()  # NumPy does not support such views
+    if any(getattr(plain, "names", ())):  # named dimensions
         plain = plain.rename(None)
     dense: Tensor = plain if type(plain) is Tensor else plain.as_subclass(Tensor)
     return dense
@@ -247,7 +247,7 @@ def check_samples(
     shape
         The required shape of one sample; by default any.
     whole
-        Whether whole numbers keep their type.
+        Whether integers keep their dtype.
     """
     samples = plain_tensor(x, f"{name} x") if isinstance(x, Tensor) else _numeric(x, name)
     if samples.is_complex():
@@ -292,14 +292,14 @@ def _numeric(x: ArrayLike, name: str) -> Tensor:
 def _native(array: np.ndarray) -> np.ndarray:
     """Return an array that torch accepts: contiguous, in native byte order and writeable.
 
-    torch warns about read-only arrays, as those of pandas are. Nothing is written to samples.
+    torch warns about read-only arrays, such as those of pandas, but samples are never written to.
     """
     native = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
     return native if native.flags.writeable else np.asarray(_Writeable(native))
 
 
 class _Writeable:
-    """Shows a read-only array to NumPy as a writeable one, without a copy."""
+    """Exposes a read-only array to NumPy as writeable, without a copy."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array  # keeps the memory alive

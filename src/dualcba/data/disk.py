@@ -21,7 +21,7 @@ DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def no_follow(path: str, flags: int) -> int:
-    """Open a file but not a symbolic link, as the `opener` of `open`."""
+    """An `opener` for `open` that does not follow symbolic links."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)  # Windows has no such flag
 
 

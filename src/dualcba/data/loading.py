@@ -27,7 +27,7 @@ DATASETS = {
     "mnist": "idx:mnist",
     "fashion-mnist": "idx:fashion_mnist",
 }
-"""The reader of each named dataset, as `module:function` in `dualcba.data.readers`."""
+"""The reader of each named dataset: `module:function` in `dualcba.data.readers`."""
 
 
 def data_dir(given: str | Path | None = None) -> Path:

@@ -1,4 +1,4 @@
-"""Where training batches are read from: the device, or memory-mapped files ahead of the step."""
+"""Read training batches from the device, or ahead of the step from memory-mapped files."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ OPERATIONS = (
     "posterize", "solarize", "autocontrast", "equalize",
 )  # fmt: skip
 BINS = 31  # magnitudes are 0 to 30
-UNIT = 1 << 16  # 1.0 in Pillow's fixed-point numbers; also the side in units of a cutout's centre
-GREY = 127  # of a cutout
+UNIT = 1 << 16  # 1.0 in Pillow's fixed-point numbers; image side in units of cutouts
+GREY = 127  # grey level of a cutout
 
 LUMA = (19595.0, 38470.0, 7471.0)  # ITU-R 601 in 1/65536; all sums stay exact in float32
 COLOR, CONTRAST, SHARPNESS, AUTOCONTRAST, EQUALIZE = map(
@@ -53,7 +53,7 @@ class RandAugment:
     operations
         Number of operations applied to each image, N.
     magnitude
-        The magnitude of every operation, 0 to 30; or several, of which each operation draws one.
+        The magnitude of operations, 0 to 30, or several from which each operation draws one.
     cutout
         Whether to fill a square of half the image's side with grey afterwards, at a random
         position.
@@ -128,7 +128,7 @@ class RandAugmentTransform(Transform):
     randaugment
         Applied after the augmentation of `base`.
     flip
-        Whether to flip at all; False overrides `base.flip`.
+        False disables the flip of `base`.
 
     >>> t = RandAugmentTransform(Transform([0.5], [0.5], pad=4, flip=True), RandAugment())
     >>> t.draw(np.random.default_rng(0), 5).shape
@@ -166,7 +166,7 @@ class RandAugmentTransform(Transform):
 
 
 def to_grey_levels(x: Tensor) -> Tensor:
-    """Return uint8 images as they are, and floats in [0, 1] rounded to 0 to 255."""
+    """Return uint8 images unchanged, and floats in [0, 1] rounded to 0 to 255."""
     if x.dtype == torch.uint8:
         return x
     return (x * 255).add_(0.5).clamp_(0, 255).to(torch.uint8)

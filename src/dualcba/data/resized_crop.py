@@ -1,8 +1,8 @@
-"""Random resized crops of whole batches, as torchvision defines them.
+"""Random resized crops of whole batches, as in torchvision.
 
-Each image has a box of its own, which is resized to the size of the image: bilinearly, with half
-pixels, and with the pixels of the box alone. A box is never larger than the image, so nothing has
-to be smoothed first (`antialias` makes no difference). A flip mirrors the same coordinates.
+Each image has its own box, which is resized to the size of the image by bilinear interpolation with
+half-pixel centres, using only pixels of the box. A box is never larger than the image, so no
+antialiasing is needed. A flip mirrors the coordinates.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 RATIO = 3 / 4, 4 / 3
-"""The aspect ratios of a box, width / height."""
+"""The range of the aspect ratio of a box, width / height."""
 
 TRIES = 10
-"""Boxes that are tried before the largest central one is taken."""
+"""Number of random boxes to try before the largest central box is used."""
 
 COLUMNS = 6
 """Parameters of each image, see `grid_columns`."""
@@ -30,8 +30,8 @@ def draw_boxes(
 ) -> NDArray[np.int64]:
     """Draw n boxes (n, 4) in images of a size (H, W): top, left, height and width.
 
-    A box has a uniform share of the image's area, from `scale`, and an aspect ratio whose logarithm
-    is uniform in `RATIO`. The first of ten such boxes that fits into the image is taken.
+    Relative area (in `scale`) and log aspect ratio (in `RATIO`) are uniform. The first of `TRIES`
+    boxes that fits into the image is used.
 
     >>> draw_boxes(np.random.default_rng(0), 2, (32, 32), (0.2, 1.0)).tolist()
     [[1, 5, 31, 24], [1, 0, 28, 31]]
@@ -63,8 +63,8 @@ def grid_columns(
 ) -> Floats:
     """Return parameters (n, 6): centre, half side and inner edge of a box, for columns and rows.
 
-    The image reaches from −1 to 1. A negative half side of the columns means a flip. Pixels beyond
-    the inner edge, which is relative to the half side, take the value at the edge.
+    Image coordinates are −1 to 1. A negative half side of the columns is a flip. Pixels beyond the
+    inner edge, relative to the half side, have the value at the edge.
     """
     H, W = size
     top, left, height, width = boxes.T.astype(np.float64)

@@ -1,4 +1,4 @@
-"""Standardise vectors by the mean and variance of all samples so far, updated on line."""
+"""Standardise vectors by the running mean and variance of all samples so far."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 class Standardise(Transform):
-    """(x − mean) / std of each feature, over all samples that `update` was given.
+    """Return (x − mean) / std of each feature, with statistics of all samples passed to `update`.
 
-    Counts, means and sums of squared deviations are in float64 and are combined batch by batch, as
-    by Chan, Golub and LeVeque (1983), so large means and long streams lose no digits. `scale` and
-    `shift` follow from them in place: transforms that share these tensors follow too. A feature
-    that has been constant so far, up to the rounding of float32, becomes 0.
+    Counts, means and sums of squared deviations are in float64 and are combined batch by batch
+    (Chan, Golub and LeVeque, 1983), so that large means and long streams lose no precision. `scale`
+    and `shift` are updated in place, also for transforms that share these tensors. A feature that
+    is constant so far, up to the rounding of float32, becomes 0.
+
 
     >>> t = Standardise((2,))
     >>> for batch in ([[1e6, 5.0], [1e6 + 2, 5.0]], [[1e6 + 4, 5.0]]):

@@ -12,7 +12,7 @@ from dualcba.data.dataset import Dataset, IntArray
 from dualcba.errors import expected
 
 TaskDivision = int | Sequence[int] | Sequence[Sequence[int]]
-"""A number of tasks of equal size, the number of classes of each task, or the classes of each."""
+"""A number of equal tasks, the number of classes of each task, or the classes of each task."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Task:
 
 
 def disjoint(data: Dataset, tasks: TaskDivision, order: Sequence[int] | None = None) -> list[Task]:
-    """Divide a dataset into tasks that share no class.
+    """Divide a dataset into tasks with disjoint classes.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def blurry(stream: Sequence[Task], percent: float, rng: np.random.Generator) -> 
 def labelled(
     data: Dataset, ratio: float, rng: np.random.Generator, among: IntArray | None = None
 ) -> NDArray[np.bool_]:
-    """Choose the training samples that keep their label, among all or among some of them.
+    """Choose the training samples that keep their label, optionally only among some samples.
 
     Returns a mask of shape (len(data.train_y),) that is True for the fraction `ratio` of each
     class, and for at least one sample of each.
@@ -163,7 +163,7 @@ def cycled(
     *,
     every: bool = False,
 ) -> tuple[IntArray, NDArray[np.bool_]]:
-    """Combine each unlabelled batch of a task with a labelled one, as FixMatch is usually trained.
+    """Combine each unlabelled batch of a task with a labelled batch, as is usual for FixMatch.
 
     Each unlabelled sample occurs at most once; an incomplete last batch is dropped. The labelled
     samples are shuffled once and repeated as often as needed. An ordered task keeps its order.
@@ -186,8 +186,8 @@ def cycled(
     rows
         Sample indices of shape (steps, 2 · batch_size), labelled samples first.
     first
-        Mask of the same shape: whether the sample occurs for the first time. With `every`, samples
-        in the place of unlabelled ones do not count.
+        Mask of the same shape: whether the sample occurs for the first time. With `every`, it is
+        False for the unlabelled half of a batch.
     """
     mask = is_labelled[task.train]
     with_label = task.arrivals(task.train[mask], rng)

@@ -49,7 +49,7 @@ class Transform(nn.Module):
     """The type of the samples; a learner sets it."""
 
     source: str = ""
-    """The name of the view whose pixels it starts from; empty for the sample itself."""
+    """The name of the view to start from; empty for the sample itself."""
 
     def __init__(
         self, mean: Sequence[float], std: Sequence[float], *, pad: int = 0, flip: bool = False
@@ -96,7 +96,7 @@ class Transform(nn.Module):
 
 
 class Unchanged(Transform):
-    """Leaves samples as they are: whole numbers, rows of several inputs, features.
+    """Leaves samples unchanged, such as integers, rows of several inputs, or features.
 
     >>> Unchanged()(torch.tensor([[3, 4]])).tolist()
     [[3, 4]]
@@ -111,7 +111,7 @@ class Unchanged(Transform):
 
 
 class Mirrored(Transform):
-    """The mirror images of what another transform gives, with parameters drawn anew.
+    """Mirrors the images of another transform, with its own random parameters.
 
     >>> mirrored, x = Mirrored(Transform([0.0], [1.0])), torch.tensor([[[[1.0, 2.0]]]])
     >>> mirrored(x, torch.zeros(1, 3)).flatten().tolist()
@@ -147,7 +147,7 @@ def crop_by_gather(x: Tensor, params: Tensor, pad: int) -> Tensor:
 
 
 def crop_by_window(x: Tensor, params: Tensor, pad: int) -> Tensor:
-    """Crop and flip on the CPU, by windows into the padded images.
+    """Crop and flip on the CPU, with windows into the padded images.
 
     >>> image = torch.tensor([[[[1, 2], [3, 4]]]])
     >>> crop_by_window(image, torch.tensor([[1, 1, 1]]), pad=1).tolist()

@@ -1,4 +1,4 @@
-"""A validation split: training samples held out and used in the place of the test data."""
+"""Validation split: training samples that are held out and used instead of the test data."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dualcba.data.readers.holdout import hold_out
 from dualcba.errors import expected
 
 SEED = 0
-"""The seed of the split: not that of a run, so that all runs share one split."""
+"""The seed of the split; all runs share it, whatever their own seeds."""
 
 
 def validation_split(data: Dataset, fraction: float) -> Dataset:
     """Return a dataset in which a fraction of each class's training samples is the test data.
 
-    The other samples are the training data, held in memory, and the test data are not used. The
-    same data and fraction give the same split. With a fraction of 0 the dataset is returned.
+    The other samples are the training data, in memory; the test data are not used. The split is
+    determined by the data and the fraction. With a fraction of 0, the dataset is returned.
 
     >>> from dualcba.data.readers.digits import digits
     >>> whole = digits()
@@ -29,7 +29,7 @@ def validation_split(data: Dataset, fraction: float) -> Dataset:
     if data.validation == fraction:
         return data
     if data.validation:
-        wanted = f"{data.validation}: the dataset {data.name} is a split already"
+        wanted = f"{data.validation}: the dataset {data.name} is already a split"
         raise ValueError(expected("validation", fraction, wanted))
     train, held_out = map(torch.from_numpy, hold_out(data.train_y.numpy(), fraction, SEED))
     return replace(

@@ -1,4 +1,4 @@
-"""Evaluation at any time, the scores of a run, and recorders of what else happens in it."""
+"""Any-time evaluation, scores, and recorders of further measurements of a run."""
 
 from dualcba.evaluation.alignment import Alignment
 from dualcba.evaluation.evaluator import ANYTIME, Evaluator

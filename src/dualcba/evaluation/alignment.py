@@ -1,12 +1,13 @@
-"""Theorem 1, measured: whether the gradients of the buffer loss and of the training loss align.
+"""Measure Theorem 1: whether the gradients of buffer loss and training loss align.
 
 The two sides of the theorem, for a learning rate α and an L_buf with η-Lipschitz gradient:
 
     ⟨G_buf, G_trn⟩ ≥ (α η / 2) ‖G_trn‖²        G_buf = ∇θ L_buf(f_θ)        G_trn = ∇θ L_trn(F_θ,φ)
 
-The constant η of a network is unknown. The *secant* over the step itself is used instead,
-η = ‖∇L_buf(θ') − ∇L_buf(θ)‖ / ‖θ' − θ‖ with θ' = θ − α G_trn. No valid constant is smaller, so this
-is the weakest form of the bound: if it fails, the theorem's bound fails too.
+The constant η of a network is unknown. Instead, η is estimated by the *secant* over the step
+itself, η = ‖∇L_buf(θ') − ∇L_buf(θ)‖ / ‖θ' − θ‖ with θ' = θ − α G_trn. Every valid constant is at
+least this large, so this is the weakest form of the bound: if it fails, the theorem's bound fails
+too.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ MEASURED = ("dot", "norm_trn", "bound", "lipschitz", "loss_after")
 
 
 class Alignment(Recorder):
-    """Both sides of Theorem 1 along a run, with and without the adaptor.
+    """Both sides of Theorem 1 during a run, with and without the adaptor.
 
-    It measures at every tenth step of a task, from the second task on, which are steps that update
-    the adaptor. The step is simulated on the batch that arrives, with memory draws and
-    augmentations from a generator of the recorder's own, and with a copy of φ that takes an outer
-    step on its own B_buf. At the same θ and on the same batches, G_trn is computed *with* the
-    adaptor and *without* it (r = 0), and G_buf on B_buf. Forwards use batch statistics, as in
-    training, but always full precision; collect_penalties of normalisation layers are left out. The
-    gradients are with respect to all parameters θ of the network, as in the theorem, and under
-    `"head"` with respect to the last layer alone, the one that the outer step unrolls. Without an
-    adaptor only *without* is measured.
+    It measures every tenth step of a task, from the second task on; these steps also update the
+    adaptor. The step is simulated on the arriving batch, with memory draws and augmentations from
+    the recorder's own generator, and with a copy of φ that takes an outer step on its own B_buf. At
+    the same θ and on the same batches, it computes G_trn *with* the adaptor and *without* it (r =
+    0), and G_buf on B_buf. Forward passes use batch statistics, as in training, but always full
+    precision; penalties of normalisation layers are left out. The gradients are with respect to all
+    parameters θ of the network, as in the theorem, and under `"head"` with respect to the last
+    layer only, which the outer step unrolls. For a method without an adaptor, only *without* is
+    measured.
     """
 
     def prepare(self) -> None:
@@ -60,13 +61,13 @@ class Alignment(Recorder):
         self.forward_pass = copy.copy(parts.forward_pass)
         self.forward_pass.context = replace(parts.context, autocast=nullcontext)  # full precision
         self.forward_pass.samplewise = False  # pass batches one by one
-        outer_every = parts.outer_loop.every or 1  # without an adaptor there is none
+        outer_every = parts.outer_loop.every or 1  # None without an adaptor
         self.every = math.ceil(EVERY / outer_every) * outer_every
         self.points: list[tuple[int, int]] = []  # step, task from 0
         self.values: dict[str, list[Tensor]] = {}
 
     def before_step(self, x: Tensor, y: Tensor) -> None:
-        """Measure if a measurement is due."""
+        """Measure every `every` steps of a task."""
         learner = self.learner
         if learner.task < 1 or not learner.memory.filled:
             return
@@ -79,7 +80,7 @@ class Alignment(Recorder):
             self.values.setdefault(name, []).append(value.detach())
 
     def measure(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Return everything recorded of one step, by name, as scalars on the device."""
+        """Return all measurements of one step by name, as scalars on the device."""
         new, mem, outer_batch = self.batches(x, y)
         self.learner.method.observe(new, mem)
         theta = dict(self.learner.network.named_parameters())
@@ -131,7 +132,7 @@ class Alignment(Recorder):
     # ------------------------------------------------------------------ forwards
 
     def batches(self, x: Tensor, y: Tensor) -> tuple[Batch, list[Batch], Batch]:
-        """Return the new batch, the memory draws and B_buf, passed forward as in a step."""
+        """Return the new batch, the memory draws and B_buf after a forward pass, as in a step."""
         packet, layout = pack(self._draw(len(x)))
         drawn: BatchDraws[Tensor] = unpack(self.engine.receive(torch.from_numpy(packet)), layout)
         assert drawn.outer_batch is not None
@@ -140,7 +141,7 @@ class Alignment(Recorder):
             return new, mem, self.forward_pass.outer_batch(x, y, drawn)
 
     def _draw(self, n: int) -> BatchDraws[Array]:
-        """Draw for n new samples with a generator of this step's own."""
+        """Make the random draws for n new samples, with a generator for this step."""
         learner, method = self.learner, self.learner.method
         rng = generator(learner.seed, "alignment", learner.step)
         context, size = self.forward_pass.context, learner.memory_batch
@@ -166,7 +167,7 @@ class Alignment(Recorder):
         return BatchDraws(new_augment, memory, outer_batch, views, filled)
 
     def buffer_loss(self, theta: Parameters, outer_batch: Batch) -> Tensor:
-        """Return L_buf of the raw network, with the parameters `theta` in the place of its own."""
+        """Return L_buf of the raw network, with the parameters `theta` instead of its own."""
         z = outer_batch.z
         if theta:
             with torch.enable_grad(), without_tracking(self.forward_pass.norm_layers):
@@ -176,7 +177,7 @@ class Alignment(Recorder):
     # ------------------------------------------------------------------ the state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the points so far and what was measured there."""
+        """Return the points so far and their measurements."""
         values = {name: torch.stack(found) for name, found in self.values.items()}
         return {"tensors": values, "meta": {"points": [list(point) for point in self.points]}}
 
@@ -193,7 +194,7 @@ class Alignment(Recorder):
     # ------------------------------------------------------------------ the result
 
     def result(self) -> dict[str, Any]:
-        """Return lists over the measured steps: for all of θ, and under `"head"` the last layer."""
+        """Return lists over measured steps, for all of θ and, under `"head"`, the last layer."""
         values = {k: _numbers(torch.stack(v).cpu()) for k, v in self.values.items()}
         missing = [None] * len(self.points)
 
@@ -218,7 +219,7 @@ class Alignment(Recorder):
 
 @contextmanager
 def preserved(module: nn.Module) -> Iterator[None]:
-    """Restore a module's buffers afterwards: some methods update buffers in their loss."""
+    """Restore a module's buffers after the block, since some methods update them in their loss."""
     live = list(module.buffers())
     kept = [buffer.clone() for buffer in live]
     try:
@@ -230,7 +231,7 @@ def preserved(module: nn.Module) -> Iterator[None]:
 
 
 def gradient(loss: Tensor, theta: Parameters) -> dict[str, Tensor]:
-    """Return ∇θ of a loss, by name; the graph is kept and no `.grad` is written."""
+    """Return ∇θ of a loss by name; keeps the graph and leaves `.grad` unchanged."""
     inputs = list(theta.values())
     grads = torch.autograd.grad(loss, inputs, retain_graph=True, materialize_grads=True)
     return dict(zip(theta, grads, strict=True))
@@ -271,5 +272,5 @@ def _norm(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _numbers(values: Tensor) -> list[float | None]:
-    """Return the values, with None for those that are not finite."""
+    """Return the values, with None instead of NaN and infinities."""
     return [v if math.isfinite(v) else None for v in values.double().tolist()]

@@ -1,4 +1,4 @@
-"""Evaluation of a learner on the test tasks at any time, without changing it."""
+"""Any-time evaluation of a learner on the test tasks, without changing the learner."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from dualcba.learner import Learner
 from dualcba.prediction import STATISTICS
 
 ANYTIME = {"both": STATISTICS, "bn": ("bn",), "ibn": ("ibn",)}
-"""The statistics to evaluate under between task ends; one of them halves the cost."""
+"""Statistics for evaluations between task ends; only one of them halves the cost."""
 
 KINDS = ("start", "anytime", "end", "both")
-"""Kinds of points: before the first step, between task ends, at the end of a task, both."""
+"""Kinds of evaluations: before the first step, between task ends, at a task end, or both."""
 
 _serial = itertools.count()
 
@@ -31,8 +31,8 @@ _serial = itertools.count()
 class Evaluator:
     """Counts correct predictions per test task and class, under BN and under IBN statistics.
 
-    The test set is on the device in task order, so the tasks seen so far are a prefix of it. The
-    counts stay on the device until `result` reads them. Between task ends only the statistics in
+    The test set is on the device in task order, so that the tasks so far are a prefix. The counts
+    stay on the device until `result` reads them. Between task ends, only the statistics in
     `anytime` are evaluated.
     """
 
@@ -48,40 +48,40 @@ class Evaluator:
         self.learner = learner
         self.engine = learner.parts.engine
         self.anytime = tuple(anytime)
-        self._key = next(_serial)  # captured graphs write into the counts of one evaluator
+        self._key = next(_serial)  # captured graphs write into the counts of this evaluator
         self.tasks = len(stream)
         device = learner.device
         cuda = device.type == "cuda"
         self.batch_size = batch_size or (1000 if cuda else 250)
-        self.together = 2 if cuda else 1  # batches per call, where enough are left
+        self.together = 2 if cuda else 1  # batches per call, if enough are left
         rows = torch.from_numpy(np.concatenate([t.test for t in stream]))
         self.sizes = np.array([len(t.test) for t in stream])
         pairs_of, self.pair_sizes, owner = _pairs(self.sizes, data.test_y[rows])
         self.pair_task, self.pair_class = pairs_of
         pairs = len(self.pair_task)
-        short = -len(rows) % self.batch_size  # padding, which counts for no pair
+        short = -len(rows) % self.batch_size  # padding, which is not counted
         rows = torch.cat([rows, rows[:1].expand(short)])
         self.x = data.test_x[rows].to(device)
         self.y = data.test_y[rows].to(device)
         self.owner = torch.cat([owner, torch.full((short,), pairs)]).to(device)
         with self.engine.scope():
             self._count = torch.zeros(pairs + 1, dtype=torch.long, device=device)
-            self._none = torch.full_like(self._count, -1)  # stands for "not evaluated"
+            self._none = torch.full_like(self._count, -1)  # marks "not evaluated"
         self.points: list[tuple[int, int, str]] = []  # step, task, kind
         self.counts: dict[str, list[Tensor]] = {statistics: [] for statistics in STATISTICS}
 
     def evaluate(self, kind: str, task: int | None = None, step: int | None = None) -> None:
         """Evaluate now; `kind` is `"start"`, `"anytime"`, `"end"` (of a task) or `"both"`.
 
-        `task` is the stream's current task, from 0, and `step` the number of batches that have
-        arrived; by default they are those of the learner.
+        `task` is the current task of the stream, from 0, and `step` the number of batches so far;
+        by default, those of the learner.
         """
         learner = self.learner
         task = learner.task if task is None else task
         self.points.append((learner.step if step is None else step, task, kind))
-        # an any-time point needs the tasks so far only
+        # any-time evaluation needs only the tasks so far
         tasks = task + 1 if kind == "anytime" else self.tasks
-        same = not learner.parts.forward_pass.trained_norm_layers  # IBN has nothing to estimate
+        same = not learner.parts.forward_pass.trained_norm_layers  # then IBN is BN
         for statistics in STATISTICS:
             counts = self.counts[statistics]
             if kind == "anytime" and statistics not in self.anytime:
@@ -103,9 +103,9 @@ class Evaluator:
         return self._count.clone()
 
     def accuracy(self, statistics: str = "bn") -> float:
-        """Return the mean accuracy over the tasks so far at the last point; waits for the device.
+        """Return the last mean accuracy over the tasks so far; waits for the device.
 
-        If these statistics were not evaluated there, it is the accuracy under the others.
+        If these statistics were not evaluated, it is the accuracy under the others.
         """
         seen = max(self.points[-1][1] + 1, 1)
         if self.counts[statistics][-1] is self._none:
@@ -166,12 +166,12 @@ class Evaluator:
         return np.asarray(100 * self._per_task(counts) / self.sizes)
 
     def _per_task(self, counts: Ints) -> Ints:
-        """Add the counts of the classes of each task: (points, pairs) to (points, tasks)."""
+        """Sum counts over the classes of each task: (points, pairs) to (points, tasks)."""
         starts = np.searchsorted(self.pair_task, np.arange(self.tasks))
         return np.add.reduceat(counts, starts, axis=1)
 
     def _last_counts(self, statistics: str) -> Ints:
-        """Return the correct predictions of each pair of a task and a class at the last point."""
+        """Return the correct predictions per pair of task and class at the last point."""
         with self.engine.scope():
             counts: Ints = self.counts[statistics][-1][:-1].cpu().numpy()
         return counts
@@ -183,10 +183,9 @@ class Evaluator:
 
 
 def _pairs(sizes: Ints, y: Tensor) -> tuple[tuple[Ints, Ints], Ints, Tensor]:
-    """Number the pairs of a task and a class that have test samples, in the order of tasks.
+    """Number the pairs of task and class that have test samples, in task order.
 
-    Returns the task and the class of each pair, its number of samples, and the pair of each
-    sample.
+    Returns the task and class of each pair, its number of samples, and the pair of each sample.
     """
     task = np.repeat(np.arange(len(sizes)), sizes)
     found, owner, count = np.unique(
@@ -196,7 +195,7 @@ def _pairs(sizes: Ints, y: Tensor) -> tuple[tuple[Ints, Ints], Ints, Tensor]:
 
 
 def _point(given: Any) -> tuple[int, int, str]:
-    """Return a point of a state; raise unless it is one."""
+    """Return a point from a state; raise a ValueError if it is not valid."""
     whole = isinstance(given, list) and len(given) == 3
     if not whole or [type(part) for part in given] != [int, int, str] or given[2] not in KINDS:
         raise ValueError(expected("a point of the state", given, "its step, task and kind"))
@@ -206,7 +205,7 @@ def _point(given: Any) -> tuple[int, int, str]:
 def portions(n: int, size: int, together: int) -> list[slice]:
     """Split n rows, rounded up to whole batches, into parts of `together` batches.
 
-    Batches that are left over are parts of their own.
+    Remaining batches are separate parts.
 
     >>> portions(11, 4, 2)
     [slice(0, 8, None), slice(8, 12, None)]
@@ -220,6 +219,6 @@ def portions(n: int, size: int, together: int) -> list[slice]:
 
 
 def _count(learner: Learner, into: Tensor, x: Tensor, y: Tensor, owner: Tensor) -> None:
-    """Add the number of correct predictions of a batch to the count of each task and class."""
+    """Add the correct predictions of a batch to the counts of its pairs of task and class."""
     predicted = learner.scores(x).argmax(1)
     into.index_add_(0, owner, (predicted == y).long())

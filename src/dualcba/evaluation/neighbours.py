@@ -1,4 +1,4 @@
-"""Accuracy of classifiers that replace the head: class means, samples, a discriminant."""
+"""Accuracy of classifiers on the memory's features: class means, nearest sample, discriminant."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from dualcba.prediction import STATISTICS
 
 
 class Neighbours(Recorder):
-    """Accuracy at the end of the stream by the features of the memory, in percent.
+    """Accuracy in percent of classifiers on the memory's features, at the end of the stream.
 
-    `class_mean` predicts the class whose mean of normalised features over the memory is nearest,
-    `sample` the class of the nearest sample of the memory, `discriminant` by a linear discriminant
-    with a shrunk covariance. All use normalised features of samples without augmentation. They show
-    how much of a result is due to the last layer.
+    `class_mean` predicts the class with the nearest mean of normalised features, `sample` the class
+    of the nearest sample, and `discriminant` is a linear discriminant with a shrunk covariance. All
+    use normalised features without augmentation. They show how much of a result is due to the last
+    layer.
     """
 
     def prepare(self) -> None:
-        """Nothing is found before the end."""
+        """Initialise; all measurements are made at the end."""
         self.found: dict[str, dict[str, Any]] = {}
 
     def result(self) -> dict[str, dict[str, Any]]:
@@ -60,7 +60,7 @@ class Neighbours(Recorder):
             })  # fmt: skip
 
     def _tested(self, classifiers: Mapping[str, Callable[[Tensor], Tensor]]) -> dict[str, Any]:
-        """Return the accuracy of each classifier of features, over all tasks and of each."""
+        """Return the accuracy of each classifier, over all tasks and per task."""
         tasks: dict[str, list[float]] = {name: [] for name in classifiers}
         for task in self.stream:
             right = dict.fromkeys(classifiers, 0)

@@ -1,4 +1,4 @@
-"""Prequential accuracy: each batch is predicted when it arrives, before it is trained on."""
+"""Prequential accuracy: each batch is predicted before it is trained on."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from dualcba.learner import Learner
 from dualcba.normalization.statistics import RunningStatistics
 
 EVERY = 5
-"""Steps between two estimates for IBN, if the run is scored at task ends only."""
+"""Steps between two IBN estimates, if `eval_every` is 0."""
 
 _serial = itertools.count()
 
 
 class Prequential(Recorder):
-    """Accuracy on arriving batches, in percent, in all and per task.
+    """Accuracy on arriving batches in percent, over all tasks and per task.
 
-    The batch of every step of the first pass over a task is predicted under the statistics that
-    the option `anytime` names. Samples without a label do not count, and neither do those that have
-    arrived before: in a labelled batch that comes round again, or as exemplars. BN uses the current
-    statistics. IBN estimates them before the first step that finds two samples in the memory, and
-    before each step that is a multiple of `eval_every` (of 5 if that is 0), because an estimate is
-    a pass over the memory. In between it keeps the last estimate.
+    Each batch of the first pass over a task is predicted under the statistics of the option
+    `anytime`. Samples without a label do not count, nor samples that arrived before, such as
+    exemplars or repeated labelled batches. BN uses the current running statistics. Since an IBN
+    estimate is a pass over the memory, IBN is estimated only before the first step with two samples
+    in the memory, and before steps that are a multiple of `eval_every` (or of 5 if that is 0);
+    other steps use the last estimate.
     """
 
     first_only = True
@@ -40,19 +40,19 @@ class Prequential(Recorder):
         """Set up the measurements."""
         self.starts = [0, *itertools.accumulate(self.lengths)]
         self.every = self.scoring.every or EVERY
-        self._key = next(_serial)  # captured graphs write into the counts of one recorder
+        self._key = next(_serial)  # captured graphs write into the counts of this recorder
         layers = self.learner.parts.forward_pass.trained_norm_layers
         asked = tuple(self.scoring.statistics)
-        self.statistics = asked if layers else asked[:1]  # without such layers IBN is BN
+        self.statistics = asked if layers else asked[:1]  # without these layers, IBN is BN
         self._estimated = False
         with self.engine.scope():
             self._running, self._kept = RunningStatistics(layers), RunningStatistics(layers)
             zeros = torch.zeros(2, dtype=torch.long, device=self.learner.device)
-            self._counts = {s: zeros.clone() for s in self.statistics}  # right, and all
-        self.marks: dict[str, list[Tensor]] = {s: [] for s in self.statistics}  # at task begins
+            self._counts = {s: zeros.clone() for s in self.statistics}  # correct, total
+        self.marks: dict[str, list[Tensor]] = {s: [] for s in self.statistics}  # at task starts
 
     def before_step(self, x: Tensor, y: Tensor) -> None:
-        """Predict the batch, unless it has arrived before."""
+        """Predict the batch in the first pass over its task."""
         step = self.position
         task = len(self.marks[self.statistics[0]])
         if task < len(self.lengths) and step == self.starts[task]:
@@ -72,7 +72,7 @@ class Prequential(Recorder):
 
     @contextmanager
     def _evaluating(self, statistics: str) -> Iterator[None]:
-        """Evaluation mode under BN statistics, under new IBN statistics, or under the kept ones."""
+        """Evaluate under BN statistics, new IBN statistics, or the last IBN estimate."""
         learner = self.learner
         if statistics == "bn" or learner.memory.filled < 2:
             with learner.evaluating("bn"):
@@ -96,13 +96,13 @@ class Prequential(Recorder):
             self._running.restore()
 
     def _live(self) -> Tensors:
-        """Return the tensors that are updated in place: the counts and the kept statistics."""
+        """Return the tensors that are updated in place: the counts and the last IBN estimate."""
         averages, counts = self._kept.saved
         kept = {f"kept.{i}": t for i, t in enumerate([*averages, *counts])}
         return {f"counts.{s}": t for s, t in self._counts.items()} | kept
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts, those at task begins, and the last estimate of IBN."""
+        """Return the counts, the counts at task starts, and the last IBN estimate."""
         tensors = self._live()
         if self.marks[self.statistics[0]]:
             tensors |= {f"marks.{s}": torch.stack(marks) for s, marks in self.marks.items()}
@@ -121,7 +121,7 @@ class Prequential(Recorder):
         self._estimated = bool(state["meta"]["estimated"])
 
     def result(self) -> dict[str, dict[str, Any]]:
-        """Return `{"bn": {"accuracy": …, "tasks": […]}}`, for each of the statistics."""
+        """Return `{"bn": {"accuracy": …, "tasks": […]}, …}` for each of the statistics."""
         self._mark()
         tables = {s: torch.stack(self.marks[s]).cpu().diff(dim=0) for s in self.statistics}
         first = tables[self.statistics[0]]
@@ -134,13 +134,13 @@ class Prequential(Recorder):
 
 
 def _count(learner: Learner, into: Tensor, x: Tensor, y: Tensor) -> None:
-    """Add the numbers of correct predictions and of labels of a batch; a hidden label is −1."""
+    """Add the numbers of correct predictions and of labels in a batch; a hidden label is −1."""
     predicted = learner.scores(x).argmax(1)
     into.add_(torch.stack([(predicted == y).sum(), (y >= 0).sum()]))
 
 
 def _summary(counts: Tensor) -> dict[str, Any]:
-    """Return the accuracy over all tasks and of each, from the counts of each task (row)."""
+    """Return the accuracy over all tasks and per task, from counts with a row per task."""
     return {"accuracy": _percent(counts.sum(0)), "tasks": [_percent(row) for row in counts]}
 
 

@@ -1,4 +1,4 @@
-"""A control without network and memory: random features of pixels and a linear discriminant."""
+"""A control without network and memory: a linear discriminant on random features of pixels."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ FEATURES = 2000
 
 
 class RandomFeatures(Recorder):
-    """Accuracy at the end of the stream of a classifier that learns no representation, in percent.
+    """Accuracy in percent of a classifier on random features, at the end of the stream.
 
-    Random Fourier features φ = √(2/D)·cos(Wx + b) of the normalised pixels x stand for a Gaussian
-    kernel of width √(d/2), d being the number of pixels. The classifier is the class mean that is
-    nearest in the Mahalanobis distance of the covariance within classes, shrunk by OAS. It sees
-    each sample of the stream once, keeps sums only, and needs neither tasks nor a memory. A method
-    that is not better has gained nothing by its features.
+    Random Fourier features φ = √(2/D)·cos(Wx + b) of the normalised pixels x approximate a Gaussian
+    kernel of width √(d/2), where d is the number of pixels. The classifier predicts the nearest
+    class mean in the Mahalanobis distance of the within-class covariance, with OAS shrinkage. It
+    sees each sample of the stream once, stores only sums, and needs neither tasks nor a memory. The
+    features of a method are useful only if it is better than this.
+
 
     References
     ----------
@@ -50,7 +51,7 @@ class RandomFeatures(Recorder):
         self.waiting: list[tuple[Tensor, Tensor]] = []
 
     def before_step(self, x: Tensor, y: Tensor) -> None:
-        """Learn from the new batch; several batches are added to the sums at once."""
+        """Collect the new batch; sums are updated with several batches at a time."""
         self.waiting.append((x.clone(), y.clone()))
         if sum(len(labels) for _, labels in self.waiting) >= BATCH:
             self._learn()
@@ -68,7 +69,7 @@ class RandomFeatures(Recorder):
         return phi.mul_(np.sqrt(2 / FEATURES))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums, and the batches that are not in them yet."""
+        """Return the sums, and the batches not yet added to them."""
         x = {f"x{k}": x for k, (x, _) in enumerate(self.waiting)}
         y = {f"y{k}": y for k, (_, y) in enumerate(self.waiting)}
         meta = {"waiting": len(self.waiting)}
@@ -83,7 +84,7 @@ class RandomFeatures(Recorder):
         pairs = [(given.pop(f"x{k}", None), given.pop(f"y{k}", None)) for k in range(waiting)]
         check_same_layout(live, given)
         if any(x is None or y is None or len(x) != len(y) for x, y in pairs):
-            raise ValueError("the batches of random features do not fit their labels")
+            raise ValueError("the batches of random features and their labels differ in length")
         for name, tensor in live.items():
             tensor.copy_(self.engine.receive(given[name]))
         self.waiting = [(self.engine.receive(x), self.engine.receive(y)) for x, y in pairs]
@@ -104,5 +105,5 @@ class RandomFeatures(Recorder):
         return {"acc": self.acc, "tasks": tasks}
 
     def scores(self) -> dict[str, Scores]:
-        """Return the accuracy over all tasks as the score `random_acc`, under BN and IBN alike."""
+        """Return the accuracy over all tasks as the score `random_acc`, equal under BN and IBN."""
         return {s: {"random_acc": self.acc} for s in STATISTICS}

@@ -1,9 +1,9 @@
-"""Recorders: measurements along a run beside its scores, which do not change the run.
+"""Recorders: further measurements during a run, which do not affect it.
 
-A recorder is called before each step and at the end of the stream. It must not change the learner:
-it draws no random numbers from the learner's generators, updates no running statistics and writes
-no gradients, so the scores are the same with and without it. Its measurements stay on the device
-until `result` reads them.
+A recorder is called before each step and at the end of the stream. It must not change the learner,
+so that scores are the same with and without it: it draws no random numbers from the learner's
+generators, updates no running statistics and writes no gradients. Its measurements stay on the
+device until `result` reads them.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from dualcba.randomness import generator
 Rows = NDArray[np.int64]
 
 BATCH = 500
-"""Test samples per forward."""
+"""Test samples per forward pass."""
 
 MOST = 500
-"""Largest number of test samples that a posterior is averaged over."""
+"""Largest number of test samples to average a posterior over."""
 
 OFFSETS = (-5, -1, *range(21), 25, 30, 40, 50, 75, 100, 150, 200, 300)
-"""Where to measure around a boundary: steps since the new task began, dense at the beginning."""
+"""Steps relative to the start of a task at which posteriors are measured."""
 
 AFTER = 5
-"""The step of the new task that counts as shortly after the boundary."""
+"""The step of the new task at which the posterior "after" a boundary is measured."""
 
 
 @dataclass
 class Clock:
-    """The number of batches that have arrived, where it is not the learner's number of steps."""
+    """The number of batches that have arrived, if it differs from the number of steps."""
 
     now: int = 0
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a run is scored between task ends, and how often it passes over each task."""
+    """The evaluation of a run between task ends, and its number of epochs."""
 
     statistics: Sequence[str] = STATISTICS
     every: int = 5
@@ -70,12 +70,12 @@ class Recorder:
     steps
         The number of steps of each task.
     scoring
-        How the run is scored.
+        The evaluation of the run.
     """
 
     first_only: bool = False
-    """Whether `before_step` gets −1 for the label of a sample that has arrived before: in an
-    earlier pass, in a labelled batch that comes round again, or as an exemplar."""
+    """Whether `before_step` gets the label −1 for samples that arrived before: in an earlier pass,
+    in a repeated labelled batch, or as an exemplar."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Recorder:
         self.prepare()
 
     def prepare(self) -> None:
-        """Called once, when the run is known and before it begins."""
+        """Called once, before the run begins."""
 
     @property
     def position(self) -> int:
@@ -108,12 +108,12 @@ class Recorder:
     def state_dict(self) -> dict[str, Any]:
         """Return what was recorded so far: `tensors` by name, on the device, and `meta` as JSON.
 
-        A recorder that measures at the end of the stream only has nothing to add.
+        A recorder that measures only at the end of the stream need not override it.
         """
         return {"tensors": {}, "meta": {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what a recorder of the same run recorded; raise if it does not fit."""
+        """Continue from the state of a recorder of the same run; raise if it does not fit."""
         check_same_layout({}, state["tensors"])
 
     def result(self) -> Any:
@@ -128,7 +128,7 @@ class Recorder:
 class Predictions(Recorder):
     """The confusion matrix at the end of the stream: rows are true, columns predicted classes.
 
-    It counts the predictions for all test samples of the stream, under BN and IBN statistics.
+    It counts predictions of all test samples of the stream, under BN and IBN statistics.
     """
 
     def result(self) -> dict[str, list[list[int]]]:
@@ -152,7 +152,7 @@ class Predictions(Recorder):
 class _Boundary:
     """One boundary: its test samples, and the mean posteriors measured so far."""
 
-    task: int  # the one that begins, from 0
+    task: int  # the task that begins, from 0
     start: int  # its first step
     groups: tuple[Rows, Rows, Rows]  # test rows of old tasks, of the new one, of one old class
     one: int  # that class
@@ -162,16 +162,16 @@ class _Boundary:
 
 
 class Transitions(Recorder):
-    """Mean posteriors of the raw network around each boundary between tasks.
+    """Mean posteriors of the raw network around each task boundary.
 
-    The network predicts as at test time under BN: in evaluation mode, with the running statistics
-    of training, without adaptor, with a softmax over all classes. Old classes are those of all
-    tasks before the boundary, new classes those of the task that begins. Step 0 is the network at
-    the boundary; at step s it was trained on s batches of the new task. At most 500 test samples of
-    the old tasks and 500 of the new one are drawn, once per boundary, from the seed.
+    The network predicts as in evaluation under BN: with running statistics, without the adaptor,
+    and with a softmax over all classes. Old classes are those of all tasks before the boundary, new
+    classes those of the task that begins. Step 0 is the network at the boundary, step s after s
+    batches of the new task. At most 500 test samples of the old tasks and 500 of the new one are
+    drawn once per boundary, determined by the seed.
 
-    The single class is the middle one of the task before the boundary: the fifth of ten, so at the
-    last boundary of Split CIFAR-100 the paper's 85th (index 84).
+    The single class is the middle one of the task before the boundary: the fifth of ten. At the
+    last boundary of Split CIFAR-100 it is the paper's 85th class (index 84).
     """
 
     def prepare(self) -> None:
@@ -195,7 +195,7 @@ class Transitions(Recorder):
         return _Boundary(t, sum(self.lengths[:t]), some, one)  # type: ignore[arg-type]
 
     def before_step(self, x: Tensor, y: Tensor) -> None:
-        """Measure if a boundary is near."""
+        """Measure at the steps around boundaries."""
         for boundary, offset in self.due.pop(self.position, []):
             if not boundary.x:
                 samples = [self.data.test_x[rows] for rows in boundary.groups]
@@ -214,13 +214,13 @@ class Transitions(Recorder):
         return z.softmax(1).mean(0)  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the offsets measured at each boundary, and the posteriors there."""
+        """Return the measured offsets of each boundary, and their posteriors."""
         measured = {str(b.task): b for b in self.boundaries if b.offsets}
         means = {task: torch.stack(b.means) for task, b in measured.items()}
         return {"tensors": means, "meta": {task: b.offsets for task, b in measured.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after the measurements of another recorder, which are not repeated."""
+        """Continue after the measurements of another recorder."""
         offsets, means = state["meta"], state["tensors"]
         known = {str(b.task): b for b in self.boundaries if str(b.task) in offsets}
         if not known.keys() == offsets.keys() == means.keys():

@@ -24,7 +24,7 @@ def final_accuracy(matrix: Floats) -> float:
 
 
 def forgetting(matrix: Floats) -> float | None:
-    """Mean over all but the last task of the best accuracy at a task's end minus the final one.
+    """Mean over all but the last task of its best accuracy at any task's end minus its final one.
 
     >>> forgetting(np.array([[90.0, 0.0], [60.0, 80.0]]))
     30.0
@@ -46,7 +46,7 @@ def forgetting_paper(matrix: Floats, curve: Floats) -> float | None:
 
 
 def _best_after_learning(matrix: Floats) -> Floats:
-    """Best accuracy on each task after it, or a later task, was learnt."""
+    """Best accuracy on each task at its own end or a later task's end."""
     learnt = np.tri(len(matrix), dtype=bool)
     best: Floats = np.where(learnt, matrix, -np.inf).max(0)
     return best
@@ -70,8 +70,9 @@ def forward_transfer(matrix: Floats, untrained: Floats) -> float | None:
 def relative_forgetting(matrix: Floats) -> float | None:
     """Mean over all but the last task of its forgetting, in percent of its best accuracy.
 
-    Forgetting and best accuracy are those of `forgetting`. A task that was never above 0 has
-    nothing to forget and is left out; None if no task is left.
+    Forgetting and best accuracy are as in `forgetting`. Tasks with a best accuracy of 0 are left
+    out; None if no task is left.
+
 
     >>> relative_forgetting(np.array([[90.0, 0.0], [60.0, 80.0]]))
     33.33...
@@ -93,14 +94,14 @@ def learning_accuracy(matrix: Floats) -> float:
 
 
 def balanced_accuracy(right: Ints, sizes: Ints, classes: Ints) -> float:
-    """Mean over classes of the recall: the share of its test samples that are recognised.
+    """Mean recall over classes, in percent.
 
     Parameters
     ----------
     right, sizes
-        Correct predictions and test samples of some groups, each of one class.
+        Correct predictions and test samples of groups, each with samples of one class.
     classes
-        The class of each group; a class may have several.
+        The class of each group; a class may have several groups.
 
     >>> balanced_accuracy(np.array([9, 1]), np.array([10, 2]), np.array([0, 1]))
     70.0
@@ -110,7 +111,7 @@ def balanced_accuracy(right: Ints, sizes: Ints, classes: Ints) -> float:
 
 
 def newest_accuracy(matrix: Floats) -> float | None:
-    """Mean over tasks, from the second on, of the accuracy on a task at its own end.
+    """Mean over all but the first task of the accuracy on a task at its own end.
 
     >>> newest_accuracy(np.array([[90.0, 0.0], [60.0, 80.0]]))
     80.0
@@ -150,7 +151,7 @@ def worst_case_accuracy(matrix: Floats, curve: Floats, curve_task: Ints) -> floa
 
 
 def summarize(matrix: Floats, untrained: Floats, curve: Floats, curve_task: Ints) -> Scores:
-    """Compute all scores of a run, by name.
+    """Return all scores of a run by name.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Accuracy if the task of a test sample is known, which no bias between tasks can lower."""
+"""Accuracy with the task of each test sample known, which is free of bias between tasks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dualcba.prediction import STATISTICS
 
 
 class TaskAware(Recorder):
-    """Accuracy at the end of the stream among the classes of the sample's own task, in percent.
+    """Accuracy in percent among the classes of each sample's own task, at the end of the stream.
 
-    The literature calls it task-incremental. What it is above ACC is lost to classes of other
-    tasks: by a bias between tasks, or because tasks resemble each other.
+    The literature calls it task-incremental accuracy. Its difference to ACC is the share of samples
+    lost to classes of other tasks, by a bias between tasks or because tasks are similar.
     """
 
     def prepare(self) -> None:
-        """Nothing is found before the end."""
+        """Initialise; all measurements are made at the end."""
         self.found: dict[str, dict[str, Any]] = {}
 
     def result(self) -> dict[str, dict[str, Any]]:

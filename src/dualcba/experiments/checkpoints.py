@@ -1,9 +1,9 @@
-"""Checkpoints of runs in progress: when they are written, by whom, and which one is used.
+"""Write checkpoints of runs in progress, and continue runs from them.
 
-A step never waits for a disk. The state is copied to the memory of the host between two steps: on a
-GPU without waiting, into pinned memory, in the order of the engine's stream. A thread writes the
-copy. All calls of CUDA are made by the thread that trains, because calls of another thread would
-break the capture of a graph; even the memory of the copy is freed by that thread.
+A step never waits for a disk: the state is copied to host memory between two steps, and a thread
+writes the copy. On a GPU the copy goes to pinned memory, asynchronously, on the engine's stream.
+Only the training thread calls CUDA, even to free the copy, because calls from another thread would
+break the capture of a graph.
 """
 
 from __future__ import annotations
@@ -31,44 +31,45 @@ from dualcba.options import Hardware
 from dualcba.options.values import Interval
 
 KEPT = 2
-"""Checkpoints of a run that are kept."""
+"""Number of checkpoints to keep per run."""
 
 NAME = re.compile(r"checkpoint-(\d{1,18})\.safetensors")
-"""The number is that of batches."""
+"""File names of checkpoints, with the number of batches so far."""
 
-_writing = threading.Lock()  # one file at a time in a process
+_writing = threading.Lock()  # a process writes one file at a time
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """Return the checkpoints in the folder of a run, the newest first."""
+    """Return the checkpoints in the folder of a run, newest first."""
     found = [(int(m[1]), p) for p in folder.glob("checkpoint-*") if (m := NAME.fullmatch(p.name))]
     return [path for _, path in sorted(found, reverse=True)]
 
 
 def remove_checkpoints(folder: Path, keep: int = 0) -> None:
-    """Remove the checkpoints in the folder of a run but the newest ones."""
+    """Remove the checkpoints in the folder of a run, except the `keep` newest."""
     for path in checkpoint_paths(folder)[keep:]:
         with suppress(OSError):  # removed by another process
             path.unlink()
 
 
 def resumed(make: Callable[[], Run], folder: Path, tell: Callable[[str], None]) -> Run:
-    """Return a new run that goes on from the newest sound checkpoint in its folder, if any.
+    """Return a new run, continued from the newest valid checkpoint in its folder, if any.
 
-    `tell` is given a line on what is used, and one on each checkpoint that cannot be used.
+    `tell` is called with a line on the checkpoint that is used, and on each that cannot be used.
     """
     run, paths = make(), checkpoint_paths(folder)
     for path in paths:
         try:
             load_run_state(run, read_run_state(path, run.spec, run.data.origin))
         except UNFIT as error:
-            tell(f"{_unfit(path, error)}; it is left out")
-            run = make()  # a part may have been loaded
+            tell(f"{_unfit(path, error)}; it is skipped")
+            run = make()  # the failed load may have changed the run
             continue
-        tell(f"{run.spec.name} goes on after {run.taken} of {run.total} batches, from {path.name}")
+        taken = f"{run.taken} of {run.total} batches"
+        tell(f"{run.spec.name} continues after {taken}, from {path.name}")
         return run
     if paths:
-        tell(f"{run.spec.name} has no checkpoint that can be used; it starts from the beginning")
+        tell(f"{run.spec.name} has no usable checkpoint; it starts from the beginning")
     return run
 
 
@@ -82,22 +83,22 @@ def _unfit(path: Path, error: Exception) -> str:
 
 @dataclass
 class StateCopy:
-    """A copy of the state of a run on the host, complete once the device has made it."""
+    """A copy of the state of a run on the host, which the device may still be making."""
 
     state: dict[str, Any]
     refused: Tensor | None
-    """Recent losses that are NaN for steps that were refused and not reported yet."""
+    """Recent losses on the device; NaN marks a refused step that was not reported yet."""
 
     event: torch.cuda.Event | None
 
     @property
     def ready(self) -> bool:
-        """Whether the copy is complete; does not wait."""
+        """Whether the copy is complete."""
         return self.event is None or bool(self.event.query())  # type: ignore[no-untyped-call]
 
     @property
     def sound(self) -> bool:
-        """Whether no step in it was refused without an error, which would be lost."""
+        """Whether it has no refused step, whose pending error would be lost."""
         return self.refused is None or bool(self.refused.isfinite().all())
 
 
@@ -115,7 +116,7 @@ def copy_state(run: Run) -> StateCopy:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """Return a copy on the host; of a tensor on a GPU, one that the current stream will make."""
+    """Return a copy on the host; from a GPU, it is asynchronous on the current stream."""
     if not tensor.is_cuda:
         return tensor.clone()
     host = torch.empty_like(tensor, device="cpu", pin_memory=True)
@@ -126,9 +127,9 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 class Keeper:
-    """Writes the checkpoints of one run while it goes on, one at a time.
+    """Writes checkpoints of one run in progress, one at a time.
 
-    `every` is the interval; `tell` is given a line if a checkpoint cannot be written.
+    `every` is the interval. `tell` is called with a line if a checkpoint cannot be written.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Keeper:
     ) -> None:
         self.run, self.folder, self.every, self.tell = run, folder, every, tell
         self._copied: StateCopy | None = None  # being copied
-        self._written: StateCopy | None = None  # being written: not freed by the thread that writes
+        self._written: StateCopy | None = None  # being written; the training thread frees it
         self._thread: threading.Thread | None = None
         self._problem: str | None = None
         self._begin_interval()
@@ -147,7 +148,7 @@ class Keeper:
         self._due_after = self.run.taken + (steps or 0)
 
     def due_now(self) -> None:
-        """Let the interval end with the next step."""
+        """End the interval with the next step."""
         self._due_at, self._due_after = 0.0, 0
 
     @property
@@ -156,7 +157,7 @@ class Keeper:
         return self.run.taken >= self._due_after and time.monotonic() >= self._due_at
 
     def after_step(self) -> None:
-        """Copy the state if the interval has passed, and pass a complete copy to the writer."""
+        """Copy the state if the interval has passed, and write the copy once it is complete."""
         if self._copied is not None:
             self._write_if_ready()
         elif self._thread is not None:
@@ -168,7 +169,7 @@ class Keeper:
         self._begin_interval()
         try:
             self._copied = copy_state(self.run)
-        except (MemoryError, RuntimeError) as error:  # no room for the copy on the host
+        except (MemoryError, RuntimeError) as error:  # not enough host memory for the copy
             self._report(error)
             return
         self._write_if_ready()
@@ -186,7 +187,7 @@ class Keeper:
             self._thread.start()
 
     def _write(self, copied: StateCopy) -> None:
-        """Write a file and remove those before the last two; a full disk is a note."""
+        """Write a file and remove old ones; record an error for `tell`."""
         path = self.folder / f"checkpoint-{copied.state['meta']['taken']:08d}.safetensors"
         try:
             with _writing:
@@ -198,7 +199,7 @@ class Keeper:
             self._problem = reason(error)
 
     def _end_of_write(self, wait: float | None = 0.0) -> None:
-        """Forget the thread if it has ended, and report what went wrong."""
+        """Release the thread if it has ended, and report its error."""
         assert self._thread is not None
         if wait != 0.0:
             self._thread.join(wait)
@@ -209,16 +210,16 @@ class Keeper:
 
     def _report(self, why: object) -> None:
         self._problem = None
-        self.tell(f"no checkpoint can be written in {self.folder.parent}: {why}; the runs go on")
+        self.tell(f"no checkpoint can be written in {self.folder.parent}: {why}; the runs continue")
 
     def save_now(self) -> None:
-        """Write a checkpoint of the run as it is, and wait for it."""
+        """Write a checkpoint now, and wait until it is written."""
         self.close()
         self._copy()
         self.close()
 
     def close(self) -> None:
-        """Wait until what was copied is written."""
+        """Wait until all copies are written."""
         if self._copied is not None:
             if self._copied.event is not None:
                 self._copied.event.synchronize()
@@ -228,7 +229,7 @@ class Keeper:
 
 
 class Checkpoints:
-    """The checkpoints of the runs in progress below a folder; None as `every` writes none."""
+    """The checkpoints of the runs in progress below a folder; `every=None` writes none."""
 
     def __init__(self, out: Path, every: Interval | None) -> None:
         self.out, self.every = out, every
@@ -236,7 +237,7 @@ class Checkpoints:
         self._keepers: dict[int, Keeper] = {}
 
     def make(self, spec: Spec, data: Dataset, hardware: Hardware, *, alone: bool) -> Run:
-        """Make a run that goes on from its newest sound checkpoint."""
+        """Make a run, continued from its newest valid checkpoint."""
         folder = run_folder(self.out, spec)
         run = resumed(lambda: Run(spec, data, hardware, alone), folder, self._notes.append)
         if self.every is not None:
@@ -244,7 +245,7 @@ class Checkpoints:
         return run
 
     def told(self) -> list[str]:
-        """Return the lines for the user that are new."""
+        """Return and clear the notes for the user."""
         notes, self._notes[:] = self._notes[:], []
         return notes
 
@@ -255,7 +256,7 @@ class Checkpoints:
             keeper.after_step()
 
     def save_all(self) -> None:
-        """Write a checkpoint of each run in progress, and wait for them."""
+        """Write a checkpoint of each run in progress, and wait until they are written."""
         for keeper in self._keepers.values():
             keeper.save_now()
 
@@ -267,13 +268,13 @@ class Checkpoints:
         remove_checkpoints(run_folder(self.out, run.spec))
 
     def forget(self, spec: Spec) -> None:
-        """Keep the checkpoints of a run that has failed, and write no more of them."""
+        """Write no more checkpoints of a failed run; keep the existing ones."""
         for key, keeper in list(self._keepers.items()):
             if keeper.run.spec is spec:
                 self._keepers.pop(key).close()
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait until all checkpoints are written."""
         for keeper in self._keepers.values():
             keeper.close()
         self._keepers = {}

@@ -1,8 +1,8 @@
 """The curves of a run as one table in a Parquet file, for pandas, polars and DuckDB.
 
-`result.json` holds the same numbers. The table has one row for each accuracy: under which
-statistics, of which task, and when it was measured. The fields that name the run are in each row,
-so that the files of many runs can be read as one table.
+`result.json` has the same numbers. The table has one row per accuracy, with the statistics, the
+task and the step of its measurement. Each row also has the fields that identify the run, so that
+the files of many runs can be read as one table.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from dualcba.io import atomic_write
 
 CURVES = "curves.parquet"
 CURVES_SCHEMA = 1
-"""The version of the table's columns, in the file's metadata under `dualcba.schema`."""
+"""The version of the columns, stored in the file's metadata as `dualcba.schema`."""
 
 NAMES: dict[str, Literal["int", "text"]] = {
     "method": "text", "dataset": "text", "setting": "text", "buffer": "int", "seed": "int",
 }  # fmt: skip
-"""Columns that have one value in all rows, beside the name of the run's folder."""
+"""Columns that identify the run, with the name of its folder."""
 
 Row = tuple[str, str, int | None, int, int, float]
-"""Moment, statistics, step, current task, task that is scored, accuracy in percent."""
+"""Moment, statistics, step, current task, evaluated task, accuracy in percent."""
 
 
 def curve_files(result: Mapping[str, Any]) -> dict[str, Callable[[Path], None]]:
-    """Return the file beside a result, as a function that writes it."""
+    """Return a function that writes the curves of a result, by file name."""
     return {CURVES: partial(write_curves, result=result)}
 
 
 def write_curves(path: Path, result: Mapping[str, Any]) -> None:
-    """Write the curves of a result, as `result.json` holds it; the run is named by the folder."""
+    """Write the curves in the content of `result.json`; the run is named after the folder."""
     with atomic_write(path) as draft:
         draft.write_bytes(curve_table(result, path.parent.name))
 
@@ -72,7 +72,7 @@ def _anytime(curves: Mapping[str, Any]) -> Iterator[Row]:
 def _task_ends(matrices: Mapping[str, Any], ends: Sequence[int]) -> Iterator[Row]:
     """Yield the accuracy of each task at the end of each task.
 
-    Results of earlier versions do not hold the steps of these.
+    Results of earlier versions do not have the steps.
     """
     steps = dict(enumerate(ends))
     for statistics, matrix in matrices.items():

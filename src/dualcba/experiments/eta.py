@@ -24,7 +24,7 @@ from dualcba.options import Hardware
 TEST_SAMPLES = 32  # per task, for the timing
 ENOUGH = 1.0  # seconds of timed steps
 BUDGET = 20.0  # seconds for all timing; afterwards similar kinds of runs share one timing
-WINDOW = 300.0  # seconds whose pace says how long the rest takes
+WINDOW = 300.0  # seconds of recent progress to estimate the time left from
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds for some runs; how many were estimated from finished runs and how many by timing."""
+    """Seconds for all runs, and the numbers of runs estimated from finished runs and by timing."""
 
     seconds: float
     finished: int
@@ -47,7 +47,7 @@ class Estimate:
 def estimate(
     specs: Sequence[Spec], results: Sequence[dict[str, Any]], load: Load, hardware: Hardware
 ) -> Estimate:
-    """Estimate how long the runs take one after another."""
+    """Estimate the time of runs one after another."""
     device = device_name(resolve_device(hardware.device))
     known: dict[tuple[Any, ...], list[float]] = {}
     for result in results:
@@ -86,13 +86,13 @@ def _kind(spec: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def measure(spec: Spec, data: Dataset, hardware: Hardware) -> Pace:
-    """Time a few steps of the second task, which include outer steps, and a small evaluation."""
+    """Time a small evaluation and a few steps of the second task, including outer steps."""
     spec = dataclasses.replace(spec, eval_every=0, real_time=False, relative_cost=None)
     if "offline" in parse_settings(spec.setting):
         spec = dataclasses.replace(spec, epochs=1)
     run = Run(spec, data, hardware)
     cuda = run.learner.device.type == "cuda"
-    window, enough = (10, math.inf) if cuda else (5, ENOUGH)  # a fifth of them take an outer step
+    window, enough = (10, math.inf) if cuda else (5, ENOUGH)  # every fifth step has an outer step
     run.stream = [dataclasses.replace(t, test=t.test[:TEST_SAMPLES]) for t in run.stream[:2]]
     lengths = (2, 2 * window + 1) if len(run.stream) > 1 else (2 * window + 1,)
     run.schedule = [[p[0].first(n)] for p, n in zip(run.schedule, lengths, strict=False)]
@@ -108,10 +108,7 @@ def measure(spec: Spec, data: Dataset, hardware: Hardware) -> Pace:
 
 
 def _time(steps: Iterator[int], n: int, engine: Engine, enough: float) -> tuple[int, float]:
-    """Return how many of the next n steps were taken, and in how many seconds.
-
-    No step begins after `enough` seconds.
-    """
+    """Take the next n steps, or fewer after `enough` seconds; return their number and seconds."""
     engine.finish()
     begun, count = time.perf_counter(), 0
     for count, _ in enumerate(islice(steps, n), 1):  # noqa: B007
@@ -144,10 +141,10 @@ def _seconds(spec: Spec, data: Dataset, pace: Pace) -> float:
 
 @dataclass
 class Remaining:
-    """The time that is left of some runs, from their pace in the last minutes.
+    """The time left of several runs, estimated from their pace in the last minutes.
 
-    So it follows the load of the machine. A run that has not begun counts as the mean of the
-    others.
+    Runs that have not begun count with the mean length of the others.
+
 
     >>> rest = Remaining(runs=2)
     >>> rest.update("a", 1, 100, now=0.0)
@@ -158,15 +155,15 @@ class Remaining:
 
     runs: int
     steps: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Of each run: the steps that are done, and all."""
+    """The number of steps done and of all steps, for each run."""
 
     done: int = 0
-    """Steps that were seen to be done: those before a checkpoint do not count."""
+    """Steps done since the start, without those before a checkpoint."""
 
     history: deque[tuple[float, int]] = field(default_factory=deque)
 
     def update(self, name: str, step: int, total: int, now: float) -> None:
-        """Note the progress of a run at a time in seconds."""
+        """Record the progress of a run at time `now` in seconds."""
         before, _ = self.steps.get(name, (step, total))
         self.steps[name] = step, total
         self.done += max(0, step - before)
@@ -175,7 +172,7 @@ class Remaining:
             self.history.popleft()
 
     def seconds(self, now: float) -> float | None:
-        """Return the time left in seconds; None if it is not known yet."""
+        """Return the time left in seconds, or None if it is not known yet."""
         if not self.history or self.done == self.history[0][1]:
             return None
         begun, before = self.history[0]
@@ -185,7 +182,7 @@ class Remaining:
         return left_in_all * (now - begun) / (self.done - before)
 
     def words(self, now: float) -> str:
-        """Return the time left as text; nothing if it is not known or none is left."""
+        """Return the time left as text; empty if it is unknown or zero."""
         left = self.seconds(now)
         return "" if not left else f"about {in_words(left)} left"
 

@@ -1,4 +1,4 @@
-"""The network for a dataset of one's own, if none is given: by its samples and the device."""
+"""The default network for the user's own data, chosen by samples and device."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import torch
 from dualcba.data import Dataset
 
 CPU_PIXELS = 2_000_000
-"""Most pixels of training images, n · H · W, for which a CPU trains a convolutional network: about
-a minute with one thread, evaluations included."""
+"""The largest number of training pixels, n · H · W, for a convolutional network on a CPU.
+
+Training then takes about a minute with one thread, including evaluation.
+"""
 
 
 def fitting_network(data: Dataset, device: torch.device) -> tuple[str, str]:
-    """Return the name of a network, and why.
+    """Return the name of a network, and the reason.
 
-    Samples that are not images get `mlp`. So do images on a CPU if there are more than `CPU_PIXELS`
-    in the training set, counted once for all channels. Otherwise it is `resnet18-slim`.
+    It is `mlp` for samples that are not images, and for images on a CPU if the training set has
+    more than `CPU_PIXELS` pixels, with all channels counted once; otherwise `resnet18-slim`.
+
 
     >>> from dualcba.data.readers.digits import digits
     >>> fitting_network(digits(), torch.device("cpu"))[0]
@@ -25,7 +28,7 @@ def fitting_network(data: Dataset, device: torch.device) -> tuple[str, str]:
 
 
 def network_for(shape: tuple[int, ...], samples: int, device: torch.device) -> tuple[str, str]:
-    """Return the name of a network for so many training samples of a shape, and why."""
+    """Return the network for a number of training samples of some shape, and the reason."""
     if len(shape) != 3:
         return "mlp", f"samples have the shape {shape}"
     pixels = samples * shape[1] * shape[2]

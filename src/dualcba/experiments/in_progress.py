@@ -1,4 +1,4 @@
-"""The locks of runs in progress, by which other processes tell them from planned ones."""
+"""Locks of runs in progress, which tell other processes that a run is not only planned."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dualcba.options import Hardware
 
 
 class InProgress:
-    """Holds a lock in the folder of each run in progress; it ends with the process, however that.
+    """Holds a lock in the folder of each run in progress, until the run or the process ends.
 
-    A run goes on without a lock if another process holds it or if it cannot be written.
+    A run continues without a lock if another process holds it, or if it cannot be written.
     """
 
     def __init__(self, out: Path, make: Make) -> None:
@@ -25,25 +25,25 @@ class InProgress:
         self._held: dict[str, ExitStack] = {}
 
     def make(self, spec: Spec, data: Dataset, hardware: Hardware, *, alone: bool) -> Run:
-        """Make a run that is in progress until it is released."""
+        """Make a run, and hold its lock until it is released."""
         run = self._make(spec, data, hardware, alone=alone)
         self._held[spec.name] = _lock(run_folder(self.out, spec))
         return run
 
     def release(self, spec: Spec) -> None:
-        """Release a run that is complete or has failed."""
+        """Release the lock of a complete or failed run."""
         if spec.name in self._held:
             self._held.pop(spec.name).close()
 
     def close(self) -> None:
-        """Release the runs that were interrupted."""
+        """Release the locks of interrupted runs."""
         for held in self._held.values():
             held.close()
         self._held = {}
 
 
 def _lock(folder: Path) -> ExitStack:
-    """Take the lock of a run; where it ends, the file goes, and the folder if nothing is in it."""
+    """Take the lock of a run; its end removes the file, and the folder if it is empty."""
     held = ExitStack()
     with suppress(OSError):
         held.enter_context(only_process(folder / LOCK))

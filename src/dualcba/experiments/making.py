@@ -1,4 +1,4 @@
-"""What a spec describes: its stream, the passes over each task, and its learner."""
+"""Make what a spec describes: the stream, the passes over each task, and the learner."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Pass:
 
     rows: Indices
     storable: NDArray[np.bool_] | None = None
-    """(steps, n) the samples that may enter the memory; None for all."""
+    """Mask of the samples that may enter the memory, (steps, n); None for all."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -52,16 +52,17 @@ class Pass:
 
 
 def joined(passes: Sequence[Pass]) -> Pass:
-    """Return one pass after another as one pass."""
+    """Concatenate passes."""
     masks = [one.storable for one in passes if one.storable is not None]
     rows = np.concatenate([one.rows for one in passes])
     return Pass(rows, np.concatenate(masks) if masks else None)
 
 
 def first_arrivals(passes: Sequence[Pass], samples: int) -> list[NDArray[np.bool_]]:
-    """Return which samples of each of consecutive passes arrive for the first time, (steps, n).
+    """Return a mask per pass of the samples that arrive for the first time, (steps, n).
 
-    Rows from `samples` on are exemplars, which have arrived in an earlier task.
+    Rows from `samples` on are exemplars, which arrived in an earlier task.
+
 
     >>> rows = [np.array([[0, 1], [1, 4]]), np.array([[2, 0]])]
     >>> [mask.tolist() for mask in first_arrivals([Pass(r) for r in rows], 3)]
@@ -80,7 +81,7 @@ def first_arrivals(passes: Sequence[Pass], samples: int) -> list[NDArray[np.bool
 
 
 def make_stream(spec: Spec, data: Dataset) -> list[Task]:
-    """Return the tasks of a spec, with the training samples as the setting arranges them."""
+    """Return the tasks of a spec, with training samples arranged by its setting."""
     order = spec.class_order
     if isinstance(order, str):
         rng = generator(spec.seed, "classes")
@@ -102,9 +103,9 @@ def make_stream(spec: Spec, data: Dataset) -> list[Task]:
 def make_label_mask(
     spec: Spec, data: Dataset, stream: Sequence[Task] | None = None
 ) -> NDArray[np.bool_] | None:
-    """Return the mask of training samples with a label; None if all have one.
+    """Return the mask of training samples with a label, or None if all have one.
 
-    On a long-tailed stream the labels are those of samples that it has.
+    On a long-tailed stream, only samples of the stream are labelled.
     """
     settings = parse_settings(spec.setting)
     if "semi" not in settings:
@@ -176,5 +177,5 @@ def make_learner(spec: Spec, data: Dataset, hardware: Hardware) -> Learner:
         device=hardware.device,
         engine=hardware.engine,
         precision=hardware.precision,
-        ibn_refresh="full",  # predictions of a run are those that it is scored by
+        ibn_refresh="full",  # the predictions that a run is scored by
     )

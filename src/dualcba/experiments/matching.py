@@ -1,4 +1,4 @@
-"""Which results serve a spec: a run is not repeated if an earlier one measured the same."""
+"""Find results that match a spec, so that a run is not repeated."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dualcba.experiments.spec import Spec
 
 
 def matches(result: Result, spec: AnySpec, source: Spec | None = None) -> bool:
-    """Return whether a complete result serves a spec, whatever the seeds.
+    """Return whether a complete result matches a spec, apart from the seed.
 
-    All fields are equal, except that the result may hold more than the spec asks for: any-time
-    scores where the spec only asks for those at task ends, and further recordings. With `source`,
-    the class-agnostic part was trained in a run of that spec, with the seed of the result.
+    All fields must be equal, but the result may have more than the spec requires: any-time scores
+    in addition to those at task ends, and further recordings. With `source`, the class-agnostic
+    part must come from a run of that spec with the seed of the result.
     """
     if (result.method, result.dataset) != (spec.method, spec.dataset):
         return False
@@ -24,7 +24,7 @@ def matches(result: Result, spec: AnySpec, source: Spec | None = None) -> bool:
 
 
 def _serves(result: Result, spec: AnySpec, source: Spec | None) -> bool:
-    """Return whether a result serves a spec of the same identity."""
+    """Return whether a result matches a spec of the same identity."""
     got, wanted = result.fields, spec.to_dict()
     every, record = wanted.get("eval_every"), wanted.get("record")
     if not result.complete or (every != 0 and got.get("eval_every") != every):
@@ -37,7 +37,7 @@ def _serves(result: Result, spec: AnySpec, source: Spec | None) -> bool:
 
 
 def came_from(result: Result, source: Spec) -> bool:
-    """Return whether a run took its class-agnostic part from a run of a spec and its own seed."""
+    """Return whether a run loaded its class-agnostic part from a run of `source` with its seed."""
     origin = own_origin(result)
     if origin is None or origin.get("validation", 0.0) != source.validation:
         return False
@@ -47,7 +47,7 @@ def came_from(result: Result, source: Spec) -> bool:
 
 
 def own_origin(result: Result) -> Fields | None:
-    """Return the run that a loaded class-agnostic part was trained in, if it had the same seed."""
+    """Return the source run of a loaded class-agnostic part if it had the same seed, else None."""
     origin = result.agnostic_provenance or {}
     if result.spec.agnostic_from in (None, "pretrained") or "dataset" not in origin:
         return None
@@ -55,7 +55,7 @@ def own_origin(result: Result) -> Fields | None:
 
 
 class Index:
-    """Results by method and dataset, so that few specs of the catalogue have to be constructed."""
+    """Results by method and dataset, for fast lookup without constructing all specs."""
 
     def __init__(self, results: Iterable[Result]) -> None:
         self._data: dict[str, DataOrigin] = {}
@@ -64,9 +64,9 @@ class Index:
             self._results.setdefault((result.method, result.dataset), []).append(result)
 
     def serving(self, entry: Entry) -> tuple[Result, ...]:
-        """Return the results that serve an entry in the order of their seeds, each seed once.
+        """Return the results that match an entry, sorted by seed, one per seed.
 
-        Raises a ValueError if they, or those of an earlier entry, are on different data.
+        Raises a ValueError if results of this or an earlier entry are on different data.
         """
         found: dict[int, Result] = {}
         for result in self._near(entry):
@@ -76,7 +76,7 @@ class Index:
         return tuple(found[seed] for seed in sorted(found))
 
     def _check_data(self, result: Result) -> None:
-        """Raise if a dataset is not the same in all results that serve an entry."""
+        """Raise a ValueError if matching results have different data for the same dataset."""
         if result.data is None:
             return
         first = self._data.setdefault(result.dataset, result.data)
@@ -88,7 +88,7 @@ class Index:
             )
 
     def _near(self, entry: Entry) -> list[Result]:
-        """Return the results that agree with the given fields that are cheap to compare."""
+        """Return the candidates: results with equal fields that are cheap to compare."""
         given = entry.given
         near = self._results.get((entry.method, str(given.get("dataset"))), [])
         known = {n: given[n] for n in ("setting", "buffer") if given.get(n) is not None}

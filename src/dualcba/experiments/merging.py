@@ -1,4 +1,4 @@
-"""Passes over a task whose samples are mixed with the exemplars of earlier tasks."""
+"""Passes over a task merged with the exemplars of earlier tasks."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def merged_rows(
 ) -> list[list[Indices]]:
     """Return the rows of each pass over each task, (steps, batch_size).
 
-    A row of len(labels) + k is the k-th exemplar of the memory when the task begins. How many
-    exemplars there are follows from the samples of the earlier tasks.
+    Row len(labels) + k is the k-th exemplar in the memory when the task begins. The number of
+    exemplars follows from the samples of earlier tasks.
 
     Parameters
     ----------
     stream, labels
         The tasks, and the labels of all training samples.
     filled_after
-        Maps the labels of each task in turn to the number of exemplars after it.
+        Called with the labels of each task in turn; returns the number of exemplars after it.
     batch_size, epochs
         Samples per step, and passes over each task.
     held_out
-        That of the memory of exemplars.
+        `held_out` of the exemplar memory.
     rng
         Shuffles each pass.
     """

@@ -1,8 +1,8 @@
-"""Runs as tasks of Ray, on a cluster of its own on this machine or on one with an address.
+"""Runs as tasks of Ray, on a new local cluster or on an existing one.
 
 A task has one run, or `abreast` runs on a GPU as streams of one process. Ray repeats the task of a
-worker that is lost; its runs go on from their checkpoints. Datasets are in the object store, once
-per machine. Updates come through a queue on the machine of the driver, so that it is not lost.
+lost worker; its runs continue from their checkpoints. Datasets are stored once per machine, in the
+object store. Updates go through a queue on the driver's machine, which is not lost with a worker.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from dualcba.experiments.spec import Spec
 from dualcba.options import ExecutionOptions
 
 RETRIES = 3
-"""Times that the task of a lost worker is repeated."""
+"""How often the task of a lost worker is repeated."""
 
 CANCELLING = 60.0
-"""Seconds that a cancelled task has to write its checkpoint, perhaps over a network."""
+"""Seconds for a cancelled task to write its checkpoints, perhaps over a network."""
 
 POLL = 0.2
-"""Seconds between two looks at the queue."""
+"""Seconds between two polls of the queue."""
 
 CONNECT = 10.0
-"""Seconds that a cluster has to accept a connection."""
+"""Timeout in seconds to connect to a cluster."""
 
 LOST = f"their workers were lost {RETRIES + 1} times, perhaps for their memory"
 
@@ -64,8 +64,8 @@ def run_specs_on_ray(
 ) -> Generator[RunUpdate, None, None]:
     """Run specs as tasks of Ray and yield their updates; see `run_specs` for the arguments.
 
-    If Ray is connected already, that cluster is used. Closing the generator cancels the tasks,
-    which write checkpoints first.
+    An existing connection to Ray is used. Closing the generator cancels the tasks, which write
+    checkpoints first.
     """
     with _cluster(options):
         here = on_any_gpu(options, _device(options.device))
@@ -116,15 +116,15 @@ def _submit(jobs: Sequence[Job], needs: Mapping[str, float], queue: Queue) -> di
 def _work(
     job: Job, queue: Queue, keys: Sequence[Key], *arrays: Mapping[str, Any] | None
 ) -> tuple[list[RunUpdate], list[Failure]]:
-    """Do a job in a worker of Ray; return the results and what failed. Cancelling is a SIGINT.
+    """Run a job in a worker of Ray; return its results and failures. Cancelling sends a SIGINT.
 
-    Nothing waits for Ray inside, because a worker that waits gives its core to another one. An
-    update may arrive after the end of the task, so results are returned too.
+    The job never waits for Ray, because Ray gives the core of a waiting worker to another task.
+    Results are returned in addition to updates, which may arrive after the end of the task.
     """
     complete: list[RunUpdate] = []
 
     def send(update: RunUpdate) -> None:
-        queue.actor.put.remote(pickle.dumps(update))  # as bytes, so that the queue needs no torch
+        queue.actor.put.remote(pickle.dumps(update))  # bytes: the queue need not import torch
         complete.extend([update] * (update.result is not None))
 
     shared = SharedData(dict(zip(keys, arrays, strict=True)), job.load)
@@ -133,10 +133,10 @@ def _work(
 
 
 def _end(ref: Any, job: Job, followed: Followed) -> list[RunUpdate]:
-    """Take what a task has returned, or that its workers were lost; return the results."""
+    """Handle the end of a task: report its failures or its loss, and return its results."""
     try:
         complete, failures = ray.get(ref)
-    except RayTaskError as error:  # it could not begin, such as without dualcba on that machine
+    except RayTaskError as error:  # such as dualcba not installed there
         complete, failures = [], [(spec, error.cause) for spec in job.specs]
     except RayError:
         followed.lose(job)
@@ -147,7 +147,7 @@ def _end(ref: Any, job: Job, followed: Followed) -> list[RunUpdate]:
 
 
 def _cancel(tasks: list[Any]) -> None:
-    """Cancel tasks and wait until they have ended."""
+    """Cancel tasks and wait until they end."""
     for task in tasks:
         ray.cancel(task)
     if tasks:
@@ -159,18 +159,18 @@ def _cancel(tasks: list[Any]) -> None:
 
 @contextmanager
 def _cluster(options: ExecutionOptions) -> Iterator[None]:
-    """Connect to a cluster, or start one on this machine that ends after the block."""
+    """Connect to a cluster, or start a local one until the end of the block."""
     if ray.is_initialized():
         yield
         return
     address = options.ray_address or os.environ.get("RAY_ADDRESS")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to others
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     handler = signal.getsignal(signal.SIGTERM)
     where: dict[str, Any] = {"address": address or "local"}
     if address:
         if options.jobs is not None:
-            wanted = "no value with an address: the cluster has its cores"
+            wanted = "no value with --ray-address: the cluster defines the cores"
             raise ValueError(expected("jobs", options.jobs, wanted))
         _check_answers(address)
     else:
@@ -181,7 +181,7 @@ def _cluster(options: ExecutionOptions) -> Iterator[None]:
         except Exception as error:
             raise ConnectionError(_unreachable(address or "local", error)) from error
         if in_main_thread() and callable(handler):
-            signal.signal(signal.SIGTERM, handler)  # Ray has set its own
+            signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
         yield
     finally:
         ray.shutdown()
@@ -190,9 +190,9 @@ def _cluster(options: ExecutionOptions) -> Iterator[None]:
 
 
 def _check_answers(address: str) -> None:
-    """Raise a ConnectionError unless something listens at an address of host and port."""
+    """Raise a ConnectionError unless HOST:PORT accepts a connection."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdigit():  # such as auto, which Ray looks up
+    if not port.isdigit():  # such as `auto`, which Ray resolves
         return
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT).close()
@@ -207,7 +207,7 @@ def _unreachable(address: str, error: Exception) -> str:
 
 
 def _device(asked: str) -> str:
-    """Return the kind of device that tasks use: Ray chooses which one."""
+    """Return the device type of tasks; Ray chooses the device."""
     gpus = ray.cluster_resources().get("GPU", 0)
     if asked == "auto":
         return "cuda" if gpus else "cpu"
@@ -221,21 +221,21 @@ def _device(asked: str) -> str:
 
 
 def _check_fits(needs: Mapping[str, float]) -> None:
-    """Raise a ValueError if no machine of the cluster has what a task needs."""
+    """Raise a ValueError if no machine of the cluster has the resources of a task."""
     found = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if any(all(have.get(k, 0) >= v for k, v in needs.items()) for have in found):
         return
     text = " and ".join(f"{value:g} {name}" for name, value in needs.items())
     most = {name: max(have.get(name, 0) for have in found) for name in needs}
     has = " and ".join(f"{value:g} {name}" for name, value in most.items())
-    raise ValueError(f"a task needs {text}, expected at most {has}, which a machine of Ray has")
+    raise ValueError(f"a task needs {text}, expected at most {has}, the most of a Ray machine")
 
 
 # ---------------------------------------------------------------------- data
 
 
 Key = tuple[str, float]
-"""A dataset and the fraction that is held out."""
+"""A dataset and its validation fraction."""
 
 
 def _key(spec: Spec) -> Key:
@@ -246,7 +246,7 @@ def _key(spec: Spec) -> Key:
 class SharedData:
     """Loads the dataset of a spec from arrays in the object store, without a copy.
 
-    One that is a memory-mapped file is loaded by `load`: processes share it already.
+    Memory-mapped files are loaded with `load`, since processes share them anyway.
     """
 
     stored: Mapping[Key, Mapping[str, Any] | None]
@@ -259,14 +259,14 @@ class SharedData:
 
 
 def _share(data: Dataset) -> Any:
-    """Put a dataset into the object store; return None for one in a memory-mapped file."""
+    """Put a dataset into the object store; return None if it is a memory-mapped file."""
     if data.memory_mapped or (data.whole is not None and data.whole.memory_mapped):
         return None
     return ray.put(_as_arrays(data))
 
 
 def _as_arrays(data: Dataset) -> dict[str, Any]:
-    """Return the fields of a dataset, tensors as arrays, which Ray shares between processes."""
+    """Return the fields of a dataset with tensors as arrays, which Ray shares."""
     found = {f.name: getattr(data, f.name) for f in dataclasses.fields(data)}
     whole = None if data.whole is None else _as_arrays(data.whole)
     arrays = {k: v.numpy() if isinstance(v, Tensor) else v for k, v in found.items()}
@@ -274,7 +274,7 @@ def _as_arrays(data: Dataset) -> dict[str, Any]:
 
 
 def _from_arrays(arrays: Mapping[str, Any]) -> Dataset:
-    """Return a dataset whose tensors are the arrays, which nobody writes."""
+    """Return a dataset whose tensors share the memory of read-only arrays."""
     found, digest = dict(arrays), arrays["digest"]
     del found["digest"]
     with warnings.catch_warnings():
@@ -285,5 +285,5 @@ def _from_arrays(arrays: Mapping[str, Any]) -> Dataset:
     if found["whole"] is not None:
         found["whole"] = _from_arrays(found["whole"])
     data = Dataset(**found)
-    data.__dict__["digest"] = digest  # is not computed again
+    data.__dict__["digest"] = digest  # avoids computing it again
     return data

@@ -1,7 +1,7 @@
-"""Runs as an array job of Slurm, through submitit, whose local executor needs no Slurm.
+"""Runs as an array job of Slurm through submitit, whose local executor works without Slurm.
 
-A job that is preempted or reaches its time limit writes checkpoints and is put into the queue
-again; its runs go on from there. Each job appends its updates to a file that the driver follows.
+A job that is preempted or reaches its time limit writes checkpoints and is queued again; its runs
+continue from there. Each job appends its updates to a file that the driver reads.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from dualcba.experiments.spec import Spec
 from dualcba.options import ExecutionOptions
 
 FOLDER = "submitit"
-"""In the folder of the results: the scripts, logs and updates of jobs."""
+"""The subfolder of the results with scripts, logs and updates of jobs."""
 
 POLL = 0.5
-"""Seconds between two looks at the jobs."""
+"""Seconds between two polls of the jobs."""
 
 LARGEST_ARRAY = 1000
-"""Jobs in an array: the usual limit of Slurm is 1001."""
+"""The largest number of jobs in an array; Slurm's usual limit is 1001."""
 
 TIME = 240
-"""Minutes that a job has until it is put into the queue again."""
+"""Minutes until a job is stopped and queued again."""
 
 MOST_TIMEOUTS = 100
-"""Times that a job may reach its time limit."""
+"""How often a job may reach its time limit."""
 
 TRIES = 2
-"""Times that a job is submitted, if it is lost."""
+"""How often a job is submitted if it is lost."""
 
 LOST = f"their jobs ended without a result {TRIES} times, perhaps for their memory"
 
@@ -67,7 +67,8 @@ def run_specs_on_slurm(
 ) -> Generator[RunUpdate, None, None]:
     """Run specs as jobs of an array and yield their updates; see `run_specs` for the arguments.
 
-    A job has `abreast` runs, or more if there are many. Closing the generator cancels the jobs.
+    A job has `abreast` runs, or more if there would be too many jobs. Closing the generator cancels
+    the jobs.
     """
     local = _cluster(options) == "local"
     here = on_any_gpu(options, options.device.partition(":")[0])
@@ -114,7 +115,7 @@ def _submit(executor: Any, calls: Sequence[Call]) -> list[Any]:
 
 
 def _end(submitted: Any, job: Job, followed: Followed) -> list[RunUpdate]:
-    """Take what a job has returned, or that it was lost; return the results in the store."""
+    """Handle the end of a job: report its failures or its loss, and return its stored results."""
     found = [(spec, finished(job.out, spec)) for spec in job.specs]
     complete = [complete_update(spec, result) for spec, result in found if result is not None]
     try:
@@ -129,19 +130,19 @@ def _end(submitted: Any, job: Job, followed: Followed) -> list[RunUpdate]:
 
 @dataclass
 class Call:
-    """What submitit calls in a job; on preemption it is called again."""
+    """The function that submitit calls in a job, and again after a preemption."""
 
     job: Job
     path: Path
-    """The file of the updates, a line each."""
+    """The file of updates, one per line."""
     read: int = field(init=False)
-    """Bytes that the driver has read; those of earlier calls are left out."""
+    """Bytes that the driver has read, or that an earlier call has written."""
 
     def __post_init__(self) -> None:
         self.read = self.path.stat().st_size if self.path.exists() else 0
 
     def __call__(self) -> list[Failure]:
-        """Do the job; preemption and an interrupt let its runs write checkpoints first."""
+        """Run the job; on preemption or an interrupt, its runs write checkpoints first."""
         preempted = getattr(signal, f"SIG{submitit.JobEnvironment.USR_SIG}")
         with self.path.open("a", encoding="utf-8") as file:
 
@@ -152,11 +153,11 @@ class Call:
             return run_job(self.job, send, (preempted, signal.SIGINT))
 
     def checkpoint(self) -> Any:
-        """Return what is put into the queue after a preemption: the same call."""
+        """Return the submission after a preemption: this call again."""
         return submitit.helpers.DelayedSubmission(self)
 
     def updates(self) -> Iterator[RunUpdate]:
-        """Yield the updates that are new; a line that is being written is left for later."""
+        """Yield new updates from complete lines of the file."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
@@ -170,7 +171,7 @@ class Call:
 
     def _update(self, specs: Mapping[str, Spec], content: dict[str, Any]) -> Iterator[RunUpdate]:
         spec = specs.get(content.pop("run"))
-        if spec is None:  # a job of an earlier call still writes the file
+        if spec is None:  # from a job of an earlier call
             return
         if content.pop("complete"):
             result = finished(self.job.out, spec)
@@ -208,7 +209,7 @@ def _cluster(options: ExecutionOptions) -> str:
 
 
 def _executor(options: ExecutionOptions, folder: Path) -> Any:
-    """Return submitit's executor with what a job needs and the parameters that were given."""
+    """Return submitit's executor with the resources of a job and the given parameters."""
     cluster = _cluster(options)
     executor = submitit.AutoExecutor(folder, cluster, slurm_max_num_timeout=MOST_TIMEOUTS)
     needs: dict[str, Any] = {"name": "dualcba", "timeout_min": TIME, "nodes": 1}

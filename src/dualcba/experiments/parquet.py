@@ -1,9 +1,9 @@
-"""Tables as Parquet files, which pandas, polars, DuckDB and Arrow open directly.
+"""Write Parquet files, which pandas, polars, DuckDB and Arrow can read.
 
-Only what a table of curves needs is written, so that no package is needed for it: whole numbers,
-floating-point numbers and text, one row group, one page per column, plain encoding, gzip. The
-format is that of https://parquet.apache.org/docs/file-format/; its metadata are Thrift structures
-in the compact protocol.
+This is the minimum for a table of curves, without a dependency: integers, floating-point numbers
+and text, one row group, one page per column, plain encoding, gzip. See
+https://parquet.apache.org/docs/file-format/ for the format. Its metadata are Thrift structures in
+the compact protocol.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Field = tuple[int, int, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table; None in it is a missing value, if it is optional."""
+    """A column of a table; an optional one may have None as a missing value."""
 
     name: str
     kind: Literal["int", "float", "text"]
@@ -73,7 +73,7 @@ def _plain(kind: str, values: Sequence[Any]) -> bytes:
 
 
 def _levels(values: Sequence[Any]) -> bytes:
-    """Return which values are there, as one run of packed bits with its length before it."""
+    """Return the definition levels: a bit per value that is not None, with the length first."""
     groups = -(-len(values) // 8)
     bits = sum(1 << k for k, value in enumerate(values) if value is not None)
     run = _varint(groups << 1 | 1) + bits.to_bytes(groups, "little")
@@ -104,13 +104,13 @@ def _footer(
 
 
 def _element(column: Column) -> list[Field]:
-    """Return the column's entry in the schema: type, whether it is optional, name, text or not."""
+    """Return the schema element of a column."""
     head = [(1, I32, TYPES[column.kind]), (3, I32, int(column.optional)), (4, BINARY, column.name)]
     return head + ([(6, I32, UTF8)] if column.kind == "text" else [])
 
 
 def _chunk(column: Column, offset: int, plain_size: int, size: int) -> list[Field]:
-    """Return where the only page of a column is, and what it holds."""
+    """Return the metadata of a column chunk."""
     about: list[Field] = [
         (1, I32, TYPES[column.kind]),
         (2, LIST, (I32, [PLAIN, RLE])),
@@ -151,7 +151,7 @@ def _value(kind: int, value: Any) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Return a whole number in groups of seven bits, the lowest first.
+    """Return an integer as a varint: groups of seven bits, lowest first.
 
     >>> _varint(300)
     b'\\xac\\x02'

@@ -1,4 +1,4 @@
-"""Runs of many specs, in this process or in several; each result is written once complete."""
+"""Make many runs in this process or in several; write each result when it is complete."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ EVERY = 50
 """Steps between two updates of a run."""
 
 UPDATE_SECONDS = 10.0
-"""Seconds after which there is an update at the next step."""
+"""Largest number of seconds between two updates of a run."""
 
 RUNS_PER_PROCESS = 4
-"""Runs that justify one more process, which takes seconds to start."""
+"""Runs per process; a process takes seconds to start."""
 
 MOST_FAILED_STARTS = 8
-"""Processes that may end in a row before one starts, beside two for each that is busy."""
+"""Failed starts of processes in a row before an error, plus two per busy process."""
 
 NAMED = 5
-"""Missing runs that an error names."""
+"""The largest number of missing runs that an error names."""
 
-ENDED_TWICE = "their processes were ended from outside twice, perhaps for their memory"
+ENDED_TWICE = "their processes were killed twice, perhaps for lack of memory"
 
 
 @dataclass(frozen=True)
 class RunUpdate:
-    """The progress of a run and its accuracy so far; its result once it is complete and written.
+    """The progress of a run: its step, its accuracy so far, and its result once it is written.
 
     `note` is a line for the user.
     """
@@ -87,10 +87,10 @@ def run_specs(
 ) -> Generator[RunUpdate, None, None]:
     """Run specs in this process, `abreast` of them in turn, and yield their updates.
 
-    There is an update after the first step, after every `every` steps or ten seconds, and with the
-    result; with `every=0` only with the result and with notes. `failed` is that of `run_all`. A run
-    goes on from its newest checkpoint below `out`; `checkpoints` is the interval at which new ones
-    are written. `watch` gives the runs monitors, see `Watched`.
+    There is an update after the first step, after `every` steps or ten seconds, and with the
+    result; with `every=0`, only with the result and with notes. `failed` is as in `run_all`. A run
+    continues from its newest checkpoint below `out`; `checkpoints` is the interval of new ones.
+    With `watch`, runs have monitors, see `Watched`.
     """
     kept, due = Checkpoints(out, checkpoints), Due(every)
     watched = Watched(out, kept.make, on=watch)
@@ -123,14 +123,14 @@ def run_specs(
             yield from _notes(run, kept)
             if done:
                 yield RunUpdate(run.spec, run.total, run.total, run.evaluator.accuracy(), result)
-                del run  # frees its memory before the next one is made
+                del run  # free its memory before the next run is made
             elif due(run.taken):
                 accuracy = None if run.taken == 1 else run.evaluator.accuracy()
                 yield RunUpdate(run.spec, run.taken, run.total, accuracy)
 
 
 def _notes(run: Run, kept: Checkpoints) -> Iterator[RunUpdate]:
-    """Yield what the checkpoints tell; if a signal asked to stop, save all runs and stop then."""
+    """Yield notes of checkpoints; if a signal requested a stop, save all runs first, then stop."""
     ending = stop.requested
     if ending:
         stop.heed()
@@ -143,13 +143,16 @@ def _notes(run: Run, kept: Checkpoints) -> Iterator[RunUpdate]:
 
 @dataclass
 class Due:
-    """When there is an update: after the first step, `every` steps or some seconds; 0 is never."""
+    """Decides when to yield an update: after the first step, `every` steps or some seconds.
+
+    Never with `every=0`.
+    """
 
     every: int
     last: float = field(default_factory=time.monotonic)
 
     def __call__(self, step: int) -> bool:
-        """Return whether there is one after so many steps of a run."""
+        """Return whether to yield an update after this step."""
         if not self.every:
             return False
         now = time.monotonic()
@@ -196,12 +199,11 @@ def run_specs_in_processes(
 ) -> Generator[RunUpdate, None, None]:
     """Run specs in several processes, one run at a time in each; `load` must be picklable.
 
-    A result does not depend on which other runs there are. Large networks share the cores by
-    threads, whose number may change the last bits. Closing the generator ends the processes.
-
-    If a process is ended from outside, its run is repeated once, after the other runs. If that
-    fails too, the other runs go on, and a ChildProcessError that names the run is raised last.
-    `failed` is that of `run_all`, `checkpoints` and `watch` are those of `run_specs`.
+    A result does not depend on the other runs, except for rounding: the number of threads per
+    process may change the last bits of large networks. Closing the generator ends the processes. If
+    a process is killed, its run is repeated once, after the other runs. If that fails too, the
+    other runs continue, and a ChildProcessError that names the run is raised at the end. `failed`
+    is as in `run_all`, `checkpoints` and `watch` are as in `run_specs`.
     """
     threads = max(1, min(torch.get_num_threads(), cores() // jobs))
     run: RunOne = partial(
@@ -227,7 +229,7 @@ def run_specs_in_processes(
 
 
 class _Life(Enum):
-    """What a process did that is not an update."""
+    """The start or the end of a process."""
 
     STARTED = 1
     ENDED = 2
@@ -247,7 +249,7 @@ class _Worker:
             self.connection.send(spec)
 
     def receive(self) -> RunUpdate | _Life:
-        """Return the next update, or that the process has started or ended; raise its error."""
+        """Return the next update, or the start or end of the process; raise its error."""
         try:
             update = self.connection.recv()
         except (EOFError, OSError):
@@ -260,7 +262,7 @@ class _Worker:
 
 @dataclass
 class _Pool:
-    """Processes with runs: those that are busy, what waits for them, and what was lost."""
+    """Worker processes, waiting specs, and specs whose processes were killed."""
 
     waiting: list[Spec]
     given: tuple[Any, ...]
@@ -269,10 +271,10 @@ class _Pool:
     repeated: list[Spec] = field(default_factory=list)
     lost: list[Spec] = field(default_factory=list)
     failed_starts: int = 0
-    """Processes that ended since the last one that started."""
+    """Processes that ended since the last successful start."""
 
     def start(self, count: int) -> None:
-        """Start so many processes, but not more than there are specs."""
+        """Start `count` processes, but not more than there are specs."""
         for _ in range(min(count, len(self.waiting))):
             process, connection = start_process(_worker, *self.given, in_main_thread())
             self.processes.append(process)
@@ -280,12 +282,12 @@ class _Pool:
             self.busy[-1].send(self.busy[-1].spec)
 
     def ready(self) -> list[_Worker]:
-        """Wait for busy processes that have sent something or ended."""
+        """Wait for busy processes that have sent a message or ended."""
         ready = wait([worker.connection for worker in self.busy])
         return [worker for worker in self.busy if worker.connection in ready]
 
     def handle(self, worker: _Worker, update: RunUpdate | _Life) -> None:
-        """Give a process the next spec if its run is complete, and replace one that has ended."""
+        """Send the next spec to a process with a complete run; replace a process that ended."""
         if update is _Life.STARTED:
             self.failed_starts = 0
         elif update is _Life.ENDED:
@@ -294,7 +296,7 @@ class _Pool:
             self.give_next(worker)
 
     def give_next(self, worker: _Worker) -> None:
-        """Give a process the next spec; without one, the process ends."""
+        """Send the next spec to a process; end it if there is none."""
         if self.waiting:
             worker.spec = self.waiting.pop(0)
             worker.send(worker.spec)
@@ -303,7 +305,7 @@ class _Pool:
             self.busy.remove(worker)
 
     def replace(self, worker: _Worker) -> None:
-        """Start another process for one that has died; its spec is repeated once, as the last."""
+        """Start another process for one that has died; its spec is repeated once, at the end."""
         self.busy.remove(worker)
         worker.connection.close()
         self.failed_starts += 1
@@ -319,7 +321,7 @@ class _Pool:
 
 @contextmanager
 def _pool(specs: list[Spec], given: tuple[Any, ...]) -> Iterator[_Pool]:
-    """Yield a pool without processes; all of its processes have ended after the block."""
+    """Yield an empty pool; end its processes after the block."""
     pool = _Pool(specs, given)
     try:
         yield pool
@@ -330,24 +332,24 @@ def _pool(specs: list[Spec], given: tuple[Any, ...]) -> Iterator[_Pool]:
 
 
 def missing_runs(lost: Sequence[Spec], runs: int, out: Path, why: str) -> str:
-    """Return the message for runs whose processes were ended too often."""
+    """Return the error message for runs whose processes were killed too often."""
     names = ", ".join(spec.name for spec in lost[:NAMED])
     more = f" and {len(lost) - NAMED} more" if len(lost) > NAMED else ""
     again = f"`dualcba resume {out}`" if (out / PLAN).is_file() else "the same command"
     return (
         f"{len(lost)} of {runs} runs are missing: {names}{more}; {why}; the other runs are kept; "
-        f"{again} runs what is missing, perhaps with fewer --jobs"
+        f"{again} makes the missing runs, perhaps with fewer --jobs"
     )
 
 
 RunOne = Callable[[Sequence[Spec]], Iterator[RunUpdate]]
-"""`run_specs` with all that the runs of a pool have in common."""
+"""`run_specs` with the arguments common to all runs of a pool."""
 
 
 def _worker(
     connection: Connection, run: RunOne, threads: int, listens: bool, by_kernel: bool
 ) -> None:
-    """Run the specs that arrive, one by one, and send the updates back."""
+    """Receive specs one by one, run them, and send the updates."""
     end_with_parent(by_kernel=by_kernel)
     torch.set_num_threads(threads)
     try:
@@ -356,13 +358,13 @@ def _worker(
             while (spec := connection.recv()) is not None:
                 with stop.listening() if listens else nullcontext():
                     _run_and_send(connection, spec, run)
-    except SystemExit:  # SIGTERM; drafts are removed, and what else Python does can take seconds
+    except SystemExit:  # SIGTERM; drafts are removed, other cleanup of Python can take seconds
         os._exit(1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no file is being written any more
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no file is being written
 
 
 def _run_and_send(connection: Connection, spec: Spec, run: RunOne) -> None:
-    """Run a spec and send its updates, or what it raised."""
+    """Run a spec and send its updates or its error."""
     try:
         import_again(spec.imports)
         for update in run([spec]):
@@ -372,7 +374,7 @@ def _run_and_send(connection: Connection, spec: Spec, run: RunOne) -> None:
 
 
 def sendable(error: Exception) -> Exception:
-    """Return an error with its traceback as a note, in a form that can be pickled."""
+    """Return a picklable error with its traceback as a note."""
     note = traceback.format_exc()
     try:
         pickle.loads(pickle.dumps(error))

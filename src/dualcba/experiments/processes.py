@@ -1,4 +1,4 @@
-"""The life of worker processes: how they start, how they end, and that none outlives its parent."""
+"""Start and end worker processes, none of which outlives its parent."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 GRACE = 5.0
-"""Seconds that a process has to end on its own before it is killed."""
+"""Seconds for a process to end before it is killed."""
 
 ORPHAN_GRACE = 0.5
-"""Seconds that a process has to end on its own after the death of its parent."""
+"""Seconds for a process to end after its parent has died."""
 
-PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
+PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 ENDING = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
 )  # Windows has no SIGHUP
-"""Signals that end a command as Ctrl-C does."""
+"""Signals that end a command, like Ctrl-C."""
 
 
 def start_process(target: Callable[..., None], *given: Any) -> tuple[BaseProcess, Connection]:
@@ -36,7 +36,7 @@ def start_process(target: Callable[..., None], *given: Any) -> tuple[BaseProcess
     The target must call `end_with_parent` first.
     """
     spawn = multiprocessing.get_context("spawn")
-    with signals_deferred():  # the process inherits that Ctrl-C, which reaches all, is ignored
+    with signals_deferred():  # the process inherits the ignored SIGINT, which Ctrl-C sends to all
         ours, theirs = spawn.Pipe()
         process = spawn.Process(target=target, args=(theirs, *given), daemon=True)
         process.start()
@@ -45,7 +45,7 @@ def start_process(target: Callable[..., None], *given: Any) -> tuple[BaseProcess
 
 
 def end_processes(processes: Iterable[BaseProcess], *, at_once: bool) -> None:
-    """Wait until processes have ended; `at_once` asks them to. Those that do not end are killed."""
+    """Wait for processes to end, and kill them after a timeout; `at_once` terminates them first."""
     known = list(processes)
     with signals_deferred():
         for one in known if at_once else ():
@@ -53,13 +53,13 @@ def end_processes(processes: Iterable[BaseProcess], *, at_once: bool) -> None:
         give_up = time.monotonic() + GRACE
         for one in known:
             one.join(max(0.0, give_up - time.monotonic()))
-            if one.is_alive():  # for example in the middle of a very long operation
+            if one.is_alive():  # for example in a very long operation
                 one.kill()
                 one.join()
 
 
 def in_main_thread() -> bool:
-    """Return whether this is the main thread, whose end is the end of the process."""
+    """Return whether this is the main thread, which receives signals."""
     return threading.current_thread() is threading.main_thread()
 
 
@@ -89,12 +89,12 @@ def signals_deferred() -> Iterator[None]:
 def end_with_parent(*, by_kernel: bool) -> None:
     """End this process when its parent ends, even if the parent is killed.
 
-    A thread notices it on every system. On Linux, `by_kernel` makes the kernel kill this process as
-    well. The kernel does so when the *thread* that started this process ends, so it must be False
-    unless that was the main thread of the parent.
+    A thread watches the parent on every system. On Linux, `by_kernel` makes the kernel kill this
+    process as well. The kernel does so when the *thread* that started the process ends, so
+    `by_kernel` must be False unless that was the main thread of the parent.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that drafts of files are removed
-    for name in ("SIGINT", "SIGHUP"):  # a terminal sends them to all; the parent ends its processes
+    for name in ("SIGINT", "SIGHUP"):  # sent to all; the parent ends its processes
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     if by_kernel and sys.platform == "linux":
@@ -104,7 +104,7 @@ def end_with_parent(*, by_kernel: bool) -> None:
 
 
 def _watch_parent() -> None:
-    """Wait for the end of the parent, then end this process: by SIGTERM's handler, or at once."""
+    """Wait for the end of the parent, then end this process by SIGTERM, or else immediately."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     while parent.is_alive() and (os.name == "nt" or os.getppid() == parent.pid):

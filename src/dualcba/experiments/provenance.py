@@ -1,4 +1,4 @@
-"""The run that a class-agnostic part was trained in, as its file and a result record it."""
+"""The source run of a class-agnostic part, as recorded in its file and in results."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 from dualcba.experiments.spec import Spec
 
 PROVENANCE = ("dataset", "setting", "method", "specific", "buffer", "tasks")
-"""Fields of a run that identify the class-agnostic part that it leaves, beside the seed."""
+"""Fields that identify the source run of a class-agnostic part, in addition to the seed."""
 
 
 def provenance(spec: Spec, seed: int | None) -> dict[str, Any]:
-    """Return the fields by which a run with a spec and a seed is recorded.
+    """Return the fields that identify a run as the source of a class-agnostic part.
 
     >>> provenance(Spec(dataset="cifar10"), 2)
     {'dataset': 'cifar10', ..., 'buffer': 200, 'tasks': 5, 'seed': 2}
@@ -21,7 +21,7 @@ def provenance(spec: Spec, seed: int | None) -> dict[str, Any]:
 
 
 def held_out(spec: Spec) -> dict[str, float]:
-    """Return the fraction of the training data that the run did not see, if there is one.
+    """Return the validation fraction of the run if it is not zero.
 
     >>> held_out(Spec(validation=0.1)), held_out(Spec())
     ({'validation': 0.1}, {})
@@ -30,7 +30,7 @@ def held_out(spec: Spec) -> dict[str, float]:
 
 
 def by_protocol(spec: Spec) -> dict[str, str]:
-    """Return the protocol of the run, if it is not that of the paper.
+    """Return the protocol of the run if it is not `paper`.
 
     >>> by_protocol(Spec(protocol="p10")), by_protocol(Spec())
     ({'protocol': 'p10'}, {})

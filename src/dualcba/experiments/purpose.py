@@ -1,7 +1,7 @@
-"""What the runs of a folder were asked for: sweeps, experiments of the paper, tables of one's own.
+"""The purpose of the runs in a folder: sweeps, experiments of the paper, or the user's own tables.
 
-`purpose.json` says it, so that a report shows runs in the tables that they were made for, and in no
-other: two runs can have the same spec by chance.
+It is recorded in `purpose.json`, so that a report shows runs only in the tables that they were made
+for: runs for different purposes can have the same spec.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PURPOSE_SCHEMA = 1
 
 @dataclass(frozen=True)
 class AskedTable:
-    """A table that runs were made for: of the paper at a scale, or the text of one's own file."""
+    """A table that runs were made for: one of the paper at a scale, or the text of a TOML file."""
 
     name: str
     scale: str = "paper"
@@ -44,24 +44,24 @@ class AskedSweep:
 
 @dataclass(frozen=True)
 class Purpose:
-    """All that the runs of a folder were asked for."""
+    """The sweeps and tables that the runs of a folder were made for."""
 
     sweeps: Sequence[AskedSweep] = ()
     tables: Sequence[AskedTable] = field(default_factory=tuple)
 
 
 def add_sweep(out: Path, sweep: Sweep, runs: Iterable[str]) -> None:
-    """Note that runs of a folder are those of a sweep.
+    """Record that runs of a folder belong to a sweep.
 
-    The same sweep of an earlier call is replaced if all of its runs are among these; it may have
-    had other methods, seeds or options.
+    An earlier record of the same sweep is replaced if these runs include all of its runs; otherwise
+    it had other methods, seeds or options.
     """
     entry = {"sweep": sweep.to_dict(), "runs": list(runs)}
     _add(out, "sweeps", [entry], _contains)
 
 
 def add_tables(out: Path, tables: Iterable[AskedTable]) -> None:
-    """Note that runs of a folder were made for tables; one of the same name is replaced."""
+    """Record that runs of a folder were made for tables; replace tables with the same name."""
     _add(out, "tables", [vars(one) for one in tables], _same_table)
 
 
@@ -87,7 +87,7 @@ def _add(
 
 
 def read_purpose(out: Path) -> Purpose | None:
-    """Return what the runs of a folder were asked for; None if the folder does not say."""
+    """Return the purpose of the runs in a folder, or None if it is not recorded."""
     if not (out / PURPOSE).is_file():
         return None
     content = _content(out)

@@ -1,10 +1,10 @@
 """Real-time evaluation: the stream does not wait for a method (Ghunaim et al., CVPR 2023).
 
-A batch arrives at each of the times 0, 1, 2, … A step of a method of relative cost k ≥ 1 takes the
-time k, so the i-th step (from 0) runs from i·k to (i + 1)·k, on the newest batch when it begins:
-batch ⌊i·k⌋. The batches in between are never trained on. What arrives at time n is predicted by the
-network as it is then: with the steps that have ended by n, without the one in progress. The
-relative cost of ER is 1.
+A batch arrives at each time 0, 1, 2, … A step of a method with relative cost k ≥ 1 takes time k. So
+step i (from 0) runs from i·k to (i + 1)·k, on the newest batch at its start: batch ⌊i·k⌋. The
+batches in between are never trained on. The batch that arrives at time n is predicted by the
+network after the steps that have ended by time n, without the one in progress. The relative cost of
+ER is 1.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happens in a stream: a task or a batch, by its number from 0.
+    """An event of a stream, with the number of a task or a batch, from 0.
 
-    `begin`: the learner is told of a task. `arrive`: a batch arrives. `train`: the step on a batch
-    ends. `end`: the task ends for the learner. `tick`: the time after the arrival of a batch is up.
+    `begin`: a task is announced to the learner. `arrive`: a batch arrives. `train`: the step on a
+    batch ends. `end`: a task ends for the learner. `tick`: the time unit after the arrival of a
+    batch ends.
     """
 
     kind: Literal["begin", "arrive", "train", "end", "tick"]
@@ -32,12 +33,12 @@ class Event:
 
 
 def exact(cost: float) -> Fraction:
-    """Return the decimal that a number is written as, so that 10 steps of 1.1 take 11."""
+    """Return the exact fraction of a number's decimal digits, so that 10 steps of 1.1 take 11."""
     return Fraction(repr(float(cost)))
 
 
 def trained_batches(count: int, cost: float) -> list[int]:
-    """Return which of `count` batches are trained on: those of steps that end by the time `count`.
+    """Return the batches out of `count` that are trained on, by steps that end by time `count`.
 
     >>> trained_batches(8, 2.3), trained_batches(3, 1)
     ([0, 2, 4], [0, 1, 2])
@@ -47,12 +48,13 @@ def trained_batches(count: int, cost: float) -> list[int]:
 
 
 def events(lengths: Sequence[int], cost: float) -> Iterator[Event]:
-    """Return what happens in a stream, in order.
+    """Yield the events of a stream in order.
 
-    A task is announced when its first batch arrives, or if a step on an earlier task is in progress
-    then, before the next batch or step after it, or at the end of the stream. A task ends for the
-    learner with its last batch, or if a step on it is in progress then, when the next task is
-    announced.
+    A task is announced when its first batch arrives. If a step on an earlier task is in progress at
+    that time, it is announced before the next batch or step after that one, or at the end of the
+    stream. A task ends for the learner with its last batch; if a step on it is in progress at that
+    time, it ends when the next task is announced.
+
 
     Parameters
     ----------
@@ -87,7 +89,7 @@ def events(lengths: Sequence[int], cost: float) -> Iterator[Event]:
 
 
 def parted(found: Iterable[Event], ticks: int) -> tuple[Counter[str], list[Event]]:
-    """Part events after so many ticks: the number of each kind before, and the list after.
+    """Split events after `ticks` ticks: return the counts by kind before, and the events after.
 
     >>> past, left = parted(events([2, 1], 2), 1)
     >>> past["arrive"], past["train"], left[0]

@@ -24,18 +24,18 @@ from dualcba.learner import Learner
 from dualcba.options import Hardware, definitions
 
 FILLING = 8
-"""Steps before operations are counted, or more, until the memory has the samples of a draw."""
+"""Smallest number of steps before operations are counted, while the memory fills."""
 
 MOST_FILLING = 1000
-"""Of these steps, if hardly any sample has a label."""
+"""Largest number of these steps, for streams with few labels."""
 
 _known: dict[Hashable, float] = {}
 
 
 def count_relative_cost(spec: Spec, data: Dataset, hardware: Hardware) -> float:
-    """Return the floating-point operations of a step divided by those of ER with the same options.
+    """Return the floating-point operations of a step relative to ER with the same options.
 
-    It is rounded to three decimals and at least 1. It is counted once for all seeds.
+    The ratio is rounded to three decimals, at least 1, and cached for all seeds.
     """
     key = identity(spec), spec.agnostic_from, data.input_shape, data.num_classes
     if key not in _known:
@@ -45,16 +45,16 @@ def count_relative_cost(spec: Spec, data: Dataset, hardware: Hardware) -> float:
 
 
 def er_spec(spec: Spec) -> Spec:
-    """Return a spec that differs from another only in its method, which is ER."""
+    """Return the spec with ER as its method."""
     common = {name: getattr(spec, name) for name, o in definitions(Spec).items() if not o.adaptors}
     return Spec(**common | {"method": "er", "method_options": {}})
 
 
 def step_flops(spec: Spec, data: Dataset, hardware: Hardware) -> float:
-    """Return the floating-point operations of a step in the last task, as a mean over steps.
+    """Return the mean floating-point operations of a step in the last task.
 
-    They are those of convolutions and matrix products, forward and backward. The first step of a
-    task updates the adaptor, the second one does not unless all steps do.
+    Convolutions and matrix products are counted, forward and backward. The first step of a task
+    updates the adaptor; the second does not, unless all steps do.
     """
     warmup: dict[str, Any] = {} if spec.outer_warmup is None else {"outer_warmup": 0}
     spec = replace(spec, boundaries="given", **warmup)
@@ -62,7 +62,7 @@ def step_flops(spec: Spec, data: Dataset, hardware: Hardware) -> float:
     mask = make_label_mask(spec, data, stream)
     schedule = make_schedule(spec, stream, mask, data)
     y = data.train_y if mask is None else data.train_y.masked_fill(torch.from_numpy(~mask), -1)
-    # fused kernels on a GPU hide the adaptor from the counter, which only matters beside an MLP
+    # fused kernels on a GPU hide the adaptor from the counter, which matters only for an MLP
     device = "cpu" if spec.network == "mlp" else hardware.device
     with torch.random.fork_rng(devices=[]):
         learner = make_learner(
@@ -74,7 +74,7 @@ def step_flops(spec: Spec, data: Dataset, hardware: Hardware) -> float:
             if k >= FILLING and learner.memory.filled >= wanted:
                 break
             _observe(learner, data.train_x, y, schedule[0][0], k)
-        if len(stream) > 1:  # else no step is one of a later task
+        if len(stream) > 1:  # a single task has no later steps
             learner.new_task(stream[-1].classes)
         counts = []
         for _ in range(2):
@@ -86,7 +86,7 @@ def step_flops(spec: Spec, data: Dataset, hardware: Hardware) -> float:
 
 
 def _observe(learner: Learner, x: Tensor, y: Tensor, one: Pass, k: int) -> None:
-    """Take a step on the k-th batch of a pass, which begins anew after the last one."""
+    """Take a step on the k-th batch of a pass, modulo its length."""
     k %= len(one)
     rows = torch.from_numpy(one.rows[k])
     storable = None if one.storable is None else one.storable[k]

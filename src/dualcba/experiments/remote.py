@@ -1,8 +1,7 @@
-"""Runs on other machines: what one worker is given, what it does, and what is shared by all.
+"""Jobs for workers on other machines, as used by `on_ray` and `on_slurm`.
 
-`on_ray` and `on_slurm` send jobs to workers by the means of Ray and submitit. All machines must see
-the folder of the results under the same path: results and checkpoints are in it, so that a run goes
-on from its newest checkpoint wherever its job is repeated.
+All machines must see the folder of the results under the same path. It has results and checkpoints,
+so a run continues from its newest checkpoint on any machine that repeats its job.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from dualcba.methods.files import import_again
 from dualcba.options import ExecutionOptions, Hardware, definitions
 
 EXTRAS = {"local": (), "ray": ("ray",), "slurm": ("submitit",)}
-"""The modules that each place of execution needs; the extra has its name."""
+"""The modules that each place of execution needs; the extra has the same name."""
 
 PLACES = {
     "ray_address": ("ray",), "slurm": ("slurm",), "cpus_per_task": ("ray", "slurm"),
     "gpus_per_task": ("ray", "slurm"),
 }  # fmt: skip
-"""The places of execution that have an option."""
+"""The places of execution that support an option."""
 
 Send = Callable[[RunUpdate], None]
 Failure = tuple[Spec, Exception]
 
 
 def check_place(options: ExecutionOptions) -> None:
-    """Raise a ValueError that says how to install what `on` needs, or which option it lacks."""
+    """Raise a ValueError if an extra for `on` is missing, or an option does not apply to it."""
     for module in EXTRAS[options.on]:
         if find_spec(module) is None:
             given = f"on is {options.on!r} and {module} is missing"
@@ -56,32 +55,32 @@ def check_place(options: ExecutionOptions) -> None:
 
 @dataclass(frozen=True)
 class Job:
-    """Runs of one worker, and what it needs for them; it can be pickled."""
+    """The runs of one worker with their options; picklable."""
 
     specs: tuple[Spec, ...]
     load: Load
     options: ExecutionOptions
     out: Path
     every: int
-    """As that of `run_specs`."""
+    """Steps between updates, as in `run_specs`."""
     folder: Path
-    """Relative paths of specs start there, if it exists."""
+    """The folder that relative paths of specs refer to, if it exists."""
 
 
 def make_jobs(
     specs: Sequence[Spec], load: Load, options: ExecutionOptions, out: Path, every: int, size: int
 ) -> list[Job]:
-    """Return jobs with so many specs each; make the folder of the results."""
+    """Make the folder of the results; return jobs with `size` specs each."""
     make_folder(out)
     parts = [tuple(specs[k : k + size]) for k in range(0, len(specs), size)]
     return [Job(part, load, options, out.absolute(), every, Path.cwd()) for part in parts]
 
 
 def run_job(job: Job, send: Send, signals: Sequence[int] | None = None) -> list[Failure]:
-    """Run the specs of a job in this process, send their updates, and return what failed.
+    """Run the specs of a job in this process, send their updates, and return the failures.
 
-    Runs that are complete, because the job is repeated, are only reported. Each of `signals` lets
-    the runs write checkpoints before it takes effect; None stands for those of `stop`.
+    If the job is repeated, complete runs are only reported. On each of `signals` (by default those
+    of `stop`), the runs write checkpoints before the signal takes effect.
     """
     failures: list[Failure] = []
 
@@ -136,7 +135,7 @@ def finished(out: Path, spec: Spec) -> Result | None:
 
 
 def _report_complete(out: Path, spec: Spec, send: Send) -> bool:
-    """Send the result of a run that is complete; return whether it is."""
+    """Send the result of a run if it is complete; return whether it is."""
     result = finished(out, spec)
     if result is not None:
         send(complete_update(spec, result))
@@ -155,9 +154,9 @@ def _inside(folder: Path) -> Iterator[None]:
 
 
 class Followed:
-    """What the workers have reported: each run is complete once, and lost if no worker reports it.
+    """Tracks which runs are complete, failed or lost, from the updates of workers.
 
-    A repeated job sends updates again; those of complete runs are left out.
+    A repeated job sends updates again; those of complete runs are filtered out.
     """
 
     def __init__(
@@ -168,31 +167,31 @@ class Followed:
         self.lost: list[Spec] = []
 
     def new(self, update: RunUpdate) -> bool:
-        """Return whether an update is of a run that was not complete before it."""
+        """Return whether the run of an update was not complete before."""
         known = update.spec.name in self.done
         if update.result is not None:
             self.done.add(update.spec.name)
         return not known
 
     def fail(self, failures: Sequence[Failure]) -> None:
-        """Report runs that failed; raise the first error if nobody is to be told."""
+        """Report failed runs, or raise the first error if there is no function to report to."""
         for spec, error in failures:
             if self.failed is None:
                 raise error
             self.failed(spec, error)
 
     def lose(self, job: Job, complete: Sequence[RunUpdate] = ()) -> None:
-        """Note the runs of a job whose workers were lost, but those known to be complete."""
+        """Record the runs of a lost job, except those known to be complete."""
         known = self.done | {update.spec.name for update in complete}
         self.lost += [spec for spec in job.specs if spec.name not in known]
 
     def check(self, out: Path, why: str) -> None:
-        """Raise a ChildProcessError that names the runs that were lost."""
+        """Raise a ChildProcessError that names the lost runs, if there are any."""
         if self.lost:
             raise ChildProcessError(missing_runs(self.lost, len(self.specs), out, why))
 
 
 def on_any_gpu(options: ExecutionOptions, device: str) -> ExecutionOptions:
-    """Return options with the device that a worker uses; side by side runs are for GPUs."""
+    """Return options with the device of a worker; `abreast` applies only to GPUs."""
     abreast = options.abreast if device == "cuda" else 1
     return replace(options, device=device, abreast=abreast)

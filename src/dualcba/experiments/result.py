@@ -1,7 +1,7 @@
-"""The result of a run: one typed object, the only reader and writer of `result.json`'s content.
+"""The result of a run as a typed object, which reads and writes the content of `result.json`.
 
-Schema 1, without the key "schema", named two fields of the spec otherwise and did not record where
-a loaded class-agnostic part came from; `upgrade` brings it to schema 2, which is what is written.
+The current schema is 2. Schema 1 has no key "schema", other names for two fields of the spec, and
+no source of a loaded class-agnostic part; `upgrade` converts it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dualcba.experiments.upgrade import upgrade_result
 
 SCHEMA = 2
 SCHEMAS = (1, SCHEMA)
-"""Those that can be read."""
+"""Schemas that can be read."""
 
 COMPLETE = "complete"
 NAMED = ("method", "dataset", "setting", "buffer")
-"""Fields of the spec that name a run; they are repeated at the top of `result.json`."""
+"""Fields of the spec that are repeated at the top level of `result.json`."""
 
 Fields = Mapping[str, Any]
 """Fields of a spec by name."""
@@ -31,9 +31,9 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ForeignSpec:
-    """The fields of a spec that cannot be constructed here: enough to group and name its runs.
+    """The fields of a spec that cannot be constructed here, to group and name its runs.
 
-    The method may come from a package that is not installed; a dataset's path may be gone.
+    Its method may come from a package that is not installed, or its dataset may have been removed.
     """
 
     fields: Fields
@@ -72,7 +72,7 @@ AnySpec = Spec | ForeignSpec
 
 
 def make_spec(fields: Fields) -> AnySpec:
-    """Return a `Spec`, or a `ForeignSpec` if the fields are not those of one that can be run here.
+    """Return a `Spec`, or a `ForeignSpec` if the fields are not valid here.
 
     >>> make_spec({"method": "er", "dataset": "cifar10"}).buffer
     200
@@ -89,7 +89,7 @@ def make_spec(fields: Fields) -> AnySpec:
 class Anytime:
     """Accuracies between task ends, in percent.
 
-    `accuracy[statistics][k]` holds the accuracy of each task so far after `step[k]` steps, within
+    `accuracy[statistics][k]` has the accuracy of each task so far, after `step[k]` steps, during
     task `task[k]`. It is empty for statistics that were not evaluated between task ends.
     """
 
@@ -100,25 +100,25 @@ class Anytime:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run has measured.
+    """The spec, scores, curves and costs of a run.
 
-    `statistics` is "bn" or "ibn": whose statistics the normalisation layers used in evaluation.
+    The keys `statistics` are "bn" or "ibn": the statistics of normalisation layers in evaluation.
     """
 
     spec: AnySpec
     seed: int
     scores: Mapping[str, Mapping[str, float | None]]
-    """`scores[statistics][score]`; None if it was not measured."""
+    """`scores[statistics][score]`; None if a score was not measured."""
 
     accuracy_matrix: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
-    """By statistics: row t, column i is the accuracy of task i after task t, in percent."""
+    """For each statistics: row t, column i is the accuracy of task i after task t, in percent."""
 
     anytime: Anytime = Anytime()
     recordings: Mapping[str, Any] = field(default_factory=dict)
-    """By the name of the recorder."""
+    """Recordings by the name of the recorder."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """For `train`, `evaluate` and in `total`."""
+    """Seconds for `train`, `evaluate` and in `total`."""
 
     cost: Mapping[str, float | None] = field(default_factory=dict)
     """The number of `parameters`, the peak `gpu_memory` in bytes, and the `relative_cost` of a step
@@ -126,10 +126,10 @@ class Result:
 
     versions: Mapping[str, str] = field(default_factory=dict)
     agnostic_provenance: Fields | None = None
-    """The run that a loaded class-agnostic part was trained in, as its file says."""
+    """The source run of a loaded class-agnostic part, as recorded in its file."""
 
     data: DataOrigin | None = None
-    """The dataset; None in results of earlier versions, which do not name it."""
+    """The dataset; None in results of earlier versions, which do not record it."""
 
     task_ends: Sequence[int] = ()
     """The step after which each task ended; empty in results of earlier versions."""
@@ -149,12 +149,12 @@ class Result:
 
     @property
     def validation(self) -> float:
-        """The fraction of the training data that was the test data; 0 if the test data were."""
+        """The fraction of the training data used for evaluation; 0 if the test data were used."""
         return float(self.fields.get("validation") or 0.0)
 
     @property
     def complete(self) -> bool:
-        """Whether the run has reached the end of its stream."""
+        """Whether the run reached the end of its stream."""
         return self.status == COMPLETE
 
     @cached_property
@@ -168,7 +168,7 @@ class Result:
         return identity(self.spec)
 
     def value(self, statistics: str, score: str) -> float | None:
-        """Return a score by its name in the catalogue; None if it was not measured.
+        """Return a score by its name in experiments, or None if it was not measured.
 
         >>> matrix = {"bn": [[90.0, 0.0], [60.0, 80.0]]}
         >>> Result(Spec(), 0, {"bn": {"acc": 70.0}}, matrix).value("bn", "task2")
@@ -192,7 +192,7 @@ class Result:
 
     @classmethod
     def from_dict(cls, content: Any) -> Result:
-        """Read what `result.json` holds, of schema 1 or 2."""
+        """Return the result in the content of `result.json`, of schema 1 or 2."""
         content = _checked(content)
         anytime = dict(content.get("anytime") or {})
         steps, tasks = (tuple(anytime.pop(name, ())) for name in ("step", "task"))
@@ -208,7 +208,7 @@ class Result:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `result.json` holds."""
+        """Return the content of `result.json`."""
         points = {"step": list(self.anytime.step), "task": list(self.anytime.task)}
         ends = {"task_ends": list(self.task_ends)} if self.task_ends else {}
         recordings = {"recordings": dict(self.recordings)} if self.recordings else {}
@@ -236,13 +236,13 @@ _PLAIN = ("status", "scores", "accuracy_matrix", "recordings", "seconds", "cost"
 
 
 def read_origin(content: Fields) -> DataOrigin | None:
-    """Return the data that a result or an entry of a plan names; None if it names none."""
+    """Return the data recorded in a result or an entry of a plan, or None."""
     given = content.get("data")
     return None if given is None else DataOrigin.from_dict(given)
 
 
 def _checked(content: Any) -> dict[str, Any]:
-    """Return the content of a result file in schema 2; raise if it is not a result."""
+    """Return the content of a result file in schema 2; raise a ValueError if it is not valid."""
     if not isinstance(content, dict):
         raise ValueError(f"holds a {type(content).__name__}, expected the result of a run")
     schema = content.get("schema", 1)
@@ -258,10 +258,11 @@ _FREE = ("seed", "eval_every", "record", "agnostic_from")
 
 
 def identity(spec: AnySpec) -> Hashable:
-    """Return what two specs share if one run can serve both, as a key of a dictionary.
+    """Return a hashable key that is equal for specs that one run may satisfy.
 
-    The seed, how often a run is scored, what it records and where its class-agnostic part comes
-    from are not in it: `matches` compares these.
+    It excludes the seed, the interval of evaluation, the recordings and the source of the
+    class-agnostic part, which `matches` compares.
+
 
     >>> identity(Spec(method="er", seed=1)) == identity(Spec(method="er", eval_every=0))
     True
@@ -271,10 +272,10 @@ def identity(spec: AnySpec) -> Hashable:
 
 
 class Digests:
-    """Tells results on different data apart whose specs name the dataset alike.
+    """Distinguishes results on different data whose specs have the same name of the dataset.
 
-    Results of earlier versions do not name their data. They count as results on the data of the
-    others, unless these are on several.
+    Results of earlier versions, which do not record their data, count as results on the data of the
+    others.
     """
 
     def __init__(self, results: Iterable[Result]) -> None:
@@ -285,7 +286,7 @@ class Digests:
         self._ambiguous = {dataset for dataset, digests in found.items() if len(digests) > 1}
 
     def of(self, result: Result) -> str | None:
-        """Return the digest of a result's data if those of its dataset differ, else None.
+        """Return the digest of a result's data if its dataset is ambiguous, else None.
 
         >>> a, same, b = (Result(Spec(), 0, {}, data=DataOrigin("x", None, d)) for d in "aab")
         >>> Digests([a, same]).of(a), Digests([a, same, b]).of(a)
@@ -297,7 +298,7 @@ class Digests:
 
 
 def frozen(value: Any) -> Hashable:
-    """Return a value of JSON in a form that can be compared and hashed; a tuple is a list."""
+    """Return a JSON value in hashable form; lists and tuples are equal."""
     if isinstance(value, Mapping):
         return frozenset((name, frozen(each)) for name, each in value.items())
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What `result.json` may hold, field by field. An error names the field, its value and the rule."""
+"""Validation of `result.json`, field by field. An error names the field, its value and the rule."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dualcba.options import RunOptions, definitions
 from dualcba.options.values import class_order, task_division
 
 Rule = Callable[[str, Any], None]
-"""Called with the name of a field and its value; raises a ValueError unless the value fits."""
+"""Called with the name and the value of a field; raises a ValueError if it is not valid."""
 
 ROUNDING = 1e-3  # a mean of percentages may exceed 100 by rounding
 LARGEST = 1e38
 
 
 def wrong(where: str, value: Any, wanted: str) -> ValueError:
-    """Return the error for a value that does not fit; the name of the file stands before it."""
+    """Return the error for an invalid value; the caller puts the name of the file before it."""
     return ValueError(f"has {where} of {shown(value)}, expected {wanted}")
 
 
@@ -87,7 +87,7 @@ def mapping_of(rule: Rule) -> Rule:
 
 
 def record(**rules: Rule) -> Rule:
-    """Accept objects that have all of these fields, and perhaps others."""
+    """Accept objects with all of these fields, and possibly others."""
 
     def check(where: str, value: Any) -> None:
         mapping_of(anything)(where, value)
@@ -112,7 +112,7 @@ NAMED = {"method": text, "dataset": text, "setting": text, "buffer": whole()}
 
 
 def spec(where: str, value: Any) -> None:
-    """Accept the fields of a spec, also of one that cannot be run here."""
+    """Accept the fields of a spec, even if it cannot be constructed here."""
     record(**NAMED)(where, value)
     rules = dict.fromkeys(definitions(RunOptions), scalar) | SPEC_FIELDS
     for name, each in value.items():
@@ -131,7 +131,7 @@ SPEC_FIELDS: dict[str, Rule] = {
 
 
 def anytime(where: str, value: Any) -> None:
-    """Accept points, and for each statistics as many rows of accuracies as there are points."""
+    """Accept steps and tasks of points, and a row of accuracies per point for each statistics."""
     if value == {}:
         return
     record(step=list_of(whole()), task=list_of(whole()))(where, value)
@@ -143,7 +143,7 @@ def anytime(where: str, value: Any) -> None:
 
 
 def task_ends(where: str, value: Any) -> None:
-    """Accept steps, each later than the one before."""
+    """Accept steps in increasing order."""
     list_of(whole())(where, value)
     if value != sorted(set(value)):
         raise wrong(where, value, "steps in increasing order")
@@ -190,7 +190,7 @@ def check_recordings(recordings: Mapping[str, Any], fields: Mapping[str, Any]) -
 
 
 def tasks_of(classes: int, fields: Mapping[str, Any]) -> list[list[int]]:
-    """Return the classes of each task; raise unless the spec divides so many classes."""
+    """Return the classes of each task; raise a ValueError if the spec does not fit their number."""
     order = fields.get("class_order", "natural")
     return split_classes(classes, fields.get("tasks", 0), None if isinstance(order, str) else order)
 
@@ -208,7 +208,7 @@ def predictions(where: str, value: Any, fields: Mapping[str, Any]) -> None:
 
 
 def transitions(where: str, value: Any, fields: Mapping[str, Any]) -> None:
-    """Accept a list of moments."""
+    """Accept a list with the posteriors around each task boundary."""
     tasks = fields.get("tasks")
     count = len(tasks) if isinstance(tasks, list) else tasks
     list_of(record(task=whole(1), step=list_of(whole(-(2**62)), least=1)))(where, value)

@@ -1,4 +1,4 @@
-"""Runs of a spec, from the data to the result."""
+"""A run: from spec and data to the result."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ Arrivals = Iterator[tuple[Tensor, Tensor]]
 class Run:
     """A run of one spec: iterate over `steps`, then call `result`.
 
-    `data` is the dataset, or the split of it that the spec's `validation` asks for.
-    `alone` says that no other run uses the device, so that its peak memory can be measured.
+    `data` is the dataset, or its validation split if the spec has `validation`. `alone` means that
+    no other run uses the device, so that peak memory can be measured.
     """
 
     spec: Spec
@@ -61,7 +61,7 @@ class Run:
     alone: bool = True
     seconds: dict[str, float] = field(default_factory=lambda: {"train": 0.0, "evaluate": 0.0})
     taken: int = 0
-    """The number of batches so far; `steps` goes on after them."""
+    """The number of batches so far, after which `steps` continues."""
 
     peak: int = 0
     """The peak GPU memory in bytes before a checkpoint was loaded."""
@@ -69,7 +69,7 @@ class Run:
     def __post_init__(self) -> None:
         spec = self.spec
         self.data = validation_split(self.data, spec.validation)
-        source = spec.agnostic_from  # read now: the file may be gone when the run is complete
+        source = spec.agnostic_from  # read now, since the file may be removed during the run
         kind = parse_method(spec.method)[1] or ""
         self.agnostic_provenance = source and load_agnostic(source, kind).provenance
         self.relative_cost = spec.relative_cost
@@ -112,7 +112,7 @@ class Run:
     def steps(self) -> Iterator[int]:
         """Train and evaluate; yields `position` after each step, or in real time each batch.
 
-        A run that has loaded a checkpoint goes on after the batches that it has `taken`.
+        After a checkpoint was loaded, it continues after `taken` batches.
         """
         train_y = self._visible_labels()
         arrive = self._arrivals(train_y)
@@ -139,7 +139,7 @@ class Run:
         epoch: int,
         start: int,
     ) -> Iterator[int]:
-        """Train and evaluate in an epoch of a task, from a batch on; yields after each step."""
+        """Train and evaluate in an epoch of a task, from batch `start`; yields after each step."""
         passes = self.schedule[number]
         one = passes[epoch]
         if not epoch and not start:
@@ -157,7 +157,7 @@ class Run:
             yield self.learner.step
 
     def _passes_left(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the task, the epoch and the first batch of each pass that is not complete."""
+        """Yield the task, the epoch and the next batch of each incomplete pass."""
         skipped = self.taken
         for number, passes in enumerate(self.schedule):
             for epoch, one in enumerate(passes):
@@ -168,14 +168,14 @@ class Run:
     def _real_time(
         self, arrive: Callable[[Indices], Arrivals], labels: Indices, clock: Clock
     ) -> Iterator[int]:
-        """Train and evaluate while the stream goes on; yields after each batch."""
+        """Train and evaluate in real time; yields after each batch of the stream."""
         assert self.relative_cost is not None
         lengths = [len(passes[0]) for passes in self.schedule]
         whole = joined([passes[0] for passes in self.schedule])
         past, left = parted(events(lengths, self.relative_cost), self.taken)
         rows = whole.rows[trained_batches(len(whole), self.relative_cost)]
         trained = self._clocked(arrive(rows[past["train"] :]))
-        # without recorders nobody looks at the batches that arrive
+        # only recorders use the batches that arrive
         arriving = arrive(whole.rows[past["arrive"] :]) if self.recorders else None
         ends = np.cumsum(lengths).tolist()
         clock.now = self.taken
@@ -200,14 +200,14 @@ class Run:
                 yield clock.now
 
     def _visible_labels(self) -> Tensor:
-        """Return a copy of the training labels, with −1 for those that the setting hides."""
+        """Return a copy of the training labels, with −1 for hidden ones."""
         train_y = self.data.train_y.clone()
         if self.has_label is not None:
             train_y[torch.from_numpy(~self.has_label)] = -1
         return train_y
 
     def _arrivals(self, train_y: Tensor) -> Callable[[Indices], Arrivals]:
-        """Return a function from the rows of a pass to its batches, on the device."""
+        """Return a function that yields the batches of a pass on the device, given its rows."""
         train_x, engine, device = self.data.train_x, self.engine, self.learner.device
         if not fits_on_device(self.data, device):
             return lambda rows: (
@@ -235,7 +235,7 @@ class Run:
                     self._preview(task)
 
     def _preview(self, task: Task) -> None:
-        """Give the method the samples of a task that have a label, before its first step."""
+        """Pass the labelled samples of a task to the method before the first step."""
         rows, data, engine = torch.from_numpy(task.train), self.data, self.engine
         if self.has_label is not None:
             rows = rows[torch.from_numpy(self.has_label)[rows]]
@@ -244,7 +244,7 @@ class Run:
             self.learner.method.preview_task(x, y)
 
     def _end_is_known(self, number: int) -> bool:
-        """Return whether `end_task` is called at the end of a task."""
+        """Return whether the learner is told of the end of a task."""
         return self.spec.boundaries == "given" or number == len(self.stream) - 1
 
     def _set_learning_rate(self, epoch: int, epochs: int) -> None:
@@ -253,7 +253,7 @@ class Run:
             self.learner.parts.context.lr.fill_(lr)
 
     def _record(self, x: Tensor, y: Tensor, number: int) -> None:
-        """Call the recorders before the step of a number, or when this batch arrives."""
+        """Call the recorders before step `number`, or in real time when the batch arrives."""
         if not self.recorders:
             return
         first = self._first[number]
@@ -264,7 +264,7 @@ class Run:
 
     @cached_property
     def _first(self) -> list[NDArray[np.bool_]]:
-        """Which samples of each batch arrive for the first time."""
+        """For each batch, a mask of the samples that arrive for the first time."""
         every = [one for passes in self.schedule for one in passes]
         return [row for mask in first_arrivals(every, len(self.data.train_y)) for row in mask]
 
@@ -278,14 +278,14 @@ class Run:
         again: bool,
         ends: bool,
     ) -> None:
-        """Take one step, and end the task if it is the last one of it."""
+        """Take one step, and end the task if `ends`."""
         with self._clock("train"), self.engine.scope():
             self.learner.observe_on_device(x, y, storable, labels=labels, again=again)
             if ends:
                 self.learner.end_task()
 
     def _evaluate(self, task: int, last: bool) -> None:
-        """Evaluate if it is due; `last` says that the step was the last one of the task."""
+        """Evaluate if it is due; `last` marks the last step of the task."""
         every = self.spec.eval_every
         anytime = every > 0 and self.position % every == 0
         if anytime or last:
@@ -312,7 +312,7 @@ class Run:
         }
 
     def _measured(self) -> dict[str, Any]:
-        """Return what the evaluator and the recorders have measured."""
+        """Return the measurements of the evaluator and the recorders."""
         measured = self.evaluator.result()
         if self.recorders:
             with self.engine.scope():
@@ -324,14 +324,14 @@ class Run:
         return measured
 
     def cost(self) -> dict[str, int | None]:
-        """Return the cost of the run so far, with that before a checkpoint was loaded."""
+        """Return the cost of the run so far, including the part before a loaded checkpoint."""
         found = cost(self.learner, self.held)
         if found["gpu_memory"] is not None:
             found["gpu_memory"] = max(self.peak, found["gpu_memory"])
         return found
 
     def files(self) -> dict[str, Callable[[Path], None]]:
-        """Return the files beside `result.json`, as functions that write them: ν, if trained."""
+        """Return functions that write further files of the run, by name: ν if it was trained."""
         adaptor = self.learner.adaptor
         if adaptor is None or adaptor.agnostic is None or self.spec.agnostic_from is not None:
             return {}
@@ -339,12 +339,12 @@ class Run:
         return {AGNOSTIC: save}
 
     def provenance(self) -> dict[str, Any]:
-        """Return the origin of ν, to be stored with it."""
+        """Return the provenance to store with ν."""
         made_by = versions(self.learner)["dualcba"]
         return provenance(self.spec, self.spec.seed) | {"dualcba": made_by}
 
     def _clocked(self, batches: Arrivals) -> Arrivals:
-        """Count the time until a batch is there as training; on CUDA a full queue waits here."""
+        """Count the time to get a batch as training; on CUDA it includes waiting for the queue."""
         while True:
             start = time.perf_counter()
             batch = next(batches, None)
@@ -355,7 +355,7 @@ class Run:
 
     @contextmanager
     def _clock(self, what: str) -> Iterator[None]:
-        """Add the time on the host; work on CUDA is queued, so the split is approximate."""
+        """Add the wall-clock time of the block; approximate on CUDA, which is asynchronous."""
         start = time.perf_counter()
         yield
         self.seconds[what] += time.perf_counter() - start
@@ -364,7 +364,7 @@ class Run:
 def cost(learner: Learner, held: int | None = None) -> dict[str, int | None]:
     """Return the number of parameters of network and adaptor, and the peak GPU memory in bytes.
 
-    `held` is the memory allocated before the run, which does not count.
+    `held` is the memory allocated before the run, which is subtracted.
     """
     parts = [learner.network, *([learner.adaptor] if learner.adaptor else [])]
     most = None if held is None else torch.cuda.max_memory_allocated(learner.device) - held

@@ -1,4 +1,4 @@
-"""The state of a run between two steps: everything that the rest of it depends on."""
+"""The complete state of a run between two steps, for checkpoints."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SCHEMA = 1
 WHAT = "checkpoint of a run"
 
 UNFIT = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
-"""What a checkpoint that cannot be used raises."""
+"""Errors of checkpoints that cannot be used."""
 
 
 def run_state(run: Run, copy: Copy = torch.clone) -> dict[str, Any]:
     """Return a copy of the state of a run, made by `copy`: `tensors` by name, and `meta`.
 
-    On a GPU only the run's engine can use the copies, until it has finished.
+    On a GPU, only the run's engine may use the copies before the device has finished.
     """
     learner, parts = run.learner, _parts(run)
     own = save_state(learner.parts, seed=learner.seed, step=learner.step, wait=False, copy=copy)
@@ -53,13 +53,13 @@ def run_state(run: Run, copy: Copy = torch.clone) -> dict[str, Any]:
 
 
 def _parts(run: Run) -> dict[str, Evaluator | Recorder]:
-    """Return what measures a run, by name."""
+    """Return the evaluator and the recorders of a run by name."""
     recorders = {f"recorder.{name}": recorder for name, recorder in run.recorders.items()}
     return {"evaluator": run.evaluator, **recorders}
 
 
 def _identity(spec: Spec, origin: DataOrigin) -> dict[str, Any]:
-    """Return what a checkpoint and the run that loads it must have in common, as JSON gives it."""
+    """Return the fields that a checkpoint and the run that loads it must share, as JSON values."""
     import dualcba
 
     fields = {"spec": content_of(spec.to_dict()), "data": asdict(origin)}
@@ -68,7 +68,7 @@ def _identity(spec: Spec, origin: DataOrigin) -> dict[str, Any]:
 
 
 def read_run_state(path: Path, spec: Spec, origin: DataOrigin) -> dict[str, Any]:
-    """Read a checkpoint; raise an error unless it is a sound one of this spec, data and version."""
+    """Read a checkpoint; raise an error unless it is valid for this spec, data and version."""
     state = read_state_file(path, WHAT)
     meta, wanted = state["meta"], _identity(spec, origin)
     if not isinstance(meta, dict) or "checkpoint" not in meta:
@@ -89,7 +89,7 @@ def read_run_state(path: Path, spec: Spec, origin: DataOrigin) -> dict[str, Any]
 
 
 def load_run_state(run: Run, state: Mapping[str, Any]) -> None:
-    """Continue a new run from a state. If it raises, the run cannot be used any more."""
+    """Load a state into a new run. If this raises, discard the run."""
     meta, tensors = state["meta"], state["tensors"]
     taken = meta["taken"]
     if type(taken) is not int or not 0 < taken <= run.total:

@@ -1,4 +1,4 @@
-"""The runs in a store: found, opened, compared and removed."""
+"""Find, open, compare and remove the runs in a store."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from dualcba.io import is_held
 PLANNED, IN_PROGRESS, DAMAGED = "not run", "in progress", "damaged"
 
 Pair = tuple[Any, Any]
-"""A value of one run and of another."""
+"""The values of two runs."""
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run of a store: its folder, and its result, or why there is none."""
+    """A run in a store: its folder and status, and its result if there is one."""
 
     folder: Path
     status: str
     result: Result | None = None
     spec: AnySpec | None = None
-    """Of a run that is planned."""
+    """The spec of a planned run."""
 
     problem: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `dualcba runs ls --json` prints of a run."""
+        """Return the fields that `dualcba runs ls --json` prints."""
         fields = self.result.fields if self.result else self.spec.to_dict() if self.spec else {}
         seconds = self.result.seconds.get("total") if self.result else None
         return {
@@ -56,11 +56,10 @@ class StoredRun:
 
 
 def stored_runs(folders: Iterable[Path]) -> list[StoredRun]:
-    """Return the runs below folders, at any depth: complete ones, damaged ones, planned ones.
+    """Return the runs below folders at any depth: complete, damaged and planned ones.
 
-    A planned run is in progress if a process, perhaps on another machine, holds its lock.
-
-    A result that cannot be read is one of the runs, with what is wrong with it.
+    A planned run is in progress if a process, perhaps on another machine, holds its lock. A damaged
+    run has the error as its `problem`.
     """
     found: dict[Path, StoredRun] = {}
     for folder in folders:
@@ -96,7 +95,7 @@ def _planned(out: Path) -> Iterator[StoredRun]:
 
 
 def open_run(path: Path) -> tuple[Path, Result]:
-    """Return the folder and the result of a run; the path is that of its folder or of its file."""
+    """Return the folder and the result of a run, given its folder or its result file."""
     folder = path.parent if path.name == RESULT else path
     if not (folder / RESULT).is_file():
         wanted = f"the folder of a run, with a {RESULT}; `dualcba runs ls` lists them"
@@ -109,9 +108,9 @@ def open_run(path: Path) -> tuple[Path, Result]:
 
 @dataclass(frozen=True)
 class Difference:
-    """In what two runs differ, by the name of a field or a score: the first's value, the second's.
+    """The fields in which two runs differ, with both values, and the scores of both.
 
-    `equal` says that all scores, accuracies and curves are the same, to the last bit.
+    `equal` tells whether all scores, accuracies and curves are exactly equal.
     """
 
     spec: dict[str, Pair]
@@ -120,13 +119,13 @@ class Difference:
 
     versions: dict[str, Pair]
     scores: dict[str, dict[str, Pair]]
-    """By statistics; those that at least one run has, also where they agree."""
+    """Scores by statistics that at least one run has, including equal ones."""
 
     equal: bool
 
 
 def difference(first: Result, second: Result) -> Difference:
-    """Return in what two runs differ."""
+    """Return the differences of two runs."""
     statistics = dict.fromkeys((*first.scores, *second.scores))
     return Difference(
         spec=_differing(first.fields, second.fields),
@@ -138,7 +137,7 @@ def difference(first: Result, second: Result) -> Difference:
 
 
 def _data(result: Result) -> dict[str, Any]:
-    """Return the data of a result; nothing of one that does not name them."""
+    """Return the path and digest of a result's data, if they are recorded."""
     return {} if result.data is None else {"path": result.data.path, "digest": result.data.digest}
 
 
@@ -160,7 +159,7 @@ def _differing(first: Any, second: Any) -> dict[str, Pair]:
 
 
 def removable(paths: Iterable[Path]) -> list[Path]:
-    """Return the folders of runs; raise if one of them is no run, or holds others."""
+    """Return the folders of runs; raise an error if one is not a run, or has other runs in it."""
     folders = []
     for path in paths:
         folder = path.parent if path.name == RESULT else path
@@ -174,9 +173,9 @@ def removable(paths: Iterable[Path]) -> list[Path]:
 
 
 def remove_run(folder: Path) -> None:
-    """Remove the folder of a run, and its entry in the plan, so that `resume` does not repeat it.
+    """Remove the folder of a run and its entry in the plan, so that `resume` does not repeat it.
 
-    The result goes first: a run that was removed in part has none, and so is not complete.
+    The result is removed first, so that a partly removed run does not count as complete.
     """
     try:
         drop_from_plan(folder.parent, folder.name)

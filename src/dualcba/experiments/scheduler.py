@@ -1,4 +1,4 @@
-"""Runs of many specs, one after another or several in turn on one device."""
+"""Step through many runs, one after another or several in turn on one device."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ from dualcba.options import Hardware
 
 Load = Callable[[Spec], Dataset]
 Failed = Callable[[Spec, Exception], None]
-"""Is told of a run that raised an error."""
+"""Called with the spec of a failed run and its error."""
 
 
 class Make(Protocol):
     """Makes the run of a spec."""
 
     def __call__(self, spec: Spec, data: Dataset, hardware: Hardware, *, alone: bool) -> Run:
-        """Return the run, which may have taken steps already."""
+        """Return the run, which may be continued from a checkpoint."""
 
 
 @dataclass
 class Loader:
-    """Loads the dataset of a spec, or its validation split, each once; a pickled copy holds none.
+    """Loads and caches the dataset of a spec or its validation split; pickling drops the cache.
 
-    A dataset that is not the one in `origins` is refused; one that is not there is added.
+    Raises a ValueError if a dataset differs from the one in `origins`; new ones are added.
+
 
     >>> Loader()(Spec(dataset="digits")).num_classes
     10
@@ -49,10 +50,10 @@ class Loader:
     data_dir: Path | None = None
     origins: dict[str, DataOrigin] = field(default_factory=dict)
     loaded: dict[tuple[str, float], Dataset] = field(default_factory=dict, repr=False)
-    """By name and the fraction that is held out."""
+    """Datasets by name and validation fraction."""
 
     def __call__(self, spec: Spec) -> Dataset:
-        """Return the dataset of a spec, split if the spec asks for it."""
+        """Return the dataset of a spec, or its validation split."""
         key = spec.dataset, spec.validation
         if key not in self.loaded:
             self.loaded[key] = validation_split(self._whole(spec.dataset), spec.validation)
@@ -78,14 +79,14 @@ class Loader:
 
 
 def few_threads(specs: Iterable[Spec]) -> AbstractContextManager[None]:
-    """Return a context with one thread if all networks are small."""
+    """Return a context that uses one thread if all networks are small."""
     return threads_for(small=all(spec.network == "mlp" for spec in specs))
 
 
 def check_all(specs: Sequence[Spec], load: Load, hardware: Hardware) -> None:
-    """Raise if a run would fail before its first step; called before any run begins."""
+    """Raise the error of any run that would fail before its first step."""
     first: dict[str, Spec] = {}
-    for spec in specs:  # one seed of a spec stands for all of them
+    for spec in specs:  # check one seed per spec
         same = {} if "longtail" in parse_settings(spec.setting) else {"seed": None}  # task sizes
         first.setdefault(json.dumps(spec.to_dict() | same, sort_keys=True), spec)
     for spec in first.values():
@@ -104,11 +105,11 @@ def run_all(
     failed: Failed | None = None,
     make: Make = Run,
 ) -> Iterator[tuple[Run, bool]]:
-    """Step through the runs, `abreast` of them in turn; yields a run after each of its steps.
+    """Step through runs, `abreast` of them in turn; yield the run and whether it is complete.
 
-    With the run comes whether it is complete. On CUDA each learner has a stream of its own, so the
-    work of runs in turn overlaps. The result of a run does not depend on the others. If `failed` is
-    given, it is called with what a run raises, and the other runs go on. `make` makes the runs.
+    On CUDA each learner has its own stream, so runs in turn overlap. The result of a run does not
+    depend on the others. If `failed` is given, it is called with the error of a run, and the other
+    runs continue. `make` makes the runs.
     """
     at_least(1, abreast=abreast)
     waiting = list(specs)
@@ -127,12 +128,12 @@ def run_all(
                 active.remove((run, steps))
             if done is not None:
                 yield run, done
-        run = steps = None  # type: ignore[assignment]  # frees a complete run before the next one
+        run = steps = None  # type: ignore[assignment]  # free a complete run first
 
 
 @contextmanager
 def _reporting(spec: Spec, failed: Failed | None) -> Iterator[None]:
-    """Call `failed` with an error of a run, if there is such a function."""
+    """Pass the error of a run to `failed` if it is given."""
     try:
         yield
     except Exception as error:

@@ -1,7 +1,7 @@
-"""Settings: how the data arrive. Names, their numbers, and how settings are combined.
+"""Settings: how the data arrive.
 
-A name is one setting, such as `blurry-10`, or several joined by `+`: at most one arrangement, then
-`longtail-R`, then `semi-R`, as in `gaussian+longtail-0.1+semi-0.2`.
+A name is one setting, such as `blurry-10`, or several joined by `+`: at most one arrangement of the
+stream, then `longtail-R`, then `semi-R`, such as `gaussian+longtail-0.1+semi-0.2`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ SETTINGS = {
     "online": "disjoint tasks, one pass",
     "blurry-10": "10 % of each task arrive in the other tasks",
     "blurry-30": "30 % of each task arrive in the other tasks",
-    "i-blurry-50-10": "50 % of the classes are disjoint, 10 % of the others' samples move",
-    "gaussian": "each class arrives around a peak of its own in time",
-    "longtail-0.01": "class sizes fall exponentially, the rarest has 1 % of the commonest",
-    "semi-0.2": "20 % of the labels, by FixMatch",
-    "semi-0.1": "10 % of the labels, by FixMatch",
+    "i-blurry-50-10": "50 % of the classes are in one task only; 10 % of the other samples move",
+    "gaussian": "samples of each class arrive around their own peak in time",
+    "longtail-0.01": "class sizes fall exponentially; the smallest is 1 % of the largest",
+    "semi-0.2": "20 % of the samples have labels; FixMatch trains on the others",
+    "semi-0.1": "10 % of the samples have labels; FixMatch trains on the others",
     "offline": "50 passes over each task",
 }
-"""Usual settings by name. Numbers are free: `blurry-K`, `i-blurry-N-M`, `gaussian-W`,
+"""Common settings; other numbers are possible: `blurry-K`, `i-blurry-N-M`, `gaussian-W`,
 `longtail-R`, `semi-R`."""
 
 OFFLINE_EPOCHS = 50
 LR_DROPS = (0.7, 0.9)
-"""The learning rate falls to a tenth after these shares of a task's epochs: at 35 and 45 of 50."""
+"""Shares of a task's epochs after which the learning rate is divided by 10: 35 and 45 of 50."""
 
 GAUSSIAN_WIDTH = 0.5
-"""The width of `gaussian`, in tasks."""
+"""The default width of `gaussian`, in tasks."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Form:
-    """What a kind of setting takes."""
+    """The numbers that a kind of setting takes, and its place in a combination."""
 
     count: int
-    """How many numbers follow the kind."""
+    """The number of values after the kind."""
 
     fits: Callable[..., bool]
-    """Whether these numbers are accepted."""
+    """Returns whether the values are accepted."""
 
     wanted: str
     bare: tuple[float, ...] | None = None
-    """The numbers that the kind alone stands for; None if it needs numbers."""
+    """The default values; None if values are required."""
 
     place: int = 0
     """The place in a combination."""
@@ -98,21 +98,21 @@ COMBINED = (
 
 
 def parse_settings(name: str) -> dict[str, Setting]:
-    """Read the name of a setting or of several joined by `+`; return them by kind.
+    """Parse one or several settings joined by `+`; return them by kind.
 
     >>> list(parse_settings("gaussian+semi-0.2"))
     ['gaussian', 'semi']
     """
     found = [parse_setting(part) for part in re.split(r"\+(?=[a-z])", str(name))]
     places = [FORMS[setting.kind].place for setting in found]
-    plain = len(found) > 1 and found[0].kind == "online"  # another name for the rest
+    plain = len(found) > 1 and found[0].kind == "online"  # `online` adds nothing to a combination
     if plain or places != sorted(set(places)):
         raise ValueError(expected("setting", name, COMBINED))
     return {setting.kind: setting for setting in found}
 
 
 def parse_setting(name: str) -> Setting:
-    """Read the name of one setting."""
+    """Parse the name of one setting."""
     kind, dash, text = _split(str(name))
     form = FORMS.get(kind)
     bare = form is not None and not dash and form.bare is not None
@@ -131,7 +131,7 @@ def _split(name: str) -> tuple[str, str, str]:
 
 
 def _numbers(text: str, count: int) -> tuple[float, ...] | None:
-    """Read so many numbers with dashes between them; None if they are not numbers."""
+    """Parse `count` numbers separated by dashes; return None if they are not valid."""
     try:
         found = tuple(map(float, text.split("-") if count > 1 else [text]))
     except ValueError:
@@ -140,7 +140,7 @@ def _numbers(text: str, count: int) -> tuple[float, ...] | None:
 
 
 def learning_rate(lr: float, epoch: int, epochs: int, *, drops: bool) -> float:
-    """The rate in an epoch of a task: a tenth after each of `LR_DROPS`, or constant.
+    """Return the learning rate of an epoch: divided by 10 after each of `LR_DROPS`, or constant.
 
     >>> [round(learning_rate(0.03, e, 50, drops=True), 5) for e in (0, 34, 35, 45)]
     [0.03, 0.03, 0.003, 0.0003]

@@ -1,4 +1,4 @@
-"""One typed object describes a run: the Python API, TOML files and the command line alike."""
+"""The spec of a run: one typed object for the Python API, TOML files and the command line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dualcba.options import (
 from dualcba.parsing import parse_toml
 
 DIGITS = 10
-"""The digits of the digest in a run's name: of 10,000 runs, two share one with p = 0.00005."""
+"""Digits of the digest in a run's name; 10,000 runs collide with probability 0.00005."""
 
 DIGITS_BEFORE = 6
 
@@ -41,17 +41,17 @@ SEMI = {
     "store_again": False,
     "pseudo_labels": "adapted",
 }
-"""The options of semi-supervised settings alone, with their defaults."""
+"""Options of semi-supervised settings, with their defaults."""
 
 UNUSED_WITH: dict[str, tuple[str, ...]] = {
     "mixed": ("store_again",),
     "cycled": (),
     "alone": ("unlabelled_samples", "pseudo_labels"),
 }
-"""The options of them that have no effect, by `labelled_batches`."""
+"""Options of `SEMI` without effect for each value of `labelled_batches`."""
 
 GREY = ("digits", "mnist", "fashion-mnist")
-"""The named datasets without colour images."""
+"""Known datasets without colour images."""
 
 OFFLINE_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
     ("cifar100", base): {"adaptor_lr": 0.0001} for base in ("derpp", "clser", "rar")
@@ -61,9 +61,10 @@ OFFLINE_DEFAULTS: dict[tuple[str, str], dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Spec(RunOptions):
-    """The options of one run; one that is not given has the default of the dataset or of `options`.
+    """The options of one run, with defaults that depend on dataset, protocol and adaptor.
 
-    The method can be the name of a recipe, which stands for a method with options.
+    The method may be the name of a recipe: a method with options.
+
 
     >>> Spec(method="best", dataset="cifar100").method
     'er+mkd'
@@ -76,14 +77,16 @@ class Spec(RunOptions):
     """
 
     imports: dict[str, str] = dataclasses.field(default_factory=dict)
-    """The file that registered the method, with its SHA-256; empty if no file of the user did. It
-    follows from the method. One that is given must have been imported (`import_methods`)."""
+    """The user's file that registered the method, with its SHA-256; empty for other methods.
+
+    It is derived from the method. A given file must have been imported (`import_methods`).
+    """
 
     def __post_init__(self) -> None:
         check_imported(self.imports)
-        follow_recipe(self, colour=self.dataset not in (None, *GREY))  # None: the digits
+        follow_recipe(self, colour=self.dataset not in (None, *GREY))  # None means digits
         epochs_given = self.epochs is not None
-        for name in ("method", "dataset", "setting"):  # others depend on them
+        for name in ("method", "dataset", "setting"):  # defaults of others depend on these
             own = definitions(Spec)[name]
             value = getattr(self, name)
             object.__setattr__(self, name, own.default if value is None else own.check(value))
@@ -122,37 +125,37 @@ class Spec(RunOptions):
 
     @property
     def num_tasks(self) -> int:
-        """The number of tasks, however they are given."""
+        """The number of tasks."""
         return self.tasks if isinstance(self.tasks, int) else len(self.tasks)
 
     @property
     def name(self) -> str:
-        """A name for the run's folder; a digest in it stands for values that are not defaults.
+        """The name of the run's folder; values that are not defaults add a digest.
 
         >>> Spec(method="er").name, Spec(method="er", lr=0.1).name
         ('digits-online-er-b100-s0', 'digits-online-er-b100-s0-...')
         """
         shown = {f: getattr(self, f) for f in _SHOWN}
-        named = self.dataset in DATASETS and not self.imports  # two files may have one stem
+        named = self.dataset in DATASETS and not self.imports  # two paths may have the same stem
         if named and self == Spec(**shown):
             return _plain_name(shown)
         return digest_name(self.to_dict())
 
     @property
     def name_before(self) -> str:
-        """The name that earlier versions gave to the run's folder, with fewer digits."""
+        """The name of the run's folder in earlier versions, with fewer digits."""
         name, sign, digits = self.name.rpartition("-")
         digest = len(digits) == DIGITS and set(digits) <= set("0123456789abcdef")
         return f"{name}{sign}{digits[:DIGITS_BEFORE]}" if digest else self.name
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields, as JSON takes them; `imports` only if there are any."""
+        """Return all fields as JSON values; `imports` only if it is not empty."""
         fields = dataclasses.asdict(self)
         return fields if self.imports else {k: v for k, v in fields.items() if k != "imports"}
 
 
 def content_of(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a spec without the places of imported files: their content counts.
+    """Return the fields of a spec with imported files replaced by their digests.
 
     >>> content_of({"buffer": 50, "imports": {"/home/me/mine.py": "c0ffee"}})
     {'buffer': 50, 'imports': ['c0ffee']}
@@ -170,9 +173,10 @@ def _plain_name(fields: Mapping[str, Any]) -> str:
 
 
 def digest_name(fields: Mapping[str, Any]) -> str:
-    """Return the name of a run with a digest of the fields of its spec, which need not be made.
+    """Return the name of a run with a digest of its fields, without constructing the spec.
 
-    A field that was added later is left out where it is usual, so that names of earlier runs stay.
+    A field that was added in a later version is left out at its default, so that names of earlier
+    runs do not change.
     """
     named = content_of(fields) | {"seed": None}
     if named.get("lr_drops") == ("offline" in str(fields.get("setting")).split("+")):
@@ -185,7 +189,7 @@ def digest_name(fields: Mapping[str, Any]) -> str:
 
 
 def dataset_is_there(name: str) -> bool:
-    """Whether a dataset has a known name or a path that exists."""
+    """Return whether a dataset is a known name or an existing path."""
     return name in DATASETS or (name != "" and user_path(name).exists())
 
 
@@ -212,7 +216,7 @@ def _check_setting(spec: Spec) -> None:
 
 
 def _check_semi(spec: Spec, semi: bool) -> None:
-    """Raise if an option of semi-supervised settings has no effect."""
+    """Raise a ValueError if an option of semi-supervised settings has no effect."""
     unused, when = tuple(SEMI), "unless the setting is semi-supervised"
     if semi:
         unused = UNUSED_WITH[spec.labelled_batches]
@@ -225,7 +229,7 @@ def _check_semi(spec: Spec, semi: bool) -> None:
 
 def _check_boundaries(spec: Spec) -> None:
     if parse_method(spec.method)[0].needs_boundaries and spec.boundaries != "given":
-        wanted = f"'given': {spec.method} draws by tasks"
+        wanted = f"'given': the memory draws of {spec.method} depend on tasks"
         raise ValueError(expected("boundaries", spec.boundaries, wanted))
 
 
@@ -235,7 +239,7 @@ def _check_epochs(spec: Spec, given: bool) -> None:
         wanted += f": {spec.method} only works in a single pass"
         raise ValueError(expected(field, getattr(spec, field), wanted))
     if spec.lr_drops and spec.epochs == 1:
-        wanted = "false: it falls between the epochs of a task, and there is one"
+        wanted = "false: the learning rate drops between epochs, and there is only one"
         raise ValueError(expected("lr_drops", spec.lr_drops, wanted))
 
 
@@ -246,7 +250,8 @@ def _check_real_time(spec: Spec, method: Method) -> None:
             raise ValueError(expected("relative_cost", spec.relative_cost, wanted))
         return
     if spec.epochs != 1:
-        raise ValueError(expected("epochs", spec.epochs, "1 in real time, where no batch waits"))
+        wanted = "1 in real time, where each batch arrives once"
+        raise ValueError(expected("epochs", spec.epochs, wanted))
     if method.rereads_task:
         raise ValueError(
             f"real_time does not fit the method {spec.method!r}, expected a method that does not "
@@ -257,14 +262,14 @@ def _check_real_time(spec: Spec, method: Method) -> None:
 
 
 def _check_alignment(spec: Spec, method: Method) -> None:
-    """Raise if the alignment would be measured on other draws than a step has."""
+    """Raise a ValueError if alignment would be measured on other draws than those of a step."""
     if "alignment" not in spec.record:
         return
     if method.chosen:
         wanted = f"no 'alignment': {spec.method} chooses its memory draws by labels"
         raise ValueError(expected("record", spec.record, wanted))
     if spec.outer_draw == "balanced":
-        wanted = "no 'alignment' with outer_draw = 'balanced': it is that of uniform draws"
+        wanted = "no 'alignment' with outer_draw = 'balanced': it is defined for uniform draws"
         raise ValueError(expected("record", spec.record, wanted))
 
 
@@ -277,7 +282,7 @@ def fields() -> list[str]:
 
 
 def upgrade_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a spec under today's names; older files have two other ones.
+    """Return the fields of a spec under their current names; two were renamed.
 
     >>> upgrade_fields({"adaptor": "trained", "options": {"alpha": 0.5}})
     {'agnostic_from': None, 'method_options': {'alpha': 0.5}}
@@ -290,9 +295,10 @@ def upgrade_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_specs(options: Mapping[str, Any], among: Iterable[str] = ()) -> list[Spec]:
-    """Return one spec per method and seed; `method` may be a list, `seeds` is their number.
+    """Return one spec per method and seed; `method` may be a list, `seeds` is the number of seeds.
 
-    Options that only others of the methods have are left out, also those of methods in `among`.
+    An option that a method lacks is left out if another method has it, or a method in `among`.
+
 
     >>> [s.name for s in make_specs({"method": ["er", "er-cba"], "buffer": 50})]
     ['digits-online-er-b50-s0', 'digits-online-er-cba-b50-s0']
@@ -316,7 +322,7 @@ def make_specs(options: Mapping[str, Any], among: Iterable[str] = ()) -> list[Sp
 
 
 def method_list(given: Any) -> list[str]:
-    """Return the names of methods, each once, from a list or a text with commas."""
+    """Return unique names of methods, from a list or a comma-separated text."""
     names = given.split(",") if isinstance(given, str) else given
     if not isinstance(names, list) or not names:
         raise ValueError(expected("method", given, "a name or a list of names"))
@@ -327,7 +333,7 @@ def method_list(given: Any) -> list[str]:
 
 
 def _fitting(given: Mapping[str, Any], method: str, methods: list[str]) -> dict[str, Any]:
-    """Leave out options that only another of the methods has, of adaptors and of methods."""
+    """Leave out options of adaptors and methods that only other methods have."""
     kinds = {parse_method(recipe_method(m))[1] for m in methods}
     own = parse_method(recipe_method(method))[1]
 

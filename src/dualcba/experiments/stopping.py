@@ -1,4 +1,4 @@
-"""Signals that end a run take effect between two steps, so that it can leave a checkpoint."""
+"""Delay signals that end a run until the end of a step, so that it can write a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dualcba.experiments.processes import ENDING, in_main_thread
 from dualcba.training.interrupts import send_to_main_thread
 
 PATIENCE = 3.0
-"""Seconds until a signal takes effect even if the step is not complete."""
+"""Seconds until a signal takes effect during a step."""
 
 
 class Stop:
-    """A request to stop: the first of SIGINT, SIGTERM and SIGHUP that arrives while listening.
+    """A request to stop: the first SIGINT, SIGTERM or SIGHUP that arrives while listening.
 
-    The loop over steps looks at `requested`, calls `heed` before it saves anything, and then
-    `take_effect`, which does what the signal does otherwise. A second signal takes effect at once;
-    so does the first one if the step is too long.
+    The loop over steps checks `requested`, calls `heed` before it saves anything, and then
+    `take_effect`, which calls the original handler. A second signal takes effect immediately, and
+    so does the first one after `PATIENCE` seconds.
     """
 
     def __init__(self) -> None:
@@ -30,14 +30,14 @@ class Stop:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal waits."""
+        """Whether a signal is pending."""
         return self._number is not None
 
     @contextmanager
     def listening(self, signals: Sequence[int] | None = None) -> Iterator[None]:
-        """Let signals wait inside, if Python handles them; only the main thread receives any.
+        """Delay signals inside the block, in the main thread, if they have Python handlers.
 
-        One that still waits at the end takes effect then. `signals` are others than those above.
+        A signal that is pending at the end takes effect then. `signals` replaces the default ones.
         """
         if not in_main_thread() or self._before:
             yield
@@ -54,12 +54,12 @@ class Stop:
             self._end()
 
     def heed(self) -> None:
-        """Let what follows the step, such as saving a large network, take as long as it needs."""
+        """Cancel the time limit, so that saving a large network is not interrupted."""
         if self.requested:
             self._timer.cancel()
 
     def take_effect(self) -> None:
-        """Handle the signal that waits as it would be handled otherwise."""
+        """Call the original handler of the pending signal."""
         assert self._number is not None
         self._before[self._number](self._number, None)
 
@@ -79,4 +79,4 @@ class Stop:
 
 
 stop = Stop()
-"""That of this process, because signals are."""
+"""The instance for this process, since signals are per process."""

@@ -1,4 +1,4 @@
-"""The run store: one folder per run, written whole or not at all, and the plan beside them."""
+"""The run store: a folder per run, written completely or not at all, and a plan."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dualcba.parsing import parse_json
 RESULT = "result.json"
 PLAN = "plan.json"
 LOCK = "lock"
-"""The file in the folder of a run that its process holds while the run is in progress."""
+"""The lock file in the folder of a run, held while the run is in progress."""
 
 
 def result_path(out: Path, spec: Spec) -> Path:
@@ -38,7 +38,7 @@ def result_path(out: Path, spec: Spec) -> Path:
 
 
 def run_folder(out: Path, spec: Spec) -> Path:
-    """Return the folder of a run; that of an earlier version, with a shorter name, if it exists."""
+    """Return the folder of a run, or an existing one with the shorter name of earlier versions."""
     before = out / spec.name_before
     return before if before.name != spec.name and before.is_dir() else out / spec.name
 
@@ -51,7 +51,7 @@ def check_folder(out: Path) -> None:
 
 
 def check_runs_folder(out: Path) -> None:
-    """Raise an OSError unless there is a folder, in which runs can be looked for."""
+    """Raise an OSError unless the folder exists."""
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"{out} is a file, expected a folder of runs")
     if not out.is_dir():
@@ -59,7 +59,7 @@ def check_runs_folder(out: Path) -> None:
 
 
 def make_folder(out: Path) -> None:
-    """Make the folder for the results; raise an OSError that says what is accepted."""
+    """Make the folder for the results; raise an OSError if this is not possible."""
     wanted = "a folder for the results that can be written, as --out"
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def check_free(out: Path, specs: Iterable[Spec]) -> None:
     for spec in specs:
         if result_path(out, spec).exists():
             folder = result_path(out, spec).parent
-            wanted = f"another --out, or `dualcba resume {out}` to go on with an earlier call"
+            wanted = f"another --out, or `dualcba resume {out}` to continue an earlier call"
             raise FileExistsError(f"{folder} already holds a complete run, expected {wanted}")
 
 
@@ -85,10 +85,7 @@ def write_result(
     result: dict[str, Any],
     files: Mapping[str, Callable[[Path], None]] | None = None,
 ) -> Path:
-    """Write a result as a whole: a reader sees all of it or nothing.
-
-    `files` are written beside it before, each by its function.
-    """
+    """Write a result atomically, after `files`, which are written by their functions."""
     path = result_path(out, spec)
     for name, save in (files or {}).items():
         save(path.with_name(name))
@@ -97,17 +94,17 @@ def write_result(
 
 
 def read_results(out: Path) -> dict[Path, Result]:
-    """Return the results in a folder by the folders of their runs, in order of their names."""
+    """Return the results in a folder by run folder, sorted by name."""
     return dict(_read_each(sorted(out.glob(f"*/{RESULT}"))))
 
 
 def files_below(out: Path, name: str) -> list[Path]:
-    """Return the files of a name below a folder, in order; folders may be removed meanwhile."""
+    """Return the files with a name below a folder, sorted; folders may be removed meanwhile."""
     return sorted(Path(folder, name) for folder, _, names in os.walk(out) if name in names)
 
 
 def _read_each(paths: Iterable[Path]) -> Iterator[tuple[Path, Result]]:
-    """Yield the folders and results of runs; one that is removed meanwhile is left out."""
+    """Yield the folders and results of runs; skip runs that are removed meanwhile."""
     for path in paths:
         with suppress(FileNotFoundError):
             yield path.parent, read_result(path)
@@ -127,7 +124,7 @@ def find_runs(*outs: Path) -> dict[Path, Result]:
 
 
 def distinct(results: Iterable[Result]) -> list[Result]:
-    """Return results, each spec and seed once for each of the data that the spec's dataset is."""
+    """Return results without duplicates of the same spec, seed and data."""
     every = list(results)
     digests, found = Digests(every), dict[Hashable, Result]()
     for result in every:
@@ -140,7 +137,7 @@ def _place(result: Result, digests: Digests) -> Hashable:
 
 
 def contradictions(runs: Mapping[Path, Result]) -> list[str]:
-    """Return a line on runs that `distinct` leaves out though they have other scores, if any."""
+    """Return a line on duplicates with different scores, which `distinct` drops, if any."""
     digests, first, others = Digests(runs.values()), dict[Hashable, Path](), dict[Path, Path]()
     for folder, result in runs.items():
         kept = first.setdefault(_place(result, digests), folder)
@@ -149,12 +146,12 @@ def contradictions(runs: Mapping[Path, Result]) -> list[str]:
     if not others:
         return []
     folder, kept = next(iter(others.items()))
-    more = f"; so have {len(others) - 1} more runs" if len(others) > 1 else ""
-    return [f"{folder} has other scores than {kept}, the same run, which counts{more}"]
+    more = f"; so do {len(others) - 1} more runs" if len(others) > 1 else ""
+    return [f"{folder} has other scores than the same run in {kept}, which is used{more}"]
 
 
 def _differ(one: Result, two: Result) -> bool:
-    """Return whether two results have other values of a score that both have."""
+    """Return whether two results have different values of a common score."""
     pairs = [
         (value, two.value(statistics, name))
         for statistics, found in one.scores.items()
@@ -164,7 +161,7 @@ def _differ(one: Result, two: Result) -> bool:
 
 
 def find_results(out: Path) -> list[Result]:
-    """Return the complete results below a folder, at any depth, each spec and seed once."""
+    """Return the complete results below a folder at any depth, without duplicates."""
     return distinct(find_runs(out).values())
 
 
@@ -183,7 +180,7 @@ def read_result(path: Path) -> Result:
 def write_plan(
     out: Path, specs: Iterable[Spec], data: Mapping[str, DataOrigin] | None = None
 ) -> Path:
-    """Add specs that are going to be run to the plan of a folder; `data` by the spec's dataset."""
+    """Add specs to the plan of a folder; `data` has the origin of each dataset."""
     path, data = out / PLAN, data or {}
     make_folder(out)
     with folder_lock(out):
@@ -213,14 +210,15 @@ def _write_entries(path: Path, entries: Iterable[tuple[Spec, DataOrigin | None]]
 
 
 def read_plan(out: Path) -> list[Spec]:
-    """Return the specs that calls of `dualcba run` with this folder were going to run."""
+    """Return the specs in the plan of a folder."""
     return [spec for spec, _ in _read_entries(out)]
 
 
 def planned_runs(out: Path) -> list[tuple[Path, AnySpec]]:
-    """Return the folder and the spec of each run of the plan, in its order.
+    """Return the folder and the spec of each run of the plan, in order.
 
-    A spec may be one that cannot be run here: its dataset is gone, or its method not imported.
+    A spec that cannot be run here, because its dataset was removed or its method is not imported,
+    is a `ForeignSpec`.
     """
     entries = _read_content(out)["specs"]
     with _naming(out / PLAN):
@@ -240,9 +238,9 @@ def _planned(out: Path, given: dict[str, Any]) -> tuple[Path, AnySpec]:
 
 
 def known_data(out: Path, results: Mapping[Path, Result]) -> dict[str, DataOrigin]:
-    """Return the data that the plan and the results of a folder name, by the spec's dataset.
+    """Return the origin of each dataset, as recorded in the plan and the results of a folder.
 
-    Raises a ValueError if two of them name different data for one dataset.
+    Raises a ValueError if two of them record different data for the same dataset.
     """
     path = out / PLAN
     entries = _read_entries(out) if path.is_file() else []
@@ -255,7 +253,7 @@ def known_data(out: Path, results: Mapping[Path, Result]) -> dict[str, DataOrigi
 def _one_origin_each(
     named: Iterable[tuple[Path, str, DataOrigin | None]],
 ) -> dict[str, DataOrigin]:
-    """Return the data of each dataset, given who names them."""
+    """Return the origin of each dataset; raise a ValueError if two records differ."""
     found: dict[str, DataOrigin] = {}
     for where, dataset, origin in named:
         if origin and not origin.same_as(first := found.setdefault(dataset, origin)):
@@ -277,7 +275,7 @@ def _read_entries(out: Path) -> list[tuple[Spec, DataOrigin | None]]:
 
 
 def _read_content(out: Path) -> dict[str, Any]:
-    """Return what the plan of a folder holds, with a list of specs in it."""
+    """Return the content of the plan of a folder; raise an error if it is not valid."""
     path = out / PLAN
     if out.is_file():
         raise NotADirectoryError(f"{out} is a file, expected the --out of a `dualcba run`")
@@ -295,7 +293,7 @@ def _read_content(out: Path) -> dict[str, Any]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Name the plan in errors about its content."""
+    """Put the path of the plan before errors about its content."""
     try:
         yield
     except NotImportedError as error:

@@ -1,8 +1,8 @@
-"""Sweeps: the runs of any options times any values, as a grid or as a random search over ranges.
+"""Sweeps: a grid over lists of values, or a random search over ranges.
 
-The values of lists are combined with each other. Ranges are drawn from: each of `samples` draws
-gives one value per range, and each combination of the lists is run with the same draws. Without a
-range, `samples` is the number of combinations that are drawn from the grid.
+The values of lists form a grid. Ranges are sampled: each of `samples` draws gives one value per
+range, and each point of the grid is run with the same draws. Without a range, `samples` is the
+number of points drawn from the grid.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ VALIDATION = 0.1
 SWEPT_SCORES = ("acc", "fm", "acc_auc", "acc_auc_last", "min_acc", "wc_acc", "bwt", "newest")
 LOWER_IS_BETTER = ("fm",)
 CURVE_SCORES = ("acc_auc", "acc_auc_last", "min_acc", "wc_acc")
-"""Measured between task ends."""
+"""Scores that need evaluations between task ends."""
 
 LATER_SCORES = ("fm", "min_acc", "wc_acc", "bwt", "newest")
-"""Measured from the second task on."""
+"""Scores that need at least two tasks."""
 
 METHOD_OPTION = "method_options."
 RESERVED = ("samples", "score", "statistics")
 
 BESIDE = ("seed", "seeds", "validation")
-"""Options of all runs of a sweep."""
+"""Options that are common to all runs of a sweep."""
 
 Point = dict[str, Any]
-"""A value for each option that varies."""
+"""A value for each swept option."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """Values from `low` to `high`, uniform or uniform in their logarithm."""
+    """Values from `low` to `high`, uniform or log-uniform."""
 
     low: float
     high: float
     log: bool = False
 
     def at(self, share: float, *, whole: bool) -> float | int:
-        """Return the value at a share of the way from low to high.
+        """Return the value at a fraction `share` of the range.
 
         >>> Range(1e-3, 1e-1, log=True).at(0.5, whole=False), Range(10, 20).at(0.26, whole=True)
         (0.01, 13)
@@ -64,7 +64,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What varies, and by which score the runs are compared."""
+    """The swept options, and the score that ranks the runs."""
 
     lists: Mapping[str, Sequence[Any]]
     ranges: Mapping[str, Range]
@@ -74,11 +74,11 @@ class Sweep:
 
     @property
     def varied(self) -> list[str]:
-        """The names of the options that vary."""
+        """The names of the swept options."""
         return [*self.lists, *self.ranges]
 
     def points(self, seed: int = 0) -> list[Point]:
-        """Return the combinations of values to run, the same ones for the same seed.
+        """Return the combinations of values to run, which are determined by the seed.
 
         >>> Sweep({"buffer": [50, 100], "lr": [0.1]}, {}).points()
         [{'buffer': 50, 'lr': 0.1}, {'buffer': 100, 'lr': 0.1}]
@@ -99,7 +99,7 @@ class Sweep:
         return {name: r.at(share, whole=_kind(name) is int) for (name, r), share in pairs}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the sweep as a table `[sweep]` of a TOML file has it."""
+        """Return the sweep as in a table `[sweep]` of a TOML file."""
         ranges = {name: asdict(r) for name, r in self.ranges.items()}
         lists = {name: list(values) for name, values in self.lists.items()}
         samples = {} if self.samples is None else {"samples": self.samples}
@@ -107,9 +107,9 @@ class Sweep:
 
 
 def sweep_specs(sweep: Sweep, options: Mapping[str, Any]) -> list[Spec]:
-    """Return the specs of a sweep, each once; all else is given by `options` as in `make_specs`.
+    """Return the unique specs of a sweep; `options` has the other options, as in `make_specs`.
 
-    They are scored on a validation split unless `validation` is given.
+    Runs are scored on a validation split unless `validation` is given.
     """
     given = {"validation": VALIDATION, **{k: v for k, v in options.items() if v is not None}}
     for name in sweep.varied:
@@ -126,7 +126,7 @@ def sweep_specs(sweep: Sweep, options: Mapping[str, Any]) -> list[Spec]:
 
 
 def _check_measured(sweep: Sweep, spec: Spec) -> None:
-    """Raise unless a run measures the score that the runs are compared by."""
+    """Raise a ValueError if a run would not measure the score of the sweep."""
     by = f"score is {sweep.score!r}"
     if sweep.score in LATER_SCORES and spec.num_tasks < 2:
         others = ", ".join(name for name in SWEPT_SCORES if name not in LATER_SCORES)
@@ -144,7 +144,7 @@ def _check_measured(sweep: Sweep, spec: Spec) -> None:
 
 
 def _with(given: Mapping[str, Any], point: Point) -> dict[str, Any]:
-    """Return the options with the values of a point in them."""
+    """Return the options updated with the values of a point."""
     own = {
         k.removeprefix(METHOD_OPTION): v for k, v in point.items() if k.startswith(METHOD_OPTION)
     }
@@ -157,7 +157,7 @@ def _with(given: Mapping[str, Any], point: Point) -> dict[str, Any]:
 
 
 def read_sweep(table: Mapping[str, Any]) -> Sweep:
-    """Return a sweep from a table of options, each with a list of values or a range.
+    """Return the sweep in a table of options, each with a list of values or a range.
 
     >>> read_sweep({"lr": {"low": 0.01, "high": 0.1, "log": True}, "samples": 5}).ranges
     {'lr': Range(low=0.01, high=0.1, log=True)}
@@ -194,7 +194,8 @@ def _check_name(name: str) -> None:
     if name.startswith(METHOD_OPTION) and name != METHOD_OPTION:
         return
     if name in BESIDE:
-        raise ValueError(f"{name} is in the sweep, expected the option --{name} beside it")
+        wanted = f"--{name}, which applies to the whole sweep"
+        raise ValueError(f"{name} is in the sweep, expected {wanted}")
     known = [field for field in fields() if field not in (*BESIDE, "method_options")]
     if name not in known:
         raise ValueError(unknown("option of the sweep", name, [*known, f"{METHOD_OPTION}NAME"]))
@@ -221,11 +222,11 @@ def _range(name: str, value: Mapping[str, Any]) -> Range:
 
 
 def _number(value: Any) -> float:
-    """Return a number as it is, and NaN for anything else."""
+    """Return a number unchanged, and NaN for any other value."""
     real = isinstance(value, int | float) and not isinstance(value, bool)
     return value if real else math.nan
 
 
 def _kind(name: str) -> Any:
-    """Return the type of an option; those of a method are numbers."""
+    """Return the type of an option; options of methods are taken as floats."""
     return definitions(Spec)[name].kind if name in definitions(Spec) else float

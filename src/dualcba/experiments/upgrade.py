@@ -1,8 +1,8 @@
-"""Files of older versions: results and collected rows of schema 1.
+"""Upgrade results and collected rows of schema 1.
 
-Only here is anything read from the name of a file. `dualcba reproduce` copies the class-agnostic
-part of a run on CIFAR-100 with seed 2 to `cifar100-s2.safetensors`, that of its small counterpart
-to `small-cifar100-s2.safetensors`. From schema 2 on, a result records where the part came from.
+Schema 1 does not record the source of a loaded class-agnostic part, so it is read from the file's
+name: `dualcba reproduce` copies the part of a run on CIFAR-100 with seed 2 to
+`cifar100-s2.safetensors`, or to `small-cifar100-s2.safetensors` at small scale.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ def upgrade_result(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def provenance_from_name(path: str | None, seed: int) -> dict[str, Any] | None:
-    """Return the run that a class-agnostic part was trained in, from the name of its file.
+    """Return the source run of a class-agnostic part from the name of its file.
 
     None if the name does not end with the seed of the run that loads it.
+
 
     >>> provenance_from_name("adaptors/cifar10-s2.safetensors", 2)
     {'dataset': 'cifar10', 'setting': 'online', ..., 'buffer': 200, 'tasks': 5, 'seed': 2}
@@ -38,7 +39,7 @@ def provenance_from_name(path: str | None, seed: int) -> dict[str, Any] | None:
 
 
 def upgrade_row(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return the spec of a collected row of schema 1, and the origin of its class-agnostic part.
+    """Return the spec of a collected row of schema 1, and the source of its class-agnostic part.
 
     >>> spec, source = upgrade_row({"method": "er-dual-cba", "adaptor": "from cifar10"})
     >>> spec, source["dataset"]

@@ -1,4 +1,4 @@
-"""The software and the hardware that compute a result."""
+"""Versions of software and hardware, as recorded in results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs with a monitor whose numbers are in a file in their folder, for `dualcba watch`."""
+"""Runs with a monitor that writes to a file in their folder, for `dualcba watch`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dualcba.monitoring.monitor import Monitor
 from dualcba.options import Hardware
 
 EVERY = 5
-"""Batches of which one is predicted."""
+"""The monitor predicts one of so many batches."""
 
 
 class Watched:
-    """The monitors of the runs in progress below a folder; there are none unless it is `on`."""
+    """The monitors of the runs in progress below a folder, if `on`."""
 
     def __init__(self, out: Path, make: Make, *, on: bool) -> None:
         self.out, self._make, self.on = out, make, on
@@ -43,16 +43,16 @@ class Watched:
             self._monitors.pop(id(run))[1].close()
 
     def forget(self, spec: Spec) -> None:
-        """Write the last numbers of a run that has failed."""
+        """Write the last numbers of a failed run."""
         for key, (run, _) in list(self._monitors.items()):
             if run.spec is spec:
                 self._end(key, "failed")
 
     def close(self) -> None:
-        """Write the last numbers of runs that were interrupted."""
+        """Write the last numbers of interrupted runs."""
         for key in list(self._monitors):
             self._end(key, "stopped")
 
     def _end(self, key: int, status: str) -> None:
-        with suppress(Exception):  # the run has raised, and its error matters more
+        with suppress(Exception):  # do not hide the error of the run
             self._monitors.pop(key)[1].close(status)

@@ -1,8 +1,8 @@
-"""What became of each file: learnt, known already, broken, or no image.
+"""The outcome of each file: learnt, known, broken, or not an image.
 
-The ledger is a file of JSON lines that only grows. The model names how many of its bytes belong to
-it, and their SHA-256; what is after them was written by a process that ended before it saved the
-model, and is cut off.
+The ledger is an append-only file of JSON lines. The model stores the number of bytes that belong to
+it, and their SHA-256. Further bytes are from a process that ended before it saved the model, and
+are truncated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OUTCOMES = (LEARNT, KNOWN, BROKEN, OTHER)
 
 @dataclass(frozen=True)
 class Entry:
-    """What became of a file. `said` is the model's answer before it learnt from the image."""
+    """The outcome of a file; `said` is the model's prediction before it learnt the image."""
 
     file: File
     outcome: str
@@ -33,7 +33,7 @@ class Entry:
 
     @property
     def right(self) -> bool:
-        """Whether the answer was the class."""
+        """Whether the prediction was correct."""
         return self.said == self.file.label
 
     def line(self) -> bytes:
@@ -53,7 +53,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Saved:
-    """The part of the file that belongs to a model."""
+    """The part of the ledger's file that belongs to a model."""
 
     size: int
     sha256: str
@@ -61,22 +61,22 @@ class Saved:
 
 @dataclass
 class Ledger:
-    """The entries of a folder in memory, and the lines that are not in the file yet."""
+    """The entries of a folder, and the lines not yet written to the file."""
 
     marks: dict[str, Mark] = field(default_factory=dict)
-    """The marks of files that need not be read again, by path."""
+    """Marks by path of files that need not be read again."""
 
     labels: dict[str, set[str]] = field(default_factory=dict)
-    """The classes under which a content was learnt, by its SHA-256."""
+    """The classes under which an image was learnt, by the SHA-256 of its file."""
 
     answers: list[tuple[str, str | None]] = field(default_factory=list)
-    """The class of each image that was learnt and the answer before, in order."""
+    """The class and the prior prediction of each learnt image, in order."""
 
     outcomes: dict[str, str] = field(default_factory=dict)
-    """What became of each file in the end, by path: a broken one may have been completed."""
+    """The last outcome of each file by path; a broken file may have been completed since."""
 
     relabelled: int = 0
-    """Images whose content was learnt under another class before."""
+    """Number of images that were learnt under another class before."""
 
     _unsaved: list[bytes] = field(default_factory=list)
     _size: int = 0
@@ -102,16 +102,16 @@ class Ledger:
         return sum(one == outcome for one in self.outcomes.values())
 
     def knows(self, sha256: str, label: str) -> bool:
-        """Return whether this content was learnt under this class."""
+        """Return whether a file with this SHA-256 was learnt under this class."""
         return label in self.labels.get(sha256, ())
 
     @property
     def unsaved(self) -> int:
-        """The number of entries that are not in the file."""
+        """The number of entries not yet written."""
         return len(self._unsaved)
 
     def write(self, path: Path) -> Saved:
-        """Append the entries that are not in the file, and return the part that is complete."""
+        """Append the new entries to the file, and return its valid part."""
         added = b"".join(self._unsaved)
         with path.open("r+b" if self._size else "w+b") as file:
             file.truncate(self._size)
@@ -126,7 +126,7 @@ class Ledger:
 
     @classmethod
     def read(cls, path: Path, saved: Saved) -> Ledger:
-        """Read the part of a file that belongs to a model."""
+        """Read the part of the file that belongs to a model."""
         try:
             with path.open("rb") as file:
                 content = file.read(saved.size)
@@ -134,7 +134,7 @@ class Ledger:
             content = b""
         digest = hashlib.sha256(content)
         if len(content) != saved.size or digest.hexdigest() != saved.sha256:
-            wanted = f"the {saved.size} bytes of files seen that its model names"
+            wanted = f"the first {saved.size} bytes as recorded in its model"
             raise ValueError(f"{path} is damaged or missing, expected {wanted}")
         ledger = cls(_size=saved.size, _digest=digest)
         for entry in _entries(path, content):
@@ -151,7 +151,7 @@ def _entries(path: Path, content: bytes) -> Iterator[Entry]:
 
 
 def accuracy(answers: Sequence[tuple[str, str | None]]) -> float | None:
-    """Return the percentage of answers that are the class; None if there are none.
+    """Return the percentage of correct predictions, or None if there are none.
 
     >>> accuracy([("cat", "cat"), ("dog", None)])
     50.0

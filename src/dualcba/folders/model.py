@@ -1,7 +1,7 @@
-"""The folder of a model: the learner's state, what it was made from, and which files it has seen.
+"""The folder of a model: the learner's state, its spec, and the list of files it has seen.
 
-`model.safetensors` is replaced as a whole, with a checksum. It names the part of `seen.jsonl` that
-belongs to it, so the two always agree, whenever a process ends.
+`model.safetensors` is replaced atomically and has a checksum. It records the part of `seen.jsonl`
+that belongs to it, so that the two are consistent even if a process is killed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LearnerState = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a learner is made from; it stays the same as long as the model exists."""
+    """The fixed options of a model, from which its learner is made."""
 
     folder: str
     """The folder of the images, as an absolute path."""
@@ -55,20 +55,20 @@ class ModelSpec:
     """Files that register the method, with their SHA-256; see `dualcba.methods.files`."""
 
     readout: Readout = "head"
-    """That of models of earlier versions, unless it is given."""
+    """The default is the readout of models of earlier versions."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    """The method and options that `method` stands for if it is the name of a recipe, else none."""
+    """The method and options of a recipe if `method` is the name of one."""
 
     @property
     def text(self) -> str:
-        """What it says, in a few words."""
+        """A short description."""
         channels, height, width = self.shape
         shape = f"{height}×{width} {'grey' if channels == 1 else 'RGB'}"
         return f"{self.method}, {self.network}, {shape}, memory of {self.buffer}"
 
     def make_learner(self, device: str) -> Learner:
-        """Return a learner for classes that nobody announces."""
+        """Return a learner for classes that are not announced."""
         check_imported(self.imports)
         with first_weights(self.seed):
             network = make_network(self.network, self.shape, FIRST_OUTPUTS)
@@ -96,7 +96,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Stored:
-    """A model as it is on the disk."""
+    """A model as read from disk."""
 
     spec: ModelSpec
     state: LearnerState
@@ -111,7 +111,7 @@ class Stored:
 
 
 def save_model(folder: Path, spec: ModelSpec, learner: Learner, ledger: Ledger) -> None:
-    """Write a model; if this process ends before it is complete, the one before is still there."""
+    """Write a model; the previous one stays until the write is complete."""
     seen = ledger.write(folder / SEEN)
     state = with_estimate(learner.state_dict())
     meta = {
@@ -125,7 +125,7 @@ def save_model(folder: Path, spec: ModelSpec, learner: Learner, ledger: Ledger) 
 
 
 def read_model(folder: Path) -> Stored:
-    """Read a model; nothing in it is executed."""
+    """Read a model; no code in it is executed."""
     path = folder / MODEL
     if not path.is_file():
         wanted = "one that `dualcba learn` has saved"

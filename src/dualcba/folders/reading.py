@@ -1,4 +1,4 @@
-"""Read one file of a growing folder: an image, or why it is none."""
+"""Read files of a growing folder as images."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dualcba.errors import reason
 from dualcba.folders.watching import File, mark_of
 
 LARGEST_SIDE = 32
-"""Height and width to which larger images are scaled, unless a size is given."""
+"""Larger images are scaled to this height and width, unless a size is given."""
 
 
 class ChangedError(Exception):
-    """A file that has changed or gone since it was found."""
+    """A file was changed or removed since it was found."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,17 @@ class Content:
 
 @dataclass(frozen=True)
 class Sample:
-    """An image that waits to be learnt."""
+    """An image that is ready to be learnt."""
 
     file: File
     sha256: str
     image: ByteArray
     since: float
-    """When it was read, by the monotonic clock."""
+    """The time when it was read, on the monotonic clock."""
 
 
 def read_content(root: Path, file: File) -> Content:
-    """Read a file; raise a `ChangedError` if it is not the one that was found."""
+    """Read a file; raise a `ChangedError` if it was changed or removed."""
     path = root / file.path
     try:
         data = path.read_bytes()
@@ -58,10 +58,10 @@ def read_content(root: Path, file: File) -> Content:
 
 
 def decode(data: bytes, shape: ImageShape | None = None) -> ByteArray:
-    """Return an image as a uint8 array; raise a ValueError that says why it is none."""
+    """Return an image as a uint8 array; raise a ValueError if it is not an image."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's, about large images or odd metadata
+            warnings.simplefilter("ignore")  # of Pillow, about large images or odd metadata
             with Image.open(io.BytesIO(data)) as image:
                 return image_to_array(image, shape)
     except Exception as error:  # a damaged image may raise anything
@@ -79,7 +79,7 @@ Header = tuple[int, int, bool]
 
 
 def read_header(data: bytes) -> Header | None:
-    """Return the size of an image and whether it is grey; None if it is no image."""
+    """Return the size of an image and whether it is grey, or None if it is not an image."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -90,10 +90,11 @@ def read_header(data: bytes) -> Header | None:
 
 
 def fitting_shape(headers: Sequence[Header], size: int | None, colour: str) -> ImageShape:
-    """Return channels, height and width for images with such headers.
+    """Return the channels, height and width for images with these headers.
 
-    Without `size` it is the most common size, at most 32 × 32. `colour` is `grey`, `rgb` or
-    `auto`: grey if all images are.
+    Without `size`, it is the most common size, at most 32 × 32. `colour` is `grey`, `rgb` or `auto`
+    (grey if all images are).
+
 
     >>> fitting_shape([(8, 8, True), (300, 400, True), (8, 8, True)], None, "auto")
     (1, 8, 8)

@@ -1,4 +1,4 @@
-"""Learn from a folder while it grows: look, ask the model, learn, save, and so on."""
+"""Learn from a growing folder: find new images, predict them, learn them, save the model."""
 
 from __future__ import annotations
 
@@ -44,36 +44,36 @@ from dualcba.options import (
 from dualcba.training.unannounced import even_batches, unannounced_options
 
 FIRST = 100
-"""Images that decide on size and colours of a new model, and on how pixels are normalised."""
+"""Number of images that determine the input size, colours and normalisation of a new model."""
 
 GROWING = 50_000
-"""Images that a folder may come to hold, for the choice of a network that a CPU can train."""
+"""Assumed final number of images, to choose a network that a CPU can train."""
 
 AT_ONCE = 50
-"""Files that are read before the next step: there may be many without a new image."""
+"""Largest number of files to read before the next step."""
 
 SCAN_SHARE = 10
-"""Looking at a large folder takes at most 1 / `SCAN_SHARE` of the time."""
+"""Scanning a large folder takes at most 1 / `SCAN_SHARE` of the time."""
 
 FIXED = ("method", "method_options", "network", "buffer", "batch_size", "memory_batch", "lr",
          "flip", "seed")  # fmt: skip
-"""Options that a model keeps."""
+"""Options that are fixed when a model is made."""
 
 UNLESS_RECIPE = {"memory_batch": 32, "lr": 0.03}
-"""Options of the learner, unless they are given; a recipe has those of its protocol."""
+"""Defaults of the learner; a recipe uses the defaults of its protocol."""
 
 Say = Callable[[str], None]
 
 
 @dataclass
 class Session:
-    """A folder, the model that learns from it, and what waits to be learnt."""
+    """A folder, the model that learns from it, and the images that wait to be learnt."""
 
     root: Path
     model: Path
     options: LearnCommand
     given: Mapping[str, Any]
-    """The options that the user has given."""
+    """The options given by the user."""
 
     say: Say
     """Prints one line."""
@@ -82,13 +82,13 @@ class Session:
     learner: Learner | None = None
     ledger: Ledger = field(default_factory=Ledger)
     waiting: deque[File] = field(default_factory=deque)
-    """Files that were found and not read."""
+    """Files that were found but not read yet."""
 
     ready: deque[Sample] = field(default_factory=deque)
-    """Images in the order in which they are learnt, at most two batches."""
+    """The next images to learn, in order; at most two batches."""
 
     learnt: int = 0
-    """Images since the start of the process."""
+    """Number of images learnt by this process."""
 
     _look: Look = field(default_factory=lambda: Look([], 0, 0))
     _looked_at: float = -1e9
@@ -104,7 +104,7 @@ class Session:
     # ------------------------------------------------------------------ the loop
 
     def resume(self) -> bool:
-        """Go on with the model in its folder; return whether there is one."""
+        """Continue with the model in its folder; return whether there is one."""
         if not (self.model / MODEL).exists():
             return False
         stored = read_model(self.model)
@@ -117,8 +117,8 @@ class Session:
     def steps(self) -> Iterator[int]:
         """Learn, and yield the number of images of each step, 0 while there is nothing to learn.
 
-        With the option `once` it ends when all files have been learnt. It saves from time to time,
-        and whenever there is nothing to learn; the caller saves at the end.
+        With the option `once`, it ends when all files have been learnt. It saves at intervals, and
+        when there is nothing to learn; the caller saves at the end.
         """
         while True:
             self._find()
@@ -133,7 +133,7 @@ class Session:
             yield len(batch)
 
     def save(self) -> None:
-        """Write the model if there is something new, unless a step was interrupted."""
+        """Write the model if there are new entries, unless a step was interrupted."""
         if self.spec and self.learner and self.ledger.unsaved and not self._in_step:
             save_model(self.model, self.spec, self.learner, self.ledger)
         self._saved_at = time.monotonic()
@@ -149,7 +149,7 @@ class Session:
         return Counter(self.learner.classes_[k] for k in labels)
 
     def _is_done(self) -> bool:
-        """Whether a look after the last step has found nothing."""
+        """Return whether a scan after the last step has found nothing."""
         if self.waiting or self.ready:
             return False
         self._find(at_once=True)
@@ -158,7 +158,7 @@ class Session:
     # ------------------------------------------------------------------ finding and reading
 
     def _find(self, *, at_once: bool = False) -> None:
-        """Look at the folder, if it is time, and read the next images."""
+        """Scan the folder if it is due, and read the next images."""
         now = time.monotonic()
         pause = max(self.options.every, SCAN_SHARE * self._look_seconds)
         if at_once or now - self._looked_at >= pause:
@@ -168,7 +168,7 @@ class Session:
             self._looked_at = time.monotonic()
             self._look_seconds = self._looked_at - now
             self._remark_on_look()
-        unsettled = self.options.once and self._look.unsettled  # all of them decide on the model
+        unsettled = self.options.once and self._look.unsettled  # wait: all determine the model
         if self.waiting and self.spec is None and not unsettled:
             self._begin()
         for _ in range(AT_ONCE):
@@ -177,15 +177,15 @@ class Session:
 
     def _remark_on_look(self) -> None:
         if not self.root.is_dir():
-            self._once(f"{self.root} is gone; waiting for it")
+            self._once(f"{self.root} was removed; waiting for it")
         elif self._look.loose:
-            self._once(f"files directly in {self.root} are left out: they have no class")
+            self._once(f"files directly in {self.root} are left out, since they have no class")
 
     def _read(self, file: File) -> None:
-        """Read a file into `ready`, or note why it is not learnt."""
+        """Read a file into `ready`, or record why it is not learnt."""
         content = self._content(file)
         if content is None or self._is_ready(content.sha256, file.label):
-            return  # a later look finds it again, if it is there
+            return  # a later scan finds it again if it still exists
         if self.ledger.knows(content.sha256, file.label):
             self.ledger.add(Entry(file, KNOWN, content.sha256))
             return
@@ -202,7 +202,7 @@ class Session:
         if header is not None and not header[2]:
             self._said_colour = True
             path = named(content.file.path)
-            self.say(f"{path} has colours and is learnt as grey: the first images were grey")
+            self.say(f"{path} is in colour, but learnt as grey, since the first images were grey")
 
     def _is_ready(self, sha256: str, label: str) -> bool:
         return any(s.sha256 == sha256 and s.file.label == label for s in self.ready)
@@ -218,7 +218,7 @@ class Session:
             return None
 
     def _decoded(self, content: Content, shape: ImageShape | None) -> ByteArray | None:
-        """Return the image of a file; None if it has none, which is noted."""
+        """Return the image of a file, or record the problem and return None."""
         try:
             return decode(content.data, shape)
         except ValueError as error:
@@ -227,13 +227,13 @@ class Session:
                 other = is_other_file(self.root / content.file.path)
             self.ledger.add(Entry(content.file, OTHER if other else BROKEN, content.sha256))
             if not other:
-                self.say(f"left out: {named(content.file.path)} is not a whole image: {error}")
+                self.say(f"left out: {named(content.file.path)} is not a complete image: {error}")
             return None
 
     # ------------------------------------------------------------------ learning
 
     def _begin(self) -> None:
-        """Make the learner for images like the first ones."""
+        """Make the learner, with the input size and normalisation of the first images."""
         read = [self._content(file) for file in list(self.waiting)[:FIRST]]
         contents = [content for content in read if content is not None]
         headers = [header for c in contents if (header := read_header(c.data)) is not None]
@@ -247,10 +247,10 @@ class Session:
         self.waiting = deque(f for f in self.waiting if self.ledger.marks.get(f.path) != f.mark)
 
     def _batch(self) -> list[Sample]:
-        """Take the next batch from `ready`; it is empty while it is worth waiting for more images.
+        """Take the next batch from `ready`, or an empty one to wait for more images.
 
-        While there are two batches, it is one of them. Else, after a while, it is what is there in
-        parts of even size, so that no batch is needlessly small.
+        With two full batches it is one of them. After a while, the remaining images are split
+        evenly, so that no batch is needlessly small.
         """
         if self.spec is None or not self.ready:
             return []
@@ -265,7 +265,7 @@ class Session:
         return [self.ready.popleft() for _ in range(part.stop)]
 
     def _learn(self, batch: list[Sample]) -> None:
-        """Ask the model about images, then learn from them."""
+        """Predict images, then learn from them."""
         learner = self.learner
         assert learner is not None
         x, labels = np.stack([s.image for s in batch]), [s.file.label for s in batch]
@@ -288,7 +288,7 @@ class Session:
 
 
 def named(path: str) -> str:
-    """Return a path for a terminal: control characters are escaped."""
+    """Return a path for a terminal, with control characters escaped."""
     return path if path.isprintable() else repr(path)[1:-1]
 
 
@@ -296,7 +296,7 @@ def named(path: str) -> str:
 
 
 def make_spec(options: LearnCommand, root: Path, shape: ImageShape, images: ByteArray) -> ModelSpec:
-    """Return the spec of a new model for images like these, which have its shape."""
+    """Return the spec of a new model for images of a shape; `images` are the first ones."""
     mean, std = channel_mean_and_std(images)
     device = resolve_device(options.device)
     network = options.network or network_for(shape, GROWING, device)[0]
@@ -313,9 +313,9 @@ def make_spec(options: LearnCommand, root: Path, shape: ImageShape, images: Byte
 
 
 def _recipe_options(options: LearnCommand, shape: ImageShape) -> dict[str, Any]:
-    """Return the options for which the method's name stands, if it is that of a recipe.
+    """Return the options of the recipe if the method is the name of one.
 
-    A recipe augments colour images by an augmentation that flips them, which must be allowed.
+    A recipe flips colour images, so its augmentation applies only if `flip` is on.
     """
     if options.method not in RECIPES:
         return {}
@@ -324,33 +324,33 @@ def _recipe_options(options: LearnCommand, shape: ImageShape) -> dict[str, Any]:
 
 
 def check_same(spec: ModelSpec, given: Mapping[str, Any], model: Path) -> None:
-    """Raise if an option was given that differs from that of the model."""
+    """Raise a ValueError if a given option differs from the model's."""
     height, width = spec.shape[1:]
     own: dict[str, Any] = {name: getattr(spec, name) for name in FIXED}
     own |= {"size": height if height == width else [height, width]}
     own |= {"colour": "grey" if spec.shape[0] == 1 else "rgb"}
     for name, value in given.items():
         if name in own and value not in (own[name], "auto"):
-            wanted = f"{own[name]!r}, that of the model in {model}, or another --model"
+            wanted = f"{own[name]!r} as in the model in {model}, or another --model"
             raise ValueError(expected(name, value, wanted))
 
 
 def check_options_of(options: LearnCommand) -> None:
-    """Raise if the method or the device cannot be used; there may be no image yet."""
+    """Raise a ValueError if the method or the device cannot be used."""
     resolve_device(options.device)
     name = recipe_method(options.method)
     method = parse_method(name)[0]
     check_options(name, options.method_options)
     if method.needs_boundaries:
-        wanted = "a method that needs no task boundaries: a folder has none"
+        wanted = "a method that needs no task boundaries, since a folder has none"
         raise ValueError(expected("method", options.method, wanted))
 
 
 def check_folder(root: Path, model: Path) -> None:
-    """Raise unless there is a folder of images, and the model is not one of its classes."""
+    """Raise an error unless the folder exists, and the model is not inside one of its classes."""
     if not root.is_dir():
         what = "is a file" if root.exists() else "is missing"
-        raise FileNotFoundError(f"{root} {what}, expected a folder with a folder per class")
+        raise FileNotFoundError(f"{root} {what}, expected a folder with a subfolder per class")
     inside = Path(os.path.realpath(model)), Path(os.path.realpath(root))
     if inside[0].is_relative_to(inside[1]):
         first = inside[0].relative_to(inside[1]).parts[:1]
@@ -360,11 +360,11 @@ def check_folder(root: Path, model: Path) -> None:
 
 
 def _moved(spec: ModelSpec, root: Path, model: Path) -> ModelSpec:
-    """Return the spec with the folder as it is called now; raise if it is another one."""
+    """Return the spec with the current path of its folder; raise a ValueError if it is another."""
     now = str(root.absolute())
     if os.path.realpath(spec.folder) == os.path.realpath(now):
         return spec
     if Path(spec.folder).is_dir():
-        wanted = f"{spec.folder}, that of the model in {model}, or another --model"
+        wanted = f"{spec.folder} as in the model in {model}, or another --model"
         raise ValueError(expected("folder", str(root), wanted))
-    return replace(spec, folder=now)  # it was moved: what was learnt is known by its content
+    return replace(spec, folder=now)  # it was moved; known images are found by content

@@ -1,4 +1,4 @@
-"""What a model has learnt from its folder: a table by class, and a page with it."""
+"""The summary of a model: a table by class, and the HTML report."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from dualcba.report.tables.html import escape
 from dualcba.report.tables.model import Column, Table, number, text_columns
 
 WINDOW = 200
-"""Images of the accuracy at the end."""
+"""Number of images for the latest accuracy."""
 
 Answers = Sequence[tuple[str, str | None]]
 
 LATEST = 50
-"""Images of a class whose accuracy is shown beside that over all of its images."""
+"""Number of images for the latest accuracy of a class."""
 
 NOTE = (
-    "accuracy: share of right answers before an image was learnt, in percent; "
-    f"latest: over the last {LATEST} images of a class, and the last {WINDOW} of all"
+    "accuracy: percentage of images predicted correctly before they were learnt; "
+    f"latest: over the last {LATEST} images of a class, and the last {WINDOW} images of all classes"
 )
 
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One class, or all of them."""
+    """The numbers of one class, or of all."""
 
     name: str
     seen: int
@@ -45,7 +45,7 @@ class ClassRow:
 
 
 def class_rows(session: Session) -> list[ClassRow]:
-    """Return a row per class in the order of arrival, and one for all."""
+    """Return a row per class in order of arrival, and a row for all classes."""
     answers, memory = session.ledger.answers, session.memory
     by_class: dict[str, list[tuple[str, str | None]]] = {}
     for answer in answers:
@@ -93,10 +93,10 @@ def closing_data(session: Session) -> dict[str, Any]:
 def remarks(session: Session) -> list[str]:
     """Return remarks on files that were not learnt as usual, a line for each kind."""
     ledger = session.ledger
-    again = "learnt under each, what was learnt first is kept"
+    again = "learnt under both"
     counts = (
         (ledger.count(KNOWN), "file has", "files have", "the content of an image learnt before"),
-        (ledger.count(BROKEN), "file was", "files were", "left out: not a whole image"),
+        (ledger.count(BROKEN), "file was", "files were", "left out: not a complete image"),
         (ledger.relabelled, "image was", "images were", f"in the folders of two classes: {again}"),
     )
     return [f"{n} {one if n == 1 else more} {what}" for n, one, more, what in counts if n]
@@ -106,7 +106,7 @@ def remarks(session: Session) -> list[str]:
 
 
 def write_report(session: Session) -> Path:
-    """Write the page on a model into its folder, and return its path."""
+    """Write the report on a model into its folder, and return its path."""
     rows = class_rows(session)
     total, spec = rows[-1], session.spec
     assert spec is not None
@@ -116,7 +116,7 @@ def write_report(session: Session) -> Path:
     head = f'<header><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p></header>'
     facts = [
         Fact("accuracy before learning", f"{number(total.accuracy)} %", "over all images"),
-        Fact("at the end", f"{number(total.latest)} %", f"over the last {WINDOW} images"),
+        Fact("latest accuracy", f"{number(total.latest)} %", f"over the last {WINDOW} images"),
     ]
     said = [f"{remark}." for remark in remarks(session)]
     sections = [
@@ -131,7 +131,7 @@ def write_report(session: Session) -> Path:
 
 
 def _curve(answers: Answers) -> Plot:
-    """Return the accuracy before learning, as a mean over a window that moves."""
+    """Return the moving average of the accuracy before learning."""
     window = max(1, min(WINDOW, len(answers) // 5))
     right = [a == b for a, b in answers]
     at = range(window, len(right) + 1, max(1, len(right) // 500))
@@ -144,19 +144,19 @@ def _curve(answers: Answers) -> Plot:
         ax.set_ylim(0, 100)
         grid(ax)
         few_ticks(ax, 6)
-    caption = f"Accuracy of the answers before learning, over the {window} images before each point"
+    caption = f"Accuracy of predictions before learning, averaged over {window} images"
     return Plot("accuracy", caption, caption, figure)
 
 
 def _confusions(answers: Answers) -> Table | str:
-    """Return the most frequent wrong answers among the latest ones."""
+    """Return the most frequent wrong predictions among the latest images."""
     wrong = Counter((label, said) for label, said in answers if said not in (None, label))
     rows = [(named(a), named(str(b)), str(n)) for (a, b), n in wrong.most_common(10)]
     if not rows:
-        return "No wrong answer among the latest ones."
-    columns = (*text_columns("class", "answer"), Column("images"))
+        return "No wrong predictions among the latest images."
+    columns = (*text_columns("class", "prediction"), Column("images"))
     note = f"the most frequent ones among the last {count(len(answers), 'image')}"
-    return Table("Wrong answers", columns, tuple(rows), note)
+    return Table("Wrong predictions", columns, tuple(rows), note)
 
 
 def _sentence(text: str) -> str:

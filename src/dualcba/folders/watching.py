@@ -1,4 +1,4 @@
-"""The files of a folder that grows: which are new, and which are still being written."""
+"""Find new files in a growing folder, except those that are still being written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from dualcba.data.readers.folder import is_ignored
 
 Mark = tuple[int, int, int]
-"""Size, time of the last change of the content, and of the file: differs if a file has changed."""
+"""Size, mtime and ctime, which differ if a file has changed."""
 
 
 @dataclass(frozen=True)
@@ -25,35 +25,35 @@ class File:
 
     @property
     def label(self) -> str:
-        """The name of the class: that of the folder directly below the root."""
+        """The class: the name of the folder directly below the root."""
         return self.path.partition("/")[0]
 
     @property
     def order(self) -> tuple[int, str]:
-        """Files are learnt in the order of their times, then of their paths."""
+        """The sort key of the order of learning: modification time, then path."""
         return self.mark[1], self.path
 
 
 def mark_of(path: Path) -> Mark:
-    """Return what changes with a file; raise an OSError if it is gone or no ordinary file."""
+    """Return the mark of a file; raise an OSError if it is missing or not a regular file."""
     return _mark(path.stat(), path)
 
 
 def _mark(found: os.stat_result, path: Path) -> Mark:
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(f"{path} is not an ordinary file")
+        raise OSError(f"{path} is not a regular file")
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 @dataclass(frozen=True)
 class Look:
-    """What one look at the folder has found."""
+    """The result of one scan of the folder."""
 
     settled: list[File]
-    """New or changed files that can be read, in the order in which they are learnt."""
+    """New or changed files, in the order of learning."""
 
     unsettled: int
-    """The number of files that have changed a moment ago."""
+    """The number of files that changed too recently."""
 
     loose: int
     """The number of files outside of class folders."""
@@ -65,10 +65,10 @@ class Watcher:
     Parameters
     ----------
     root
-        Contains a folder per class. What is in folders below it belongs to the class.
+        A folder with a subfolder per class. Files in deeper folders belong to the class, too.
     settle
-        Seconds that a file must be unchanged. It is if its times say so, or if it is the same as in
-        a look that long ago: clocks of other machines may be ahead.
+        Seconds for which a file must be unchanged: by its times, or, since clocks of other machines
+        may be ahead, by comparison with a scan that long ago.
     """
 
     def __init__(self, root: Path, settle: float) -> None:
@@ -95,7 +95,7 @@ class Watcher:
         return time.time() - changed >= self.settle or seen_for >= self.settle
 
     def _files(self) -> tuple[list[File], int]:
-        """Return the files of all classes, and the number of those of no class."""
+        """Return the files of all classes, and the number of files outside of class folders."""
         found: list[File] = []
         loose = 0
         for entry in _entries(self.root):
@@ -107,18 +107,18 @@ class Watcher:
 
 
 def _below(folder: str, path: str) -> Iterator[File]:
-    """Yield the files below a folder; links to folders inside a class are left out."""
+    """Yield the files below a folder; does not follow links to folders."""
     for entry in _entries(folder):
         inner = f"{path}/{entry.name}"
         if entry.is_dir(follow_symlinks=False):
             yield from _below(entry.path, inner)
         else:
-            with suppress(OSError):  # gone meanwhile, or no ordinary file
+            with suppress(OSError):  # removed meanwhile, or not a regular file
                 yield File(inner, _mark(entry.stat(), Path(entry.path)))
 
 
 def _entries(folder: str | Path) -> list[os.DirEntry[str]]:
-    """Return what is in a folder, without hidden files; nothing if it is gone meanwhile."""
+    """Return the entries of a folder without hidden ones; empty if it was removed meanwhile."""
     try:
         with os.scandir(folder) as found:
             return [entry for entry in found if not is_ignored(entry.name)]

@@ -1,4 +1,4 @@
-"""What a learner does while it learns: numbers, a panel, Prometheus text."""
+"""Monitor a learner during training: numbers, a terminal panel, Prometheus text."""
 
 from __future__ import annotations
 

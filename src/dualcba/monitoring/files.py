@@ -1,4 +1,4 @@
-"""The file through which a monitor is followed from outside: read at any time, always whole."""
+"""The file of a monitor, written atomically, through which other processes follow it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIELDS = {
     "status": str, "time": float, "step": int, "task": int, "samples": int, "window": dict,
     "classes": list, "confusion": list, "loss": dict, "memory": dict,
 }  # fmt: skip
-"""Fields that are always there, and their types."""
+"""Required fields and their types."""
 
 
 def write_watch(path: Path, content: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ def read_watch(path: Path) -> dict[str, Any]:
 
 
 def watch_files(path: Path) -> list[Path]:
-    """Return the files of monitors below a folder, the newest last; or the file that is given."""
+    """Return the files of monitors below a folder, newest last, or the given file."""
     if path.is_file():
         return [path]
     found = [Path(folder, WATCH) for folder, _, names in os.walk(path) if WATCH in names]

@@ -1,4 +1,4 @@
-"""A monitor: predicts each batch before it is learnt, and measures the memory and the adaptor."""
+"""A monitor of accuracy, memory and correction during training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.panel import Panel
 
 SAMPLED = 256
-"""Samples of the memory that the correction is measured on, at most."""
+"""Largest number of memory samples on which the correction is measured."""
 
 _serial = itertools.count()
 
@@ -33,28 +33,27 @@ _serial = itertools.count()
 class Monitor:
     """Measures accuracy, memory and correction of a learner while it trains.
 
-    It does so for as long as the monitor exists, or until `close`. Each batch is predicted before
-    it is trained on, so the accuracy is prequential. Training and predictions stay the same. On a
-    GPU the answers stay on the device until the numbers are asked for. If the learner predicts
-    under IBN statistics, each prediction estimates them from the whole memory; `every` measures
-    fewer batches.
+    It measures until `close`, or until it is deleted. Each batch is predicted before it is trained
+    on, so the accuracy is prequential. Training and predictions are not affected. On a GPU, answers
+    stay on the device until the numbers are read. If the learner predicts under IBN statistics,
+    each prediction estimates them from the whole memory; `every` reduces this cost.
 
     Parameters
     ----------
     learner
-        The learner; it has one monitor at a time, the last one.
+        The learner. It has one monitor at a time; a new one replaces it.
     window
-        The number of samples that windowed numbers are about.
+        The number of latest samples for windowed numbers.
     every
-        Predict batches only every `every` steps.
+        Predict only one of `every` batches.
     path
-        Also write the numbers to this file, for `dualcba watch`.
+        A file to write the numbers to, for `dualcba watch`.
     seconds
-        The least time between two writes.
+        The minimum time between two writes.
     about
-        What to write beside the numbers: `title`, and `total`, the number of steps to come in all.
+        Further fields to write, such as `title`, and `total`, the total number of steps.
     names
-        Names of classes, in the place of `learner.classes_`.
+        Names of classes, instead of `learner.classes_`.
 
     >>> from dualcba.nets import MLP
     >>> _ = torch.manual_seed(0)
@@ -87,7 +86,7 @@ class Monitor:
         self.learner, self.window, self.every = learner, window, every
         self.path, self.seconds = None if path is None else Path(path), seconds
         self.about, self.names = dict(about or {}), names
-        self._key = next(_serial)  # captured graphs write into the tensors of one monitor
+        self._key = next(_serial)  # captured graphs write into the tensors of this monitor
         self._write_at = 0.0
         self._warned = False
         with learner.parts.engine.scope():
@@ -103,10 +102,10 @@ class Monitor:
         self._restart()
         learner.attach(self)
         learner.memory.births = self._births
-        learner.parts.engine.reset()  # captured steps do not note the births
+        learner.parts.engine.reset()  # graphs captured before do not record births
 
     def _restart(self) -> None:
-        """Forget what was measured, at first and after another state was loaded."""
+        """Reset all measurements, at the start and after another state was loaded."""
         self._count = self._taken = 0
         self._step = self.learner.step
         with self.learner.parts.engine.scope():
@@ -116,7 +115,7 @@ class Monitor:
     # ------------------------------------------------------------------ steps
 
     def before_step(self, x: Tensor, y: Tensor, *, again: bool) -> None:
-        """Predict a batch that is going to be learnt; the learner calls it."""
+        """Predict a batch before it is trained on; called by the learner."""
         learner, engine = self.learner, self.learner.parts.engine
         if learner.step != self._step:
             self._restart()
@@ -132,14 +131,14 @@ class Monitor:
     def _predict(self, x: Tensor, y: Tensor, slots: Tensor) -> None:
         learner = self.learner
         answers = learner.scores(x).argmax(1)
-        answers = torch.where(learner.class_sets.seen.any(), answers, -1)  # there is no class yet
+        answers = torch.where(learner.class_sets.seen.any(), answers, -1)  # no class yet
         self._answers.index_copy_(0, slots, answers)
         self._labels.index_copy_(0, slots, y)
         labelled = y >= 0
         self._found.copy_(torch.stack([((answers == y) & labelled).sum(), labelled.sum()]))
 
     def after_step(self) -> None:
-        """Count a batch that was learnt, and write the file if it is due; the learner calls it."""
+        """Count a batch after its step, and write the file if it is due; called by the learner."""
         self._step = self.learner.step
         self._count += self._taken
         if self._taken:
@@ -151,9 +150,9 @@ class Monitor:
     # ------------------------------------------------------------------ numbers
 
     def numbers(self) -> dict[str, Any]:
-        """Return all numbers as plain types; accuracies and shares are in percent.
+        """Return all numbers as plain Python types; accuracies and shares are in percent.
 
-        A number that is not known is None. On a GPU it waits for the device.
+        Unknown numbers are None. Waits for the device.
         """
         learner = self.learner
         with learner.evaluating(learner.statistics):
@@ -189,20 +188,20 @@ class Monitor:
         return [name if isinstance(name, plain) else str(name) for name in given]
 
     def _window(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the labels and answers of the window in the order of arrival, but unlabelled."""
+        """Return the labels and answers of labelled samples in the window, in order of arrival."""
         filled = min(self._count, self.window)
         order = (self._count - filled + np.arange(filled)) % self.window
         labels, answers = (t.cpu().numpy()[order] for t in (self._labels, self._answers))
         return labels[labels >= 0], answers[labels >= 0]
 
     def _losses(self) -> NDArray[np.float32]:
-        """Return the losses of the last steps, the newest last; those refused are not finite."""
+        """Return the losses of the last steps, newest last; refused steps have NaN or infinity."""
         values = self.learner.parts.loss_monitor.values.cpu().numpy()
         step = self.learner.step
         return values[np.arange(max(0, step - 100), step) % len(values)]
 
     def _correction(self) -> dict[str, float | None] | None:
-        """Return the mean of r over the old and over the new classes, on samples of the memory."""
+        """Return the mean correction r of old and of new classes, on samples of the memory."""
         learner, parts = self.learner, self.learner.parts
         filled = learner.memory.filled
         if learner.adaptor is None or not filled:
@@ -227,9 +226,9 @@ class Monitor:
         return prometheus_text([({}, self.numbers())])
 
     def write(self, path: str | Path | None = None, *, status: str = "running") -> None:
-        """Write the numbers to a file for `dualcba watch`, by default to that of the monitor.
+        """Write the numbers to a file for `dualcba watch`, by default the monitor's own file.
 
-        To its own file it writes while the learner learns; a failure is a warning then.
+        If its own file cannot be written, it warns once instead of raising an error.
         """
         if path is not None:
             write_watch(Path(path), watch_content(self.numbers(), self.about, status))
@@ -238,13 +237,13 @@ class Monitor:
         self._write_at = time.monotonic() + self.seconds
         try:
             write_watch(self.path, watch_content(self.numbers(), self.about, status))
-        except (OSError, TypeError, ValueError) as error:  # labels may be of any kind
+        except (OSError, TypeError, ValueError) as error:  # labels may have any type
             if not self._warned:
                 warnings.warn(f"{self.path} cannot be written: {reason(error)}", stacklevel=3)
             self._warned = True
 
     def close(self, status: str = "complete") -> None:
-        """Write the file for the last time, if there is one, and leave the learner."""
+        """Write the file a last time, if there is one, and detach from the learner."""
         try:
             if self.path is not None:
                 self.write(status=status)
@@ -260,15 +259,15 @@ def _check_learner(learner: object) -> None:
         wanted = "a Learner: `learner_` of a fitted DualCBAClassifier, `learner` of RiverClassifier"
         raise ValueError(expected("learner", type(learner).__name__, wanted))
     if learner.parts.engine.ranks is not None:
-        wanted = "one of a single process: each rank has a part of the memory only"
+        wanted = "a learner of a single process: each rank has only a part of the memory"
         raise ValueError(expected("learner", "a distributed one", wanted))
 
 
 def _check_about(about: object) -> None:
-    """Raise unless it is None or what a JSON object can hold."""
+    """Raise a ValueError unless it is None or can be written as a JSON object."""
     try:
         valid = about is None or isinstance(json.loads(json.dumps(about, allow_nan=False)), dict)
     except (TypeError, ValueError):
         valid = False
     if not valid:
-        raise ValueError(expected("about", about, "a dict that JSON can hold, or None"))
+        raise ValueError(expected("about", about, "a dict of JSON values, or None"))

@@ -1,4 +1,4 @@
-"""The numbers of a monitor, from arrays on the host."""
+"""Compute the numbers of a monitor from arrays on the host."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 CURVE = 40
-"""Points of the curve of accuracies in the window."""
+"""Largest number of points of the accuracy curve in the window."""
 
 BINS = 20
 """Bins of the histogram of ages."""
 
 
 def window_numbers(labels: Ints, answers: Ints) -> dict[str, Any]:
-    """Return the accuracy in a window in percent, and its course as means of equal parts.
+    """Return the accuracy in a window in percent, and its curve as means of equal parts.
 
     >>> window_numbers(np.array([0, 1, 1, 1]), np.array([0, 0, 1, 1]))
     {'samples': 4, 'accuracy': 75.0, 'curve': [100.0, 0.0, 100.0, 100.0]}
@@ -40,9 +40,9 @@ def class_numbers(
     old: NDArray[np.bool_],
     names: Sequence[Any],
 ) -> tuple[list[dict[str, Any]], list[tuple[Any, Any, int]]]:
-    """Return what is known of each class so far, and the confusion (class, answer, samples).
+    """Return the numbers of each class so far, and the confusion as (class, answer, samples).
 
-    `stored` are the labels of the memory, `new` and `old` masks of the classes.
+    `stored` are the labels in the memory, `new` and `old` are masks of the classes.
     """
     count, asked = len(names), max(1, len(answers))
     table = np.zeros((count, count), np.int64)
@@ -69,7 +69,7 @@ def class_numbers(
 
 
 def loss_numbers(losses: NDArray[np.float32]) -> dict[str, float | None]:
-    """Return the last loss, and the mean of the recent ones that are finite."""
+    """Return the last finite loss, and the mean of recent finite losses."""
     finite = losses[np.isfinite(losses)]
     if not len(finite):
         return {"last": None, "mean": None}
@@ -77,7 +77,7 @@ def loss_numbers(losses: NDArray[np.float32]) -> dict[str, float | None]:
 
 
 def age_numbers(ages: Ints, step: int) -> dict[str, Any]:
-    """Return how many steps ago the samples of the memory were stored, where that is known.
+    """Return statistics of the ages of memory samples: steps since they were stored, if known.
 
     >>> age_numbers(np.array([1, 1, 10]), 20)["histogram"][:3]
     [0, 2, 0]

@@ -1,4 +1,4 @@
-"""The numbers of a monitor as a panel for the terminal."""
+"""Render the numbers of a monitor as a terminal panel."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rich.text import Text
 Row = tuple[str | Text, ...]
 
 LINES = 12
-"""Classes that are shown at most; the others are counted."""
+"""Largest number of classes to show; others are counted."""
 
 BAR, FIGURE, NAME = 10, 16, 14
-"""Widths of the bar of an accuracy, of the figures above, and of the name of a class."""
+"""Widths of accuracy bars, of figures in the summary, and of class names."""
 
 BLOCKS = " ▏▎▍▌▋▊▉█"
 LEVELS = "▁▂▃▄▅▆▇█"
@@ -27,7 +27,7 @@ STATUS = {"running": "green", "complete": "blue", "failed": "red", "stopped": "y
 
 
 def panel(content: Mapping[str, Any], *, now: float, title: str = "") -> Panel:
-    """Return the panel of what `read_watch` gave; `now` is the time, for the age of the numbers."""
+    """Return the panel for the content of a monitor's file at the time `now`."""
     status, name = content["status"], content.get("title") or title or "learner"
     when = f" · {_ago(now - content['time'])}" if status == "running" else ""
     parts = _summary(content)
@@ -46,7 +46,7 @@ def panel(content: Mapping[str, Any], *, now: float, title: str = "") -> Panel:
 
 
 def _summary(content: Mapping[str, Any]) -> list[Text]:
-    """The lines above the classes: name, value, a small figure, remarks."""
+    """Return the lines above the classes: name, value, a small figure, remarks."""
     window, memory, loss = content["window"], content["memory"], content["loss"]
     total, figure = content.get("total"), partial(Text, style="green")
     done = f"{content['step']:,}" + (f" / {total:,}" if total else "")
@@ -66,9 +66,9 @@ def _summary(content: Mapping[str, Any]) -> list[Text]:
 
 
 def _ages(age: Mapping[str, Any]) -> tuple[Text, str]:
-    """The histogram of ages, the youngest left, and the median."""
+    """Return the histogram of ages, youngest first, and a text with the median."""
     if not age["known"]:
-        return Text(), "ages are not known"
+        return Text(), "ages are unknown"
     figure = _spark(age["histogram"], FIGURE, max(age["histogram"]) or 1)
     text = f"median age {age['median']:,.0f}, at most {age['max']:,}"
     return Text(figure, style="magenta"), text
@@ -95,7 +95,7 @@ def _classes(content: Mapping[str, Any]) -> list[Text]:
 
 
 def _aligned(rows: Sequence[Row], *, right: Set[int], dim: Set[int] = frozenset()) -> list[Text]:
-    """Return rows as lines with aligned columns; a line that is too long is cut at its end."""
+    """Return rows as lines with aligned columns; long lines are truncated."""
     cells = [
         [c if isinstance(c, Text) else Text(c, style="dim" if k in dim else "") for k, c in pairs]
         for pairs in (list(enumerate(row)) for row in rows)
@@ -112,14 +112,14 @@ def _aligned(rows: Sequence[Row], *, right: Set[int], dim: Set[int] = frozenset(
 
 
 def _chosen(classes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the classes that fit, in their order: the least accurate ones, then those unasked."""
+    """Return the classes to show in their order: the least accurate, then those without samples."""
     ranked = sorted(classes, key=lambda c: (c["accuracy"] is None, c["accuracy"] or 0.0))
     kept = {id(one) for one in ranked[:LINES]}
     return [one for one in classes if id(one) in kept]
 
 
 def _mistaken(confusion: Sequence[Sequence[Any]]) -> dict[Any, str]:
-    """Return the most frequent wrong answer for each class, and how often it was given."""
+    """Return the most frequent wrong answer for each class, with its count."""
     wrong = sorted((row for row in confusion if row[0] != row[1]), key=lambda row: row[2])
     return {label: f"{_short(answer)} ({count})" for label, answer, count in wrong}
 
@@ -130,7 +130,7 @@ def _short(name: object) -> str:
 
 
 def _bar(share: float, width: int) -> str:
-    """Return a bar of a share of the width.
+    """Return a bar that fills a share of the width.
 
     >>> _bar(0.5, 5)
     '██▌  '
@@ -141,7 +141,7 @@ def _bar(share: float, width: int) -> str:
 
 
 def _spark(values: Sequence[float], width: int, top: float) -> str:
-    """Return a line of at most `width` levels, each the mean of some values.
+    """Return a sparkline of at most `width` characters.
 
     >>> _spark([0, 50, 100, 100], 2, 100)
     '▃█'
@@ -171,7 +171,7 @@ def _number(value: float | None, *, sign: bool = False) -> str:
 
 
 def _ago(seconds: float) -> str:
-    """Return how long ago something was.
+    """Return an age in seconds as text.
 
     >>> _ago(0.4), _ago(42), _ago(150), _ago(9000)
     ('now', '42 s ago', '2 min ago', '2 h ago')

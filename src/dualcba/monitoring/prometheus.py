@@ -12,7 +12,7 @@ Samples = Iterator[tuple[Labels, float | None]]
 
 
 def _one(name: str, *, percent: bool = False) -> Callable[[Any], Samples]:
-    """Return the function to a number, whose name may have dots; percent become a share."""
+    """Return a function that finds a number by its dotted name; percentages become shares."""
 
     def find(numbers: Any) -> Samples:
         value = numbers
@@ -41,9 +41,10 @@ def _confusion(numbers: Any) -> Samples:
 
 
 def _class_texts(numbers: Any) -> Callable[[Any], str]:
-    """Return the function from a class to its text; with its type, if a string has the same text.
+    """Return a function from a class to its text.
 
-    Prometheus refuses two series of one name.
+    It includes the type if a class with the same text is a string, since Prometheus rejects two
+    series with the same labels.
     """
     words = {one["class"] for one in numbers["classes"] if isinstance(one["class"], str)}
 
@@ -68,7 +69,7 @@ def _correction(numbers: Any) -> Samples:
 METRICS: tuple[tuple[str, str, str, Callable[[Any], Samples]], ...] = (
     ("steps_total", "counter", "Steps taken.", _one("step")),
     ("samples_total", "counter", "Labelled samples predicted before training.", _one("samples")),
-    ("outliers_total", "counter", "Batches left out or clipped.", _one("outliers")),
+    ("outliers_total", "counter", "Batches skipped or clipped.", _one("outliers")),
     ("task", "gauge", "Index of the current task, from 0.", _one("task")),
     ("accuracy_ratio", "gauge", "Prequential accuracy since the monitor began.",
      _one("accuracy", percent=True)),
@@ -93,9 +94,9 @@ METRICS: tuple[tuple[str, str, str, Callable[[Any], Samples]], ...] = (
 
 
 def prometheus_text(monitors: Sequence[tuple[Labels, Mapping[str, Any]]]) -> str:
-    r"""Return the numbers of several monitors, each with labels of its own, as text.
+    r"""Return the numbers of several monitors, each with its own labels, as text.
 
-    Numbers that are not known are left out.
+    Unknown numbers are left out.
 
     >>> one = {"step": 3, "samples": 30, "outliers": 0, "task": 0, "accuracy": None, "classes": [],
     ...        "window": {"accuracy": 50.0, "samples": 30}, "confusion": [["a", 'b"', 2]],

@@ -1,4 +1,4 @@
-"""A small HTTP endpoint for Prometheus, by the standard library."""
+"""A small HTTP endpoint for Prometheus."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ PATHS = ("/", "/metrics")
 
 
 def make_server(text: Callable[[], str], port: int) -> ThreadingHTTPServer:
-    """Return a local server of what `text` gives; call its `serve_forever`, perhaps in a thread.
+    """Return a local server that answers with `text()`; call its `serve_forever`.
 
-    Port 0 takes a free one, which `server_address` has.
+    Port 0 chooses a free port, see `server_address`.
     """
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,7 +1,8 @@
-"""Agreement with the paper, cell by cell: how many agree, which do not, and what else was tried.
+"""Agreement with the paper: which of its values our runs reproduce, and which they do not.
 
-A cell is one score of one entry of the paper's tables. It agrees if it differs by at most
-`TOLERANCE` points or by our interval (`Cell.within`). What was not run is counted as not run.
+A cell is one score in one row and column of the paper's tables. It agrees if our value differs by
+at most `TOLERANCE` points or lies within our interval (`Cell.within`). Cells without runs are
+counted separately. For cells that disagree, the tables list other settings that were tried.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ KEPT = (
     *NAMED, "protocol", "validation", "real_time", "tasks", "class_order", "network", "norm",
     "levels", "agnostic", "freeze_after",
 )  # fmt: skip
-"""Fields in which another reading of a cell does not differ."""
+"""Fields that must be equal for a run to count as another reading of the same cell."""
 
 READ = (
     "labelled_batches", "store_again", "forward", "loss_mean", "tracking", "epochs", "lr_drops",
     "adaptor_lr", "readout", "method_options", *SCORING,
 )  # fmt: skip
-"""Fields that an entry gives and in which another reading of it may differ."""
+"""Fields in which another reading may differ, even if the entry sets them."""
 
 
 NAMED_READINGS = 2
-"""More readings that have not been run are counted, not named."""
+"""The largest number of readings to name; more are only counted."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Cells of the paper: those that agree, those that were run, and all of them.
+    """The number of cells that agree, that were run, and of all cells in the paper.
 
     >>> Tally(2, 3, 17) + Tally(1, 1, 1)
     Tally(agree=3, run=4, cells=18)
@@ -54,12 +55,12 @@ class Tally:
 
     @property
     def of_run(self) -> str:
-        """How many of those that were run agree."""
+        """The number of agreeing cells out of those that were run, as text."""
         return f"{self.agree} of {self.run}" if self.run else "not run" if self.cells else ""
 
     @property
     def share(self) -> str:
-        """The same with its percentage.
+        """The text of `of_run` with its percentage.
 
         >>> Tally(2, 3, 17).share
         '2 of 3, 67 %'
@@ -67,7 +68,7 @@ class Tally:
         return f"{self.of_run}, {100 * self.agree / self.run:.0f} %" if self.run else self.of_run
 
     def sentence(self, score: str) -> str:
-        """Return what becomes of all cells of the paper, in words.
+        """Return the counts for all cells of the paper as a sentence.
 
         >>> Tally(2, 3, 4).sentence("acc")
         'Of the 4 values of ACC in the paper, 2 agree (50 %), 1 do not, and 1 have not been run.'
@@ -83,7 +84,7 @@ class Tally:
 
 
 def tally(found: Iterable[Row], score: str | None = None) -> Tally:
-    """Count the cells of a score, or of all.
+    """Count the cells of one score, or of all scores.
 
     >>> from dualcba.report.comparison import Cell, Measure
     >>> cells = [Cell("acc", "bn", m, None, 21.66) for m in (Measure(22.0, None, 1), None)]
@@ -96,9 +97,9 @@ def tally(found: Iterable[Row], score: str | None = None) -> Tally:
 
 
 def paper_entries(experiment: Experiment) -> list[Entry]:
-    """Return the counted entries for which the paper gives a counted score, column by column.
+    """Return the entries with a value of ACC or FM in the paper, column by column.
 
-    Tables of methods that were published since repeat some of its values, and are not counted.
+    The frontier tables, which repeat some of these values, are not counted.
     """
     if experiment.name in FRONTIER:
         return []
@@ -119,9 +120,10 @@ def by_column(served: Iterable[Served]) -> dict[str, list[Row]]:
 
 
 def tried(entry: Entry, others: Iterable[Served]) -> list[tuple[str, Served]]:
-    """Return other runs of an entry's cell, each named by the fields in which it differs.
+    """Return runs of the same cell with other settings, each named by the fields that differ.
 
-    They have its method, dataset, setting and buffer, and whatever else its row gives.
+    They share the method, dataset, setting and buffer of the entry, and the fields that its row
+    sets.
     """
     found = []
     for other in others:
@@ -132,31 +134,31 @@ def tried(entry: Entry, others: Iterable[Served]) -> list[tuple[str, Served]]:
 
 
 def planned(entry: Entry, served: Callable[[Entry], bool]) -> list[str]:
-    """Return the rows of other readings of an entry's cell that have not been run."""
+    """Return the rows with other readings of the same cell that have not been run."""
     entries = [e for name in READINGS for e in experiments()[name].entries]
-    alike = [e for e in entries if e.donor == entry.donor and _keeps(entry, e.fields)]
+    alike = [e for e in entries if e.donor == entry.donor and _shares_fixed_fields(entry, e.fields)]
     new = [e for e in alike if _changed(entry, e.fields) and not served(e)]
     return list(dict.fromkeys(e.row for e in new))
 
 
 def _same_cell(entry: Entry, other: Served) -> bool:
-    """Whether a run has the named and given fields of an entry, and its class-agnostic part."""
+    """Return whether a run is of the same cell and loaded the same class-agnostic part, if any."""
     fields, origin = other.entry.fields, other.results[0].agnostic_provenance or {}
     loaded = fields.get("agnostic_from") is not None
     same_part = loaded is (entry.donor is not None) and origin.get("dataset") == entry.donor
-    return same_part and _keeps(entry, fields)
+    return same_part and _shares_fixed_fields(entry, fields)
 
 
-def _keeps(entry: Entry, fields: Mapping[str, Any]) -> bool:
+def _shares_fixed_fields(entry: Entry, fields: Mapping[str, Any]) -> bool:
     own = entry.fields
     given = [name for name in entry.given if name not in READ]
     return all(fields.get(name) == own.get(name) for name in (*KEPT, *given))
 
 
 def _changed(entry: Entry, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields in which a run differs from an entry; options of the method by name.
+    """Return the fields in which a run differs from an entry, with the method's options by name.
 
-    An option that only the entry gives has its default in the run.
+    An option that only the entry sets is shown as "default".
     """
     own, ignored = entry.fields, (*SCORING, "seed", "agnostic_from", "method_options")
     changed = {k: v for k, v in fields.items() if k not in ignored and v != own.get(k)}
@@ -176,7 +178,7 @@ CELL_HEADS = ("experiment", "column", "row", "ours", "paper", "difference", "tri
 
 
 def count_line(name: str, where: str, found: Iterable[Row]) -> list[str]:
-    """Return the counts of a column of a table as text."""
+    """Return the row of counts for one column of an experiment."""
     line, lines = [name, where], list(found)
     for score in COUNTED:
         one = tally(lines, score)
@@ -185,13 +187,13 @@ def count_line(name: str, where: str, found: Iterable[Row]) -> list[str]:
 
 
 def total_line(found: Sequence[Row]) -> list[str]:
-    """Return the counts of all cells as text."""
+    """Return the row of counts for all cells."""
     parts = [tally(found, score) for score in COUNTED]
     return ["all", "", *(text for one in parts for text in (one.share, str(one.cells)))]
 
 
 def cell_line(name: str, where: str, row: Row, score: str, attempts: str) -> list[str] | None:
-    """Return a cell that does not agree as text, else None."""
+    """Return the row of a cell that disagrees, or None if it agrees or was not run."""
     (cell,) = (c for c in row.cells if c.score == score)
     if cell.within is not False:
         return None
@@ -202,7 +204,7 @@ def cell_line(name: str, where: str, row: Row, score: str, attempts: str) -> lis
 def attempts(
     entry: Entry, score: str, others: Iterable[Served], served: Callable[[Entry], bool]
 ) -> str:
-    """Return what other runs of an entry's cell gave, and which readings are still to be run."""
+    """Return the values of other runs of a cell, and the readings not yet run, as text."""
     parts = [
         f"{what}: {plain_spread(measure(one.results, entry.statistics, score))}"
         for what, one in tried(entry, others)
@@ -216,9 +218,9 @@ def attempts(
 def agreement_tables(
     shown: Iterable[tuple[Experiment, Sequence[Served]]], others: Sequence[Served] = ()
 ) -> list[Table]:
-    """Return the counts of all the paper's tables, and the cells that do not agree, by score.
+    """Return a table of counts per experiment, and one table per score of cells that disagree.
 
-    `others` are all runs, among which are those that were tried for a cell.
+    `others` are all runs; those with other settings of a disagreeing cell are listed beside it.
     """
     found = {experiment.name: list(served) for experiment, served in shown}
     if not any(paper_entries(experiments()[name]) for name in found if name in experiments()):
@@ -228,7 +230,7 @@ def agreement_tables(
         runs = {(s.entry.row, s.entry.column): s.results for s in found.get(name, ())}
         entries = paper_entries(experiment)
         every += [(name, Served(e, runs.get((e.row, e.column), ()))) for e in entries]
-    return [_counts(every), *_far(every, others)]
+    return [_counts(every), *_disagreements(every, others)]
 
 
 def _counts(every: Sequence[tuple[str, Served]]) -> Table:
@@ -244,7 +246,7 @@ def _counts(every: Sequence[tuple[str, Served]]) -> Table:
     return Table(title, text_columns(*COUNT_HEADS), tuple(lines), rule + note)
 
 
-def _far(every: Sequence[tuple[str, Served]], others: Sequence[Served]) -> list[Table]:
+def _disagreements(every: Sequence[tuple[str, Served]], others: Sequence[Served]) -> list[Table]:
     ran = {s.entry.identity for s in others if s.results}
     tables = []
     for score in COUNTED:

@@ -1,4 +1,4 @@
-"""The command that repeats a group of runs."""
+"""`dualcba run` commands that repeat runs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from dualcba.report.comparison import Served
 from dualcba.report.results import usual
 
 FIRST = ("method", "dataset", "setting", "protocol", "optimizer", "head", "agnostic_from")
-"""The fields that defaults of others depend on."""
+"""Fields on which the defaults of other fields depend."""
 
 ALWAYS = {"setting": "online", "protocol": "paper", "imports": None}
-"""What these fields are where they are not given."""
+"""Defaults of fields that do not depend on others."""
 
 
 def repeat(served: Served) -> str:
-    """Return the call of `dualcba run` that repeats a group of runs.
+    """Return the command that repeats a group of runs.
 
-    If each seed has loaded a class-agnostic part of its own, the file's name has SEED in it.
+    If each seed loaded its own class-agnostic part, SEED stands for the seed in the file's name.
     """
     first = served.results[0]
     fields, found = first.fields, own_origin(first)
@@ -35,9 +35,10 @@ def repeat(served: Served) -> str:
 
 
 def command(fields: Fields, seeds: Sequence[int]) -> str:
-    """Return the call of `dualcba run` for the fields of a spec and some seeds.
+    """Return the command that runs a spec with some seeds; options at their default are left out.
 
-    It names the network for data of one's own, where `dualcba run` chooses one.
+    The network is always named for the user's own data, where `dualcba run` would choose one.
+
 
     >>> command({"method": "er", "dataset": "digits", "lr": 0.1, "method_options": {}}, [0, 1, 2])
     'dualcba run --method er --dataset digits --lr 0.1 --seeds 3'

@@ -1,4 +1,4 @@
-"""Results beside the paper's values: pure functions, typed rows."""
+"""Compare results with the paper's values: rows of cells with means and intervals."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ TOLERANCE = 2.5
 """Largest difference from the paper's value, in points, that counts as agreement."""
 
 FEWEST = 3
-"""The seeds that an interval needs to count in the agreement."""
+"""Smallest number of seeds for which an interval is used to judge agreement."""
 
 NEWEST = ("newest", "newest_last", "newest_recall", "prequential")
-"""Scores of the classes that have just arrived; results of earlier versions have none of them."""
+"""Scores of the newest classes; results of earlier versions do not have them."""
 
 
 CONTROLS = ("task_aware_acc", "ncm_acc", "nn_acc", "lda_acc", "random_acc")
-"""Accuracy with the task known, and of other classifiers on the same stream, where recorded."""
+"""Accuracy with known tasks, and of other classifiers on the same stream, if recorded."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """An entry and the results that serve it, one per seed."""
+    """An entry of a table and its results, one per seed."""
 
     entry: Entry
     results: tuple[Result, ...]
@@ -48,7 +48,7 @@ class Cell:
 
     score: str
     statistics: str
-    """How the paper's value was evaluated."""
+    """The statistics that the paper's value was evaluated with: `bn` or `ibn`."""
 
     bn: Measure | None
     ibn: Measure | None
@@ -56,7 +56,7 @@ class Cell:
 
     @property
     def ours(self) -> Measure | None:
-        """Our value, evaluated as the paper's was."""
+        """Our value, evaluated with the same statistics as the paper's."""
         return self.ibn if self.statistics == "ibn" else self.bn
 
     @property
@@ -70,8 +70,8 @@ class Cell:
     def within(self) -> bool | None:
         """Whether the difference is within the tolerance, or within our interval if that is wider.
 
-        The interval of two seeds, which is 13 standard errors wide, does not count. None for a
-        cost, which depends on the machine.
+        The interval over two seeds is ignored: its half-width is 13 standard errors. None if a
+        value is missing, or for a cost, which depends on the machine.
 
         >>> Cell("acc", "bn", Measure(24.0, 3.5, 3), None, 21.0).within
         True
@@ -85,7 +85,7 @@ class Cell:
 
     @property
     def near(self) -> bool:
-        """Whether the difference is within the tolerance; the last bits of a mean do not count.
+        """Whether the difference is within the tolerance, up to rounding errors.
 
         >>> Cell("fm", "bn", Measure((9.089 + 11.1 + 10.711) / 3, None, 3), None, 12.8).near
         True
@@ -103,20 +103,17 @@ class Row:
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
     beside: str = "paper"
-    """What the paper's values are called, see `Entry`."""
+    """Where the values for comparison are from: `paper` or `published`, see `Entry`."""
 
 
 def serve(experiment: Experiment, results: Iterable[Result]) -> list[Served]:
-    """Return each entry with the results that serve it, in the order of seeds, each seed once."""
+    """Return each entry with its matching results, sorted by seed, one per seed."""
     index = Index(results)
     return [Served(entry, index.serving(entry)) for entry in experiment.entries]
 
 
 def split_run(served: Sequence[Served]) -> tuple[list[Served], list[str]]:
-    """Return the entries in columns and rows that have results, and remarks that name the others.
-
-    A column or row has results if any of its entries has.
-    """
+    """Drop columns and rows without any results; return the rest, and remarks that name them."""
     columns = {s.entry.column for s in served if s.results}
     names = {s.entry.row for s in served if s.results}
     here = [s for s in served if s.entry.column in columns]
@@ -128,7 +125,7 @@ def split_run(served: Sequence[Served]) -> tuple[list[Served], list[str]]:
 
 
 def measure(results: Sequence[Result], statistics: str, score: str) -> Measure | None:
-    """Return mean and interval over the results; None unless each of them has the score."""
+    """Return mean and interval over the results, or None unless all of them have the score."""
     values = [v for r in results if (v := r.value(statistics, score)) is not None]
     if not values or len(values) < len(results):
         return None
@@ -144,10 +141,10 @@ def measured(served: Iterable[Served], scores: Sequence[str]) -> list[str]:
 
 
 def further(served: Iterable[Served], asked: Sequence[str] = ()) -> list[str]:
-    """Return the scores that were asked for, and those that apply to some streams or runs only.
+    """Return the scores for the table of further scores.
 
-    That is balanced accuracy for long-tailed streams, the relative cost in real time, and recorded
-    controls.
+    These are the requested ones, balanced accuracy for long-tailed streams, the relative cost of
+    real-time runs, and accuracies of other classifiers that were recorded.
     """
     entries = list(served)
     tail = any("longtail" in r.spec.setting for s in entries for r in s.results)
@@ -156,7 +153,7 @@ def further(served: Iterable[Served], asked: Sequence[str] = ()) -> list[str]:
 
 
 def compare(experiment: Experiment, results: Iterable[Result]) -> list[Row]:
-    """Return one row per entry of the experiment, also for those that no result serves."""
+    """Return one row per entry of the experiment, including entries without results."""
     return rows(serve(experiment, results), experiment.scores)
 
 
@@ -177,7 +174,7 @@ def rows(served: Iterable[Served], scores: Sequence[str]) -> list[Row]:
 
 
 def known(found: Sequence[Row]) -> list[Row]:
-    """Return the rows without the scores that neither a run nor the paper gives in any of them."""
+    """Return the rows without scores that are missing from all runs and from the paper."""
     there = {c.score for row in found for c in row.cells if (c.bn, c.ibn, c.paper) != (None,) * 3}
     return [replace(r, cells=tuple(c for c in r.cells if c.score in there)) for r in found]
 
@@ -191,9 +188,9 @@ def _cell(served: Served, score: str, all_served: Sequence[Served]) -> Cell:
 
 
 def relative_time(served: Served, others: Iterable[Served]) -> Measure | None:
-    """Return the seconds of training relative to those of ER in the same column, seed by seed.
+    """Return the training time relative to ER in the same column, averaged over seeds.
 
-    A run is compared with ER on the same device; None if there is none.
+    Each run is compared with ER with the same seed on the same device; None if there is none.
     """
     column = served.entry.column
     reference = {

@@ -13,7 +13,7 @@ from dualcba.report.gains import gains
 
 
 def experiment_data(experiment: Experiment, results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return each entry with the paper's or published values and our means and half-widths."""
+    """Return a record per entry: the paper's or published values, our means and half-widths."""
     served = serve(experiment, results)
     found = {(g.dual, g.column): g for g in gains(served)} if "acc" in experiment.scores else {}
     out = []

@@ -21,20 +21,19 @@ from dualcba.report.tables.model import Table
 from dualcba.report.tables.scores import with_gains
 
 FORMATS = ("svg", "png")
-"""Of figures."""
+"""File formats of figures."""
 
 
 def render(experiment: Experiment, results: list[Result], out: Path) -> list[Path]:
     """Write the experiment's files into a folder and return their paths.
 
-    They have the columns and rows that have results; the Markdown file names the others. A figure
-    that cannot be drawn is left out; the Markdown file says why. Files of an earlier call that are
-    not written again are removed.
+    Columns and rows without results are left out and named in the Markdown file, as are figures
+    that cannot be drawn, with the reason. Stale files of an earlier call are removed.
     """
     served = serve(experiment, results)
     if not any(s.results for s in served):
         raise ValueError(
-            f"no result serves the experiment {experiment.name!r}, expected runs of its specs"
+            f"no result belongs to the experiment {experiment.name!r}, expected runs of its specs"
         )
     contents: dict[str, bytes] = {}
     plots: list[Plot] = []
@@ -56,8 +55,8 @@ def render(experiment: Experiment, results: list[Result], out: Path) -> list[Pat
 def _stale(name: str, contents: Mapping[str, bytes], out: Path) -> list[Path]:
     """Return the tables and figures of an earlier call that are not among the new contents.
 
-    The figures are those that its Markdown file shows: other files may have a name that begins
-    like those of the experiment.
+    Figures are found by the links in the earlier Markdown file, since names of other experiments
+    may begin with the same text.
     """
     page = out / f"{name}.md"
     text = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else ""
@@ -88,9 +87,9 @@ def table_files(
     scores: Sequence[str],
     gains: Sequence[Gain],
 ) -> dict[str, str]:
-    """Return tables as the texts of files: all scores and each seed as CSV, the tables as LaTeX.
+    """Return the contents of the table files by name: all scores and each seed as CSV, and LaTeX.
 
-    Captions begin with the title, unless the tables have it already.
+    LaTeX captions begin with the title, unless it equals the titles of the tables.
     """
     full = list(dict.fromkeys([*scores, *measured(served, NEWEST)]))
     of = "" if {s.entry.column for s in served} == {title} else title

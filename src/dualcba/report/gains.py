@@ -1,4 +1,4 @@
-"""The gain of an adaptor over its base method, seed by seed, and the part of it that IBN gives."""
+"""The gain of an adaptor over its base method on common seeds, and the part due to IBN alone."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dualcba.report.names import KINDS, score_info, split_method
 from dualcba.report.results import SCORING, common_fields
 
 SAME = common_fields() - {"method", "seed", *SCORING} | {"method_options"}
-"""Fields of the spec that a method must share with and without an adaptor to be compared.
+"""Fields of the spec that must be equal to compare a method with and without an adaptor.
 
-Not the relative cost in real time, which is larger with an adaptor.
+The relative cost of real-time runs is not among them, since an adaptor increases it.
 """
 
 
@@ -52,14 +52,14 @@ class Gain:
     """With the adaptor minus the base, both with BN."""
 
     kind: str = "dual-cba"
-    """That of the adaptor."""
+    """The kind of the adaptor."""
 
     learnt: bool = True
-    """Whether the adaptor has a part that is learnt; logit adjustment alone has none."""
+    """Whether the adaptor has trained parameters; logit adjustment alone has none."""
 
     @property
     def pair(self) -> str:
-        """The two methods; BN or IBN in a row's title is dropped, since the columns name both."""
+        """The two methods, without the statistics in the titles of their rows."""
         names = (self.dual, self.base)
         return " over ".join(n.removesuffix(", BN").removesuffix(", IBN") for n in names)
 
@@ -67,8 +67,8 @@ class Gain:
 def gains(served: Sequence[Served]) -> list[Gain]:
     """Return the gain in ACC of each adaptor over its base in the same column, each pair once.
 
-    Of two rows with the same runs, the one that is evaluated with IBN gives its name. Of two bases
-    that differ only in how they were scored, the one with more seeds in common is taken.
+    If two rows have the same runs, the pair is named after the row evaluated with IBN. If two base
+    runs differ only in how they were scored, the one with more common seeds is used.
     """
     found: dict[Hashable, tuple[Served, Served]] = {}
     for dual in served:
@@ -80,12 +80,12 @@ def gains(served: Sequence[Served]) -> list[Gain]:
 
 
 def known_gains(served: Sequence[Served]) -> list[Gain]:
-    """Return the gains over at least one common seed."""
+    """Return the gains of pairs with at least one common seed."""
     return [g for g in gains([s for s in served if s.results]) if g.adaptors.seeds]
 
 
 def _bases(dual: Served, served: Sequence[Served]) -> list[Served]:
-    """Return the entries of the base method that one with an adaptor can be compared with."""
+    """Return the entries of the base method that an entry with an adaptor can be compared with."""
     name, kind = split_method(dual.entry.method)
     if not kind:
         return []
@@ -99,7 +99,7 @@ def _better(pair: tuple[Served, Served], earlier: tuple[Served, Served]) -> bool
 
 
 def alike(one: Entry, two: Entry) -> bool:
-    """Return whether two entries differ only in their methods, so that these can be compared."""
+    """Return whether two entries have the same fields apart from the method."""
     return all(one.fields.get(name) == two.fields.get(name) for name in SAME)
 
 
@@ -133,14 +133,14 @@ def _has_learnt_part(entry: Entry) -> bool:
 
 
 def gap(more: Served, less: Served, statistics: tuple[str, str], score: str = "acc") -> Gap:
-    """Return one minus the other, each with its own statistics, over the seeds that both have."""
+    """Return `more` minus `less`, each with its own statistics, over the common seeds."""
     one, other = (_by_seed(s, k, score) for s, k in zip((more, less), statistics, strict=True))
     differences = [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
     return Gap(len(differences), *paired_t(differences))
 
 
 def ibn_alone(base: Served, dual: Served) -> Gap:
-    """Return what IBN gives the base over the seeds that it shares with an adaptor."""
+    """Return the gain of the base from IBN alone, over the seeds that it shares with an adaptor."""
     seeds = {r.seed for r in dual.results}
     shared = replace(base, results=tuple(r for r in base.results if r.seed in seeds))
     return gap(shared, shared, ("ibn", "bn"))
@@ -152,9 +152,10 @@ def _by_seed(served: Served, statistics: str, score: str) -> dict[int, float]:
 
 
 def paired_t(gaps: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """Return mean, half-width of the 95 % interval and two-sided p of differences seed by seed.
+    """Return mean, half-width of the 95 % interval and two-sided p value of paired differences.
 
-    Interval and p are None for a single seed, p also if the differences do not vary.
+    Interval and p are None for a single seed; p is also None if all differences are equal.
+
 
     >>> [round(x, 3) for x in paired_t([1.0, 2.0, 3.0])]
     [2.0, 2.484, 0.074]
@@ -172,7 +173,7 @@ def paired_t(gaps: Sequence[float]) -> tuple[float | None, float | None, float |
 
 
 def means(found: Iterable[Gain]) -> tuple[int, float, float, float] | None:
-    """Return the number of pairs that have all parts, and the means of whole, `ibn`, `adaptors`."""
+    """Return the number of pairs with all parts, and the means of `whole`, `ibn` and `adaptors`."""
     parts = [(g.whole.mean, g.ibn.mean, g.adaptors.mean) for g in found]
     known = [part for part in parts if None not in part]
     if not known:
@@ -182,13 +183,14 @@ def means(found: Iterable[Gain]) -> tuple[int, float, float, float] | None:
 
 
 def in_one_line(found: Sequence[Gain]) -> str:
-    """Return the mean gain of each kind of adaptor over all pairs and its two parts, as sentences.
+    """Return the mean gain of each kind of adaptor and its two parts as sentences.
 
-    Of several pairs, those without a learnt part are not averaged.
+    If there are several pairs, adaptors without trained parameters are not averaged.
+
 
     >>> gap = [Gap(3, x, 1.0, 0.01) for x in (9.0, 4.0, 5.0, 3.0)]
     >>> in_one_line([Gain("ER", "ER-Dual-CBA", "here", "acc", *gap)])
-    'ER-Dual-CBA (IBN) over ER (BN): +9.0 ACC, of it +4.0 by IBN alone, +5.0 by the adaptors.'
+    'ER-Dual-CBA (IBN) over ER (BN): +9.0 ACC, +4.0 from IBN alone and +5.0 from the adaptor.'
     >>> in_one_line([])
     ''
     """
@@ -208,6 +210,6 @@ def _sentence(kind: str, found: Sequence[Gain]) -> str:
     over = "" if one else f", mean of {pairs} pairs"
     title = score_info(found[0].score).title
     return (
-        f"{who} (IBN) over {than} (BN){over}: {whole} {title}, of it {ibn} by IBN alone, "
-        f"{adaptors} by the adaptors."
+        f"{who} (IBN) over {than} (BN){over}: {whole} {title}, {ibn} from IBN alone and "
+        f"{adaptors} from the adaptor."
     )

@@ -1,4 +1,4 @@
-"""A report as one HTML file: figures inside, no scripts, nothing loaded from elsewhere."""
+"""The report as one self-contained HTML file, with embedded figures and without scripts."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ REPORT = "report.html"
 
 @dataclass
 class Anchors:
-    """Names of anchors in the page, each used once."""
+    """Unique names for the anchors of a page."""
 
     taken: set[str] = field(default_factory=set)
 
     def name(self, title: str) -> str:
-        """Return a new name made from a title.
+        """Return an unused name, derived from a title.
 
         >>> anchors = Anchors()
         >>> anchors.name("Any-time, M = 100"), anchors.name("Any-time, M = 100")
@@ -49,12 +49,22 @@ def write_report(
     compare: Sequence[str] = (),
     tell: Callable[[str], object] | None = None,
 ) -> Path:
-    """Write the report on all complete runs below folders and return its path.
+    """Write a report on all complete runs below folders and return its path.
 
-    It is `to`, else a file in the folder, or in the current one if there are several.
-    `asked` names scores to show beside the usual ones, `compare` the methods to compare in pairs.
-    `tell` is called with a line for each table that is left out, which the page has too, and with
-    one if runs are left out that differ from the same runs in an earlier folder.
+    Parameters
+    ----------
+    outs
+        folders of runs
+    to
+        the file to write; by default `report.html` in the folder, or in the current folder if there
+        are several
+    asked
+        further scores to show
+    compare
+        methods to compare in pairs; by default all
+    tell
+        called with a line for each table that is left out, and with a line if runs are left out
+        because they differ from the same runs in an earlier folder
     """
     check_scores(asked)
     if to is not None and to.is_dir():
@@ -83,13 +93,13 @@ def make_page(
     asked: Sequence[str] = (),
     compare: Sequence[str] = (),
 ) -> str:
-    """Return the page on results as text; `made` says what they were made for."""
+    """Return the report on results as HTML; `made` has the tables and sweeps they were made for."""
     facts, sections = report_sections(results, made, asked, compare)
     return page_of(title, _head(title, results), facts, sections)
 
 
 def page_of(title: str, head: str, facts: Iterable[Fact], sections: list[Section]) -> str:
-    """Return a page as text; `head` is HTML, all else is escaped."""
+    """Return a page as HTML; `head` is HTML, all other text is escaped."""
     anchors = Anchors()
     names = [(anchors.name(s.title), [anchors.name(p.title) for p in s.parts]) for s in sections]
     body = [head, _facts(facts), _contents(sections, names)]
@@ -121,7 +131,8 @@ def _head(title: str, results: list[Result]) -> str:
         f"<header><h1>{escape(title)}</h1>"
         f'<p class="lead">{lead}. Accuracies are in percent; ± is the half-width of the 95 % '
         "interval over seeds (Student’s t). Every run is evaluated twice: with the running "
-        "statistics of training (BN) and with statistics from the memory (IBN).</p></header>"
+        "statistics of batch normalisation (BN), and with statistics re-estimated from the memory "
+        "(IBN).</p></header>"
     )
 
 
@@ -177,7 +188,7 @@ def _terms(terms: dict[str, str]) -> str:
 
 
 def _downloads(found: Downloads) -> str:
-    """Return links to files that the page itself holds."""
+    """Return download links to files that are embedded in the page."""
     links = []
     for name, text in found.files.items():
         kind = "text/csv" if name.endswith(".csv") else "text/plain"
@@ -188,7 +199,7 @@ def _downloads(found: Downloads) -> str:
 
 
 def figure(plot: Plot) -> str:
-    """Return a figure as HTML: an embedded SVG with its alternative text and its caption."""
+    """Return a figure as HTML: an embedded SVG with alternative text and caption."""
     svg = b64encode(render(plot, "svg")).decode()
     alt, caption = escape(plot.alt), escape(plot.caption)
     return (

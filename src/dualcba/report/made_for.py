@@ -1,7 +1,7 @@
-"""What runs were made for: tables of the paper, tables of one's own, and sweeps.
+"""What runs were made for: tables of the paper, the user's own tables, and sweeps.
 
-A run stands in a table only if its folder says that it was made for that table (`purpose.json`). A
-run of one's own can have the spec of a row by chance: ER on digits with M = 50 is also a row of the
+A run appears in a table only if `purpose.json` in its folder says that it was made for that table.
+Its spec alone is not enough: a user's run of ER on digits with M = 50 also matches a row of the
 paper's tables at small scale.
 """
 
@@ -32,26 +32,29 @@ class MadeFor:
 
     paper: list[Shown] = field(default_factory=list)
     small: list[Shown] = field(default_factory=list)
-    """The paper's, on handwritten digits."""
+    """Tables at small scale, on handwritten digits."""
 
     published: list[Shown] = field(default_factory=list)
-    """Tables beside published values of other papers."""
+    """Tables that compare with published values of other papers."""
 
     own: list[Shown] = field(default_factory=list)
     sweeps: list[tuple[AskedSweep, list[Trial]]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    """A line for each table of one's own that cannot be read here, which says why."""
+    """A line for each of the user's tables that cannot be read, with the reason."""
 
     @property
     def shown(self) -> list[Result]:
-        """The results that need not be shown again; those beside the paper's values are."""
+        """Results that the sections by dataset leave out, since a table or sweep shows them.
+
+        Results at the paper's scale are shown in both places.
+        """
         tables = [s.results for _, found in (*self.small, *self.own) for s in found]
         tried = [trial.results for _, found in self.sweeps for trial in found]
         return [result for results in (*tables, *tried) for result in results]
 
 
 def made_for(runs: Mapping[Path, Result]) -> MadeFor:
-    """Return what runs were made for, from what the folders that hold them say."""
+    """Return what runs were made for, as recorded in their folders."""
     stores: dict[Path, dict[str, Result]] = {}
     for folder, result in runs.items():
         stores.setdefault(folder.parent, {})[folder.name] = result
@@ -68,16 +71,16 @@ def made_for(runs: Mapping[Path, Result]) -> MadeFor:
 
 
 def _purpose(store: Path) -> Purpose:
-    """Return what a folder says; one of an earlier `dualcba reproduce` says nothing.
+    """Return the recorded purpose of a folder.
 
-    It has no plan either, which `dualcba run` writes. Its runs at the paper's scale are compared
-    with the paper.
+    Earlier versions of `dualcba reproduce` recorded none. Their folders have no plan, unlike those
+    of `dualcba run`; such runs are compared with the paper.
     """
     found = read_purpose(store)
     if found is not None:
         return found
     earlier = not (store / PLAN).is_file()
-    names = (*NAMES, *READINGS)  # which that version had
+    names = (*NAMES, *READINGS)  # the tables of that version
     return Purpose(tables=[AskedTable(name) for name in names] if earlier else [])
 
 
@@ -107,7 +110,7 @@ def _experiment(asked: AskedTable) -> Experiment:
 def _served(
     tables: Mapping[AskedTable, list[Result]], asked: Mapping[AskedTable, Experiment]
 ) -> list[Shown]:
-    """Return tables with their results, without those that have none."""
+    """Return the tables that have results."""
     found = [(experiment, serve(experiment, tables[one])) for one, experiment in asked.items()]
     return [(experiment, served) for experiment, served in found if any(s.results for s in served)]
 
@@ -115,10 +118,10 @@ def _served(
 def _own(
     tables: Mapping[AskedTable, list[Result]], asked: Iterable[AskedTable]
 ) -> tuple[dict[AskedTable, Experiment], list[str]]:
-    """Return tables of one's own, and a line for each that cannot be read here.
+    """Return the user's own tables, and a line for each that cannot be read.
 
-    It may name a method from a file, which a report does not execute, or one that is not installed.
-    Its runs are shown like those of no table.
+    A table may use a method from a Python file, which a report does not execute, or from a package
+    that is not installed. Its runs are shown by dataset instead.
     """
     found: dict[AskedTable, Experiment] = {}
     left_out = []
@@ -127,13 +130,13 @@ def _own(
             found[one] = parse_table(one.name, one.toml or "").experiment
         except ValueError as error:
             why = _files(one, tables[one]) or " ".join(str(error).split())
-            shown = "its runs are shown with those of no table"
+            shown = "its runs are shown by dataset"
             left_out.append(f"the table {one.name!r} is left out, {shown}: {why}")
     return found, left_out
 
 
 def _files(asked: AskedTable, results: Iterable[Result]) -> str:
-    """Say which files that were not imported the methods of a table come from, if any do."""
+    """Return a note on the files that define a table's methods and were not imported, or ''."""
     paths = dict.fromkeys(
         path
         for result in results

@@ -1,4 +1,4 @@
-"""The names of methods, scores and statistics in a report, and what each score means."""
+"""Titles of methods, scores and statistics in a report, and the definition of each score."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dualcba.options import CBA
 
 MISSING = "–"
 KINDS = {kind: kind and "-" + kind.title().replace("Cba", "CBA") for kind in ("", *CBA)}
-"""The suffix of a method's title, by the kind of its adaptor."""
+"""The suffix of a method's title for each kind of adaptor."""
 
 STATISTICS = {"bn": "BN", "ibn": "IBN"}
-"""The ways to evaluate, by whose statistics the normalisation layers use."""
+"""The statistics that normalisation layers use in evaluation."""
 
 
 def split_method(name: str) -> tuple[str, str]:
-    """Split a method's name into base method and adaptor; the method need not be known here.
+    """Split a method's name into base method and adaptor; unknown methods are accepted.
 
     >>> split_method("er-dual-cba"), split_method("er-cba"), split_method("mine")
     (('er', 'dual-cba'), ('er', 'cba'), ('mine', ''))
@@ -47,7 +47,7 @@ def method_title(name: str) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """Return a number with its noun.
+    """Return a number with its noun in singular or plural.
 
     >>> count(1, "run"), count(2, "run")
     ('1 run', '2 runs')
@@ -66,7 +66,7 @@ def seeds(*counts: int) -> str:
 
 
 def spread_over(*counts: int) -> str:
-    """Say what a mean with its interval is over; a single seed has no interval.
+    """Describe a mean and its interval by the number of seeds.
 
     >>> spread_over(1), spread_over(3, 3)
     ('1 seed, so no interval', 'mean ± 95 % interval over 3 seeds')
@@ -76,7 +76,7 @@ def spread_over(*counts: int) -> str:
 
 
 def averaged(count: int) -> str:
-    """Say how many seeds a curve without a band is the mean of.
+    """Describe a mean without an interval by the number of seeds.
 
     >>> averaged(1), averaged(3)
     ('one seed', 'mean over 3 seeds')
@@ -92,7 +92,7 @@ class ScoreInfo:
     up: bool
     meaning: str
     fixed: bool = False
-    """Whether it is the same under BN and IBN, as a cost of training is."""
+    """Whether it does not depend on the statistics, such as a cost of training."""
 
     digits: int = 1
     """Decimal places in tables."""
@@ -108,60 +108,65 @@ SCORES = {
     "fm": ScoreInfo(
         "FM",
         False,
-        "forgetting: mean over all but the last task of the best accuracy at a task's end minus "
-        "the final accuracy",
+        "forgetting: best accuracy of a task at any task's end minus its final accuracy, mean over "
+        "all but the last task",
     ),
     "relative_fm": ScoreInfo(
         "relative FM",
         False,
-        "mean over all but the last task of the forgetting of FM, in percent of the task's best "
-        "accuracy",
+        "the same as FM, but in percent of each task's best accuracy",
     ),
     "fm_paper": ScoreInfo(
         "FM as written",
         False,
-        "forgetting by the paper's formula: mean over all tasks, best accuracy over the whole run",
+        "FM by the paper's formula: mean over all tasks, with the best accuracy of the whole run",
     ),
     "acc_auc": ScoreInfo(
-        "AUC", True, "any-time accuracy: mean over the whole stream of the accuracy on tasks so far"
+        "AUC", True, "any-time accuracy: mean accuracy on the tasks so far, over the whole stream"
     ),
-    "acc_auc_last": ScoreInfo("AUC, last task", True, "the same over the points of the last task"),
+    "acc_auc_last": ScoreInfo(
+        "AUC, last task", True, "the same as AUC, but only during the last task"
+    ),
     "min_acc": ScoreInfo(
         "min-ACC",
         True,
-        "stability gap: mean over old tasks of the lowest any-time accuracy after the task was "
-        "learnt",
+        "stability gap: lowest any-time accuracy of a task after its own end, mean over old tasks",
     ),
     "wc_acc": ScoreInfo(
         "WC-ACC",
         True,
-        "worst case: the last task's accuracy with weight 1/T, min-ACC with the remaining weight",
+        "worst case: accuracy of the last task with weight 1/T, plus min-ACC with weight 1 − 1/T",
     ),
     "bwt": ScoreInfo(
-        "BWT", True, "backward transfer: mean change of a task's accuracy from learnt to the end"
+        "BWT",
+        True,
+        "backward transfer: mean change of a task's accuracy from its own end to the end of the "
+        "stream",
     ),
     "fwt": ScoreInfo(
         "FWT",
         True,
-        "forward transfer: mean accuracy on a task just before it is learnt, minus that of the "
-        "untrained network",
+        "forward transfer: mean accuracy on a task just before it is learnt, minus the accuracy of "
+        "the untrained network",
     ),
     "balanced_acc": ScoreInfo(
-        "balanced ACC", True, "mean over classes of the recall at the end of the stream"
+        "balanced ACC", True, "mean recall over classes at the end of the stream"
     ),
     "learning_acc": ScoreInfo(
-        "ACC after learning", True, "mean over all tasks of the accuracy at the task's own end"
+        "ACC after learning", True, "mean accuracy of a task at its own end, over all tasks"
     ),
     "newest": ScoreInfo(
         "newest task",
         True,
-        "accuracy on the newest task at its own end, mean over tasks from the second on",
+        "mean accuracy of a task at its own end, over all but the first task",
     ),
-    "newest_last": ScoreInfo("last task", True, "accuracy on the last task at the end"),
+    "newest_last": ScoreInfo(
+        "last task", True, "accuracy on the last task at the end of the stream"
+    ),
     "newest_recall": ScoreInfo(
         "lowest recall, last task",
         True,
-        "recall at the end of the class of the last task that is recognised worst",
+        "recall at the end of the stream of the worst class of the last task",
     ),
     "prequential": ScoreInfo(
         "prequential",
@@ -171,61 +176,62 @@ SCORES = {
     "task_aware_acc": ScoreInfo(
         "ACC, task known",
         True,
-        "ACC among the classes of each sample's own task; recorded by --record task-aware",
+        "ACC if predictions are restricted to the classes of a sample's task; recorded by --record "
+        "task-aware",
     ),
     "ncm_acc": ScoreInfo(
         "ACC, class mean",
         True,
-        "ACC by the nearest class mean of the memory's features in the place of the last layer; "
-        "recorded by --record neighbours",
+        "ACC of a nearest-class-mean classifier on the memory's features; recorded by --record "
+        "neighbours",
     ),
     "nn_acc": ScoreInfo(
         "ACC, nearest",
         True,
-        "ACC by the nearest sample of the memory, by its features; recorded by --record neighbours",
+        "ACC of a nearest-neighbour classifier on the memory's features; recorded by --record "
+        "neighbours",
     ),
     "lda_acc": ScoreInfo(
         "ACC, discriminant",
         True,
-        "ACC by a linear discriminant of the memory's features; recorded by --record neighbours",
+        "ACC of a linear discriminant on the memory's features; recorded by --record neighbours",
     ),
     "random_acc": ScoreInfo(
         "ACC, random features",
         True,
-        "ACC of a linear discriminant on random features of the pixels, without network and "
-        "memory; recorded by --record random-features",
+        "ACC of a linear discriminant on random features of the pixels, which needs no network and "
+        "no memory; recorded by --record random-features",
         True,
     ),
     "relative_cost": ScoreInfo(
         "relative cost",
         False,
-        "real-time evaluation: cost of a step relative to ER, so the method trains on one of so "
-        "many batches",
+        "cost C of a step relative to ER; in a real-time run, a method trains on one batch in C",
         True,
         2,
     ),
     "relative_time": ScoreInfo(
         "time, ER = 1",
         False,
-        "seconds of training relative to ER with the same seed, both in this table and on the same "
-        "device; comparable only if runs were made one at a time",
+        "training time relative to ER in the same table, with the same seed and device; "
+        "comparable only if runs were made one at a time",
         True,
         2,
     ),
     "parameters": ScoreInfo(
-        "parameters, M", False, "millions of parameters, including those of the adaptor", True, 3
+        "parameters, M", False, "millions of parameters, including the adaptor", True, 3
     ),
     "gpu_memory": ScoreInfo(
-        "GPU memory, MB", False, "peak allocation, minus what was allocated before the run", True, 0
+        "GPU memory, MB", False, "peak allocation minus the allocation before the run", True, 0
     ),
     "seconds_per_task": ScoreInfo(
-        "s per task", False, "seconds of training per task on the host's clock", True, 2
+        "s per task", False, "seconds of training per task (wall clock)", True, 2
     ),
 }
 
 
 def score_info(name: str) -> ScoreInfo:
-    """Return the description of a score; `task3` is the accuracy of the third task at the end.
+    """Return the description of a score; `task3` is the final accuracy of the third task.
 
     >>> score_info("fm").arrowed, score_info("task3").title
     ('FM ↓', 'task 3')
@@ -239,7 +245,7 @@ def score_info(name: str) -> ScoreInfo:
 
 
 def check_scores(asked: Iterable[str]) -> None:
-    """Raise unless these are names of scores.
+    """Raise a ValueError if a name is not that of a score.
 
     >>> check_scores(["acc", "task3", "balanced"])
     Traceback (most recent call last):
@@ -252,7 +258,7 @@ def check_scores(asked: Iterable[str]) -> None:
 
 
 def slug(title: str) -> str:
-    """Return a title as the name of a file or of an anchor in a page.
+    """Return a title as a name for a file or an anchor.
 
     >>> slug("Any-time, M = 100"), slug("Größe")
     ('any-time-m-100', 'größe')

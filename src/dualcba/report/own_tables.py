@@ -1,8 +1,8 @@
-"""Tables of one's own: columns × rows of any specs, read from a TOML file like those of the paper.
+"""The user's own tables: rows × columns of any specs, read from a TOML file.
 
-The keys are those of the files in `dualcba/experiments/paper`, see `catalogue`; all but `rows` can
-be left out. `seeds` is the number of seeds, and `figure` may be a list. `imports` names files of
-methods, which the command line executes, and a report does not.
+The format is that of the files in `dualcba/experiments/paper`, see `catalogue`; only `rows` is
+required. `seeds` is the number of seeds, and `figure` may be a list. `imports` names Python files
+with methods; the command line executes them, a report does not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEYS = (
 
 @dataclass(frozen=True)
 class OwnTable:
-    """A table, the number of its seeds if the file names it, and the text of the file."""
+    """A table, its number of seeds (None if the file has none), and the text of the file."""
 
     experiment: Experiment
     seeds: int | None
@@ -38,7 +38,7 @@ class OwnTable:
 
 
 def is_file(name: str) -> bool:
-    """Whether the name of an experiment is the path of a TOML file.
+    """Return whether the name of an experiment is the path of a TOML file.
 
     >>> is_file("my.toml"), is_file("main")
     (True, False)
@@ -47,8 +47,8 @@ def is_file(name: str) -> bool:
 
 
 def read_table(path: Path) -> OwnTable:
-    """Read a table from a file; raise a ValueError that names the file if it is not one."""
-    read_toml(path)  # raises what cannot be read at all
+    """Read a table from a file; raise a ValueError that names the file if it is not valid."""
+    read_toml(path)  # raises an error if the file cannot be read
     try:
         return parse_table(slug(path.stem), path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -67,19 +67,19 @@ def parse_table(name: str, text: str) -> OwnTable:
     title = content.get("title", name)
     full = {"title": title, "note": "", "scores": ["acc", "fm"], "columns": {title: {}}, **content}
     _check(full)
-    plain = {"dataset": "digits", "method": "er-dual-cba"}  # as a spec has them by default
+    plain = {"dataset": "digits", "method": "er-dual-cba"}  # the defaults of a spec
     full["spec"] = plain | full.get("spec", {})
     experiment = make_experiment(name, full)
     for entry in experiment.entries:
         try:
-            entry.spec  # noqa: B018  # raises what does not fit
+            entry.spec  # noqa: B018  # raises an error if values are not valid
         except (TypeError, ValueError) as error:
             raise ValueError(f"row {entry.row!r}, column {entry.column!r}: {error}") from None
     return OwnTable(experiment, seeds, text)
 
 
 def _check(content: Mapping[str, Any]) -> None:
-    """Raise unless all parts have the right form and name what is known."""
+    """Raise a ValueError unless all parts have the right form and all names are known."""
     for key in ("title", "note"):
         if not isinstance(content[key], str):
             raise ValueError(expected(key, content[key], "text"))
@@ -132,7 +132,7 @@ def _check_adaptors(given: Any) -> None:
 
 
 def _check_values(label: str, row: Mapping[str, Any], content: Mapping[str, Any]) -> None:
-    """Raise unless there is one list per column, empty or with one number per score."""
+    """Raise a ValueError unless there is a list per column, empty or with one number per score."""
     columns, scores = len(content["columns"]), len(content["scores"])
     key = content.get("beside", "paper")
     for other in BESIDE:

@@ -1,4 +1,4 @@
-"""Any two methods beside each other: their difference seed by seed."""
+"""Pairwise comparison of methods: their differences on common seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dualcba.report.results import Collection
 
 @dataclass(frozen=True)
 class Paired:
-    """One method minus another, over the seeds that both have."""
+    """The difference of two methods over their common seeds: the first minus the second."""
 
     first: str
     second: str
@@ -29,17 +29,17 @@ class Paired:
 
     @property
     def title(self) -> str:
-        """The two methods, as the difference is taken."""
+        """The two methods as text."""
         return f"{self.first} minus {self.second}"
 
     @property
     def seeds(self) -> int:
-        """The number of seeds that both have."""
+        """The number of common seeds."""
         return max(self.bn.seeds, self.ibn.seeds)
 
 
 def pairs(served: Sequence[Served], score: str = "acc") -> list[Paired]:
-    """Return each two methods with a common seed: the later one minus the earlier one."""
+    """Return the difference of every two methods with common seeds: the later minus the earlier."""
     found = [_paired(first, second, score) for second, first in combinations(served, 2)]
     return [pair for pair in found if pair.seeds]
 
@@ -50,7 +50,7 @@ def _paired(first: Served, second: Served, score: str) -> Paired:
 
 
 def chosen(groups: Sequence[Collection], methods: Sequence[str]) -> list[Collection]:
-    """Return collections with some methods alone, named as on the command line; none means all."""
+    """Return collections with only some methods, named as on the command line; by default all."""
     known = sorted({name for group in groups for s in group.served for name in _names(s)})
     for method in methods:
         if method not in known:
@@ -61,7 +61,7 @@ def chosen(groups: Sequence[Collection], methods: Sequence[str]) -> list[Collect
 def unpaired(
     groups: Sequence[Collection], methods: Sequence[str], found: Sequence[Paired]
 ) -> list[str]:
-    """Return a line for each of the methods that is in no pair."""
+    """Return a line for each method that is in no pair."""
     rows = {(pair.column, row) for pair in found for row in (pair.first, pair.second)}
     every = [s for group in groups for s in group.served]
     there = {n for s in every if (s.entry.column, s.entry.row) in rows for n in _names(s)}
@@ -79,6 +79,6 @@ def _only(group: Collection, methods: Sequence[str]) -> Collection:
 
 
 def _names(served: Served) -> set[str]:
-    """Return the method of a group, and the recipe that it follows, if any."""
+    """Return the names that select a row: its method, and its recipe if it follows one."""
     recipe = recipe_of(served.entry.fields)
     return {served.entry.method, *(recipe or ())[:1]}

@@ -1,4 +1,4 @@
-"""Results in groups: runs that differ only by seed, named by the fields that tell them apart."""
+"""Group results: runs that differ only by seed form a row, named by the fields that vary."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ DATASETS = {
 }  # fmt: skip
 
 SCORING = ("eval_every", "anytime", "record")
-"""Fields that say how a run is scored, not what it learns."""
+"""Fields that affect only how a run is evaluated."""
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Runs on one dataset, in one setting, with one buffer, by one protocol, on the same data."""
+    """Runs with the same dataset, setting, buffer, protocol and test data."""
 
     title: str
     served: tuple[Served, ...]
     stream: str
-    """What it shares with collections that differ only by their buffer, in words."""
+    """The title without the buffer."""
 
     @property
     def first(self) -> Result:
-        """One of its results; all have its dataset, setting and buffer."""
+        """The first result; all others have the same dataset, setting and buffer."""
         return self.served[0].results[0]
 
 
 def collections(
     results: Iterable[Result], among: Iterable[Result] | None = None
 ) -> list[Collection]:
-    """Return the results by dataset, setting, buffer, protocol and the data that score them.
+    """Group results by dataset, setting, buffer, protocol and test data.
 
-    In each collection there is one entry per group of seeds. `among` are all results of a report,
-    if these are a part of them: where several datasets have one name, titles say which one it is.
+    In each collection, runs that differ only by seed form one entry. `among` are all results of a
+    report if `results` is a part of them: titles then tell datasets with the same name apart.
     """
     data = DataTitles(results := list(results), among)
     ordered = sorted(results, key=lambda result: (*_order(result), data.title(result)))
@@ -73,17 +73,14 @@ def collections(
 
 
 def _order(result: Result) -> tuple[str, bool, str, int, bool, float]:
-    """Sort by dataset, `online` before other settings, smaller buffers first, test data first.
-
-    The protocol of the paper is before others.
-    """
+    """Sort by dataset, setting (`online` first), buffer, protocol (`paper` first) and split."""
     spec, other = result.spec, protocol_note(result) != ""
     place = spec.dataset, spec.setting != "online", spec.setting, spec.buffer
     return *place, other, result.validation
 
 
 class DataTitles:
-    """Names the data of results: by their path or digest too, where several have one name."""
+    """Titles of datasets, with path or digest where several datasets have the same name."""
 
     def __init__(self, results: Sequence[Result], among: Iterable[Result] | None = None) -> None:
         every = results if among is None else [*results, *among]
@@ -93,20 +90,20 @@ class DataTitles:
         self._shared = {title for title in titles if titles.count(title) > 1}
 
     def title(self, result: Result) -> str:
-        """Return a name of the data that no other data have."""
+        """Return a unique title for the data of a result."""
         title, digest = dataset_title(result), self._digests.of(result)
         name = result.dataset if title in self._shared else title
         return name if digest is None else f"{name} (digest {digest[:12]})"
 
 
 def dataset_title(result: Result) -> str:
-    """Return the name of a dataset, or of the folder or file that has it."""
+    """Return the title of a dataset, or the name of its folder or file."""
     dataset = result.dataset
     return DATASETS.get(dataset, Path(dataset).name or dataset)
 
 
 def notes(result: Result) -> str:
-    """Return what a title adds about the protocol and about results not scored as usual.
+    """Return the suffix of a title on protocol, validation split and real time.
 
     >>> notes(Result(Spec(real_time=True), 0, {}))
     ', real time'
@@ -116,7 +113,7 @@ def notes(result: Result) -> str:
 
 
 def protocol_note(result: Result) -> str:
-    """Return what the title of a table says if the protocol is not that of the paper.
+    """Return the suffix of a title if the protocol is not the paper's.
 
     >>> protocol_note(Result(Spec(method="er", protocol="p10"), 0, {}))
     ', protocol p10'
@@ -126,7 +123,7 @@ def protocol_note(result: Result) -> str:
 
 
 def validation_note(result: Result) -> str:
-    """Return what the title of a table says if the results are not those of the test data.
+    """Return the suffix of a title if results were scored on a validation split.
 
     >>> validation_note(Result(Spec(validation=0.1), 0, {}))
     ', 10 % validation split'
@@ -135,10 +132,10 @@ def validation_note(result: Result) -> str:
 
 
 def usual(fields: Fields, chosen: Sequence[str] = (*NAMED, "protocol")) -> Fields:
-    """Return the fields that a spec has if only the chosen ones are given.
+    """Return all fields of a spec with the chosen fields of `fields` and defaults for the others.
 
-    Empty if that cannot be said: the method may come from a package that is not installed, and the
-    dataset may be gone.
+    Empty if the defaults are not known, such as for a method of a package that is not installed, or
+    a dataset that was removed.
     """
     try:
         return _defaults(tuple((name, fields[name]) for name in chosen if name in fields))
@@ -155,11 +152,11 @@ def _defaults(given: tuple[tuple[str, Any], ...]) -> Fields:
 
 
 class Grouping:
-    """Tells which of some results, on the same data, differ only by seed.
+    """Tells which results on the same data differ only by seed.
 
-    Runs that loaded the same class-agnostic part differ only by seed; so do runs that each loaded
-    one from a run of their own seed, if those runs differ only by seed. Where one seed has results
-    with several such parts, their files tell them apart.
+    Runs that loaded the same class-agnostic part belong together. So do runs that loaded one from a
+    run with their own seed, if those source runs differ only by seed. If a seed has results with
+    several such parts, they are told apart by file name.
     """
 
     def __init__(self, results: Sequence[Result]) -> None:
@@ -177,7 +174,7 @@ class Grouping:
         self._several = {key for (key, _), found in scores.items() if len(found) > 1}
 
     def origin(self, result: Result) -> dict[str, Any] | None:
-        """Return the run that a class-agnostic part was trained in, if each seed has its own."""
+        """Return the source run of the class-agnostic part if each seed loaded its own."""
         found = own_origin(result)
         if found is None or result.spec.agnostic_from in self._shared:
             return None
@@ -185,7 +182,7 @@ class Grouping:
         return {name: found[name] for name in names if name in found}
 
     def file(self, result: Result) -> str | None:
-        """Return the file of a class-agnostic part, if its origin does not tell it apart.
+        """Return the file of the class-agnostic part if its source run is ambiguous, else None.
 
         SEED stands for the seed.
         """
@@ -195,7 +192,7 @@ class Grouping:
         return re.sub(own, "sSEED", str(result.spec.agnostic_from))
 
     def key(self, result: Result) -> Hashable:
-        """Return a value that is equal for results that differ only by seed."""
+        """Return a key that is equal for results that differ only by seed."""
         return self._key(result, self.file(result))
 
     def _key(self, result: Result, file: str | None) -> Hashable:
@@ -205,7 +202,7 @@ class Grouping:
         return fields, frozen(found), self._digests.of(result)
 
     def fields(self, result: Result) -> dict[str, Any]:
-        """Return the fields that all seeds of a group share."""
+        """Return the fields that are common to all seeds of the result's group."""
         fields = {name: value for name, value in result.fields.items() if name != "seed"}
         found = self.origin(result)
         if found is None:
@@ -214,7 +211,7 @@ class Grouping:
 
 
 def origin_title(found: Fields) -> str:
-    """Return a run that a class-agnostic part was trained in, in words.
+    """Describe the run in which a class-agnostic part was trained.
 
     >>> origin_title({"dataset": "cifar10", "tasks": 5, "buffer": 200})
     'cifar10 in 5 tasks with M = 200'
@@ -233,10 +230,10 @@ class Group:
     """Results that differ only by seed."""
 
     full: Fields
-    """The fields that all seeds share."""
+    """The fields common to all seeds."""
 
     brief: Fields
-    """The same; of the run that a class-agnostic part was trained in only the dataset."""
+    """The same, with the source of a class-agnostic part shortened to its dataset."""
 
     results: dict[int, Result] = field(default_factory=dict)
     """By seed."""
@@ -250,10 +247,10 @@ def _group(result: Result, grouping: Grouping) -> Group:
 
 
 def _serve(column: str, groups: list[Group], compared: list[Group]) -> list[Served]:
-    """Return groups as the entries of a column, named by what they differ in from those compared.
+    """Return groups as the entries of a column, named by the fields that vary among `compared`.
 
-    These are of all columns that may stand beside this one. The row of a method that names no
-    options comes before those that do.
+    `compared` has the groups of all columns that share this stream. The row of a method without
+    options comes before rows that name options.
     """
     brief, full = [other.brief for other in compared], [other.full for other in compared]
     labels = [_label(group.brief, brief, without=SCORING) for group in groups]
@@ -267,29 +264,29 @@ def _serve(column: str, groups: list[Group], compared: list[Group]) -> list[Serv
 
 
 def _place(method: str) -> tuple[int, str, int]:
-    """Sort rehearsal methods first, each before its CBA and its Dual-CBA."""
+    """Sort by base method in the order of `METHODS`, then plain, CBA and Dual-CBA."""
     base, kind = split_method(method)
     order = list(METHODS)
     return order.index(base) if base in order else len(order), base, list(KINDS).index(kind)
 
 
 def _label(spec: Fields, specs: Sequence[Fields], without: Sequence[str] = ()) -> str:
-    """Return the method, or the recipe that a run follows, and the fields that tell it apart."""
+    """Return the title of a row: its method or recipe, and the fields that tell it apart."""
     recipe = recipe_of(spec)
     own: Fields = {} if recipe is None else recipe[1]
     title = method_title(str(spec["method"])) if recipe is None else recipe_title(*recipe)
-    names = [k for k in _telling(spec, specs) if k not in without]
-    values = {k: _departing(spec[k], own.get(k)) for k in names if spec[k] != own.get(k)}
-    return ", ".join([title, *(_titled(k, value) for k, value in values.items())])
+    names = [k for k in _distinguishing(spec, specs) if k not in without]
+    values = {k: _beyond_recipe(spec[k], own.get(k)) for k in names if spec[k] != own.get(k)}
+    return ", ".join([title, *(_with_name(k, value) for k, value in values.items())])
 
 
-def _telling(spec: Fields, specs: Sequence[Fields]) -> list[str]:
-    """Return the unusual fields in which a run differs from others.
+def _distinguishing(spec: Fields, specs: Sequence[Fields]) -> list[str]:
+    """Return the fields that tell a run apart: not at their default, and different in other runs.
 
     Fields that only some methods have are compared among runs of the same method. Options of the
-    method, and fields in which a run departs from its protocol, are named in any case.
+    method, and fields that override the protocol, are always included.
     """
-    method, plain = str(spec["method"]), _plain(spec)
+    method, plain = str(spec["method"]), _defaults_of(spec)
     rivals = [other for other in specs if other["method"] == method]
 
     def varies(name: str) -> bool:
@@ -303,26 +300,26 @@ def _telling(spec: Fields, specs: Sequence[Fields]) -> list[str]:
     return list(dict.fromkeys([*varying, *always]))
 
 
-def _departing(value: Any, usual: Any) -> Any:
-    """Return a value, or those of its parts that are not of a recipe."""
+def _beyond_recipe(value: Any, usual: Any) -> Any:
+    """Return a value; of a mapping, only the items that the recipe does not set."""
     if not isinstance(value, Mapping) or not isinstance(usual, Mapping):
         return value
     return {k: v for k, v in value.items() if k not in usual}
 
 
-def _titled(name: str, value: Any) -> str:
+def _with_name(name: str, value: Any) -> str:
     return (
         _short(value) if name == "method_options" else f"{name.replace('_', ' ')} {_short(value)}"
     )
 
 
 def recipe_title(name: str, options: Fields) -> str:
-    """Return the name of a recipe, with its method."""
+    """Return the name of a recipe with its method."""
     return f"{name} ({method_title(str(options['method']))})"
 
 
-def _plain(spec: Fields) -> Fields:
-    """Return `usual`, with the optimiser of the protocol and what the given one sets by default."""
+def _defaults_of(spec: Fields) -> Fields:
+    """Return the defaults of a run; those that depend on the optimiser are of its own optimiser."""
     plain = usual(spec)
     if spec.get("optimizer") == plain.get("optimizer"):
         return plain
@@ -332,7 +329,7 @@ def _plain(spec: Fields) -> Fields:
 
 @cache
 def common_fields() -> frozenset[str]:
-    """Return the names of the fields that mean the same for every method."""
+    """Return the names of the fields that apply to every method."""
     own = ("method_options", "relative_cost")
     return frozenset(k for k, o in definitions(Spec).items() if not o.adaptors and k not in own)
 

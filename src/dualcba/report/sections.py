@@ -1,4 +1,4 @@
-"""The content of a report, in order, before it is rendered as a page."""
+"""The sections of a report, which `html` renders."""
 
 from __future__ import annotations
 
@@ -51,32 +51,31 @@ from dualcba.report.tables.scores import (
 
 @dataclass(frozen=True)
 class Downloads:
-    """Files that the page holds: texts by their names."""
+    """Files that are embedded in the page: contents by name."""
 
     files: Mapping[str, str]
 
 
 Item = str | Table | Plot | Downloads | dict[str, str] | tuple[str, ...]
-"""A paragraph, table, figure, files, terms with their meaning, or a fold: a title, its texts."""
+"""A paragraph, table, figure, files, terms with definitions, or a title with collapsible texts."""
 
 FACTS = 12
-"""The largest number of facts."""
+"""The largest number of facts at the top of the report."""
 
 SMALL_NOTE = (
-    "Runs of dualcba reproduce --scale small: handwritten digits, in as many tasks as the "
-    "paper’s datasets. They show the form of each table; {whose} values do not apply and are not "
-    "shown."
+    "Runs of dualcba reproduce --scale small: the same experiments on handwritten digits, with the "
+    "number of tasks of the paper’s datasets. They show the form of each table; {whose} values do "
+    "not apply and are not shown."
 )
 PUBLISHED_NOTE = (
-    "Methods of other papers under the protocol that they were published with. The published "
-    "values are those of the methods’ own papers or of later comparisons, not of the paper on "
-    "Dual-CBA, and were evaluated with BN. Δ is ours minus the published value. It is bold if it "
-    f"exceeds both {TOLERANCE} points and the half-width of our 95 % interval over {FEWEST} or "
-    "more seeds."
+    "Methods of other papers, run with the protocol of their publications. The published values "
+    "come from the methods’ own papers or from later comparisons, not from the Dual-CBA paper, and "
+    "were evaluated with BN. Δ is ours minus the published value. It is bold if it exceeds both "
+    f"{TOLERANCE} points and the half-width of our 95 % interval over {FEWEST} or more seeds."
 )
-OWN_NOTE = "Tables that dualcba reproduce made from TOML files of yours."
+OWN_NOTE = "Tables made by dualcba reproduce from your own TOML files."
 MOST_PAIRS = 45
-"""The largest number of pairs of methods in a table: those of ten."""
+"""The largest number of pairs in a table: 45 pairs are those of ten methods."""
 
 SHOWN = ("acc", "fm", "acc_auc", "min_acc", "wc_acc", "bwt")
 
@@ -108,13 +107,13 @@ def report_sections(
 ) -> tuple[list[Fact], list[Section]]:
     """Return the facts at the top of a report, and its sections.
 
-    `made` says what the results were made for; all that it does not name are runs of one's own.
+    `made` has the tables and sweeps that results were made for; other results are shown by dataset.
     `asked` names further scores, `compare` the methods to compare in pairs, by default all.
     """
     made = made or MadeFor()
     groups = collections(results)
     every = [s for group in groups for s in group.served]
-    rest = collections(_beyond(made.shown, results), among=results)
+    rest = collections(_not_shown(made.shown, results), among=results)
     paper = [row for e, s in made.paper for row in rows(s, e.scores)]
     facts = [
         *_agreement(paper),
@@ -127,7 +126,7 @@ def report_sections(
     )
     sections = []
     for title, text, found in (
-        ("Comparison with the paper", _tolerance(), made.paper),
+        ("Comparison with the paper", _paper_note(), made.paper),
         ("Comparison with published values", PUBLISHED_NOTE, made.published),
         ("The paper’s experiments at small scale", SMALL_NOTE.format(whose="the paper’s"), small),
         ("Other papers’ methods at small scale", SMALL_NOTE.format(whose="published"), others),
@@ -146,11 +145,11 @@ def report_sections(
 
 
 def _left_out(lines: Sequence[str]) -> Section:
-    return Section("Tables that are left out", [f"{line[0].upper()}{line[1:]}." for line in lines])
+    return Section("Tables left out", [f"{line[0].upper()}{line[1:]}." for line in lines])
 
 
 def _sweep(asked: AskedSweep, found: list[Trial]) -> Section:
-    """Return the table of a sweep by what varies, its best, and the curves of the best."""
+    """Return the table of a sweep, its best trials, and their curves."""
     sweep, best = asked.sweep, best_of_each(found)
     table = sweep_table(found, sweep, len(asked.runs))
     served = [trial.served(sweep) for trial in found]
@@ -170,11 +169,15 @@ def _by_buffer(title: str, groups: list[Collection]) -> Section:
 
 
 def _pairs(groups: list[Collection], methods: Sequence[str]) -> list[Section]:
-    """Return a section with the differences of each two methods, if there are any.
+    """Return a section with the differences of every two methods, if there are any.
 
-    `methods` are those that were asked for; those that are in no pair are named.
+    Requested `methods` that are in no pair are named in a remark.
     """
-    section, shown, every = Section("Methods in pairs"), list[Paired](), list[Paired]()
+    section, shown, every = (
+        Section("Pairwise comparison of methods"),
+        list[Paired](),
+        list[Paired](),
+    )
     for group in groups:
         every += (found := pairs(group.served))
         if len(found) > MOST_PAIRS:
@@ -193,13 +196,13 @@ def _pairs(groups: list[Collection], methods: Sequence[str]) -> list[Section]:
 def _too_many(group: Collection, found: int) -> str:
     methods = count(len(group.served), "method")
     return (
-        f"{group.title}: {methods} have {found} pairs, more than {MOST_PAIRS}, and are left out; "
-        "dualcba report --compare names some, dualcba runs compare shows all."
+        f"{group.title}: left out, since {methods} have {found} pairs, more than {MOST_PAIRS}; "
+        "choose methods with dualcba report --compare, or see all with dualcba runs compare."
     )
 
 
-def _beyond(shown: Sequence[Result], results: Sequence[Result]) -> list[Result]:
-    """Return the results that are not shown and that no shown result can stand for."""
+def _not_shown(shown: Sequence[Result], results: Sequence[Result]) -> list[Result]:
+    """Return the results that are neither shown nor equivalent to a shown result."""
     digests = Digests([*shown, *results])
 
     def kind(result: Result) -> tuple[Any, ...]:
@@ -219,21 +222,21 @@ def _beyond(shown: Sequence[Result], results: Sequence[Result]) -> list[Result]:
 
 
 def _main_gain(shown: list[tuple[Experiment, list[Served]]]) -> list[Fact]:
-    """Return the mean gain of Dual-CBA in the main table, and the part that IBN gives."""
+    """Return the mean gain of Dual-CBA in the main table, and the part due to IBN alone."""
     found = [g for e, served in shown if e.name == "main" for g in known_gains(served)]
     mean = means([gain for gain in found if gain.kind == "dual-cba"])
     if mean is None:
         return []
     whole, ibn, adaptors = (number(x, sign=True) for x in mean[1:])
-    detail = f"mean of {mean[0]} pairs: {ibn} by IBN alone, {adaptors} by the adaptors"
+    detail = f"mean of {mean[0]} pairs: {ibn} from IBN alone, {adaptors} from the adaptor"
     return [Fact("Main table: Dual-CBA (IBN) over its base (BN)", f"{whole} ACC", detail)]
 
 
-def _tolerance() -> str:
+def _paper_note() -> str:
     return (
-        "Δ is ours minus the paper’s, evaluated with the statistics of the paper’s value. It is "
-        f"bold if it exceeds both {TOLERANCE} points and the half-width of our 95 % interval over "
-        f"{FEWEST} or more seeds. The paper gives no dispersion."
+        "Δ is our value minus the paper’s, both with the same statistics (BN or IBN). It is bold "
+        f"if it exceeds both {TOLERANCE} points and the half-width of our 95 % interval over "
+        f"{FEWEST} or more seeds. The paper gives no variation over seeds."
     )
 
 
@@ -247,7 +250,7 @@ def _agreement(paper: Sequence[Row]) -> list[Fact]:
 
 
 def _largest(groups: list[Collection]) -> list[Collection]:
-    """Return the groups with the most runs, as many as fit into the facts, in their order."""
+    """Return the groups with the most runs, as many as fit into the facts, in the given order."""
     by_runs = sorted(groups, key=lambda group: -sum(len(s.results) for s in group.served))
     kept = by_runs[: FACTS // 2 - 1]
     return [group for group in groups if group in kept]
@@ -274,10 +277,7 @@ def _facts(group: Collection, most: int) -> list[Fact]:
 
 
 def _rank(gain: Gain) -> tuple[bool, bool, bool]:
-    """Sort gains with an interval before those of one seed, plain methods before variants.
-
-    Those of CBA, the earlier adaptor, come last.
-    """
+    """Sort gains with an interval first, then plain methods before variants, then CBA last."""
     return gain.adaptors.half is None, "," in gain.dual + gain.base, gain.kind == "cba"
 
 
@@ -300,8 +300,8 @@ def _experiment(experiment: Experiment, served: list[Served], asked: Sequence[st
         near = tally(rows(served, experiment.scores))
         if near.run:
             section.items.append(
-                f"{near.of_run} values are within {TOLERANCE} points or our "
-                f"interval over {FEWEST} or more seeds; the others are bold."
+                f"{near.of_run} values are within {TOLERANCE} points or our interval over "
+                f"{FEWEST} or more seeds; the others are bold."
             )
         section.items += _paper_bars(experiment, served)
     if experiment.figures:
@@ -313,7 +313,7 @@ def _experiment(experiment: Experiment, served: list[Served], asked: Sequence[st
 
 
 def _paper_bars(experiment: Experiment, served: list[Served]) -> list[Plot]:
-    """Return bars of ACC for each column in which the paper gives values."""
+    """Return bar charts of ACC for the columns in which the paper gives values."""
     plots: list[Plot] = []
     for column in dict.fromkeys(s.entry.column for s in served):
         part = [s for s in served if s.entry.column == column and s.results]
@@ -350,7 +350,7 @@ def _collection(group: Collection, asked: Sequence[str]) -> Section:
 def _scores(group: Collection, name: str, asked: Sequence[str]) -> Section:
     found = rows(group.served, SHOWN)
     section = Section("Scores")
-    halves = {"at the end and at any time": slice(3), "stability and transfer": slice(3, None)}
+    halves = {"final and any-time scores": slice(3), "stability and transfer": slice(3, None)}
     for title, part in halves.items():
         cut = known([dataclasses.replace(r, cells=r.cells[part]) for r in found])
         if not cut[0].cells:
@@ -381,7 +381,8 @@ def _cost_table(served: Sequence[Served]) -> Table:
         parts = [number(seconds(s, part), 2) for part in ("train", "evaluate", "total")]
         lines.append((s.entry.row, str(len(s.results)), *parts))
     note = (
-        "Mean over seeds, on the host’s clock; on CUDA work is queued, so the split is approximate."
+        "Mean wall-clock time over seeds. On CUDA, kernels run asynchronously, so the split is "
+        "approximate."
     )
     return Table("Seconds per run", columns, tuple(lines), note)
 
@@ -389,9 +390,9 @@ def _cost_table(served: Sequence[Served]) -> Table:
 def _provenance(groups: list[Collection], results: list[Result]) -> Section:
     terms = {s.arrowed: f"{s.meaning}." for s in SCORES.values()}
     statistics = {
-        STATISTICS["bn"]: "evaluation with the running statistics of training.",
-        STATISTICS["ibn"]: "evaluation with statistics from one pass over the memory; training "
-        "is not affected.",
+        STATISTICS["bn"]: "evaluation with the running statistics of batch normalisation.",
+        STATISTICS["ibn"]: "evaluation with statistics re-estimated in one pass over the memory; "
+        "training is not affected.",
     }
     parts = [
         Section("Scores and statistics", [terms | statistics]),
@@ -412,7 +413,7 @@ def _versions(results: list[Result]) -> Table:
         (str(count), *(str(found.get(name, "–")) for name in names))
         for found, count in kinds.values()
     )
-    return Table("What computed the runs", text_columns("runs", *names), lines)
+    return Table("Software and hardware of the runs", text_columns("runs", *names), lines)
 
 
 def _specs(groups: list[Collection]) -> list[Item]:

@@ -1,4 +1,4 @@
-"""The results of a sweep: grouped by what varies, best first, and the best of each method."""
+"""The results of a sweep: a trial per combination of options, best first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dualcba.report.tables.layouts import portions
 from dualcba.report.tables.model import Column, Strong, Table, short_spread, text_columns
 
 SCORES = ("acc", "fm", "acc_auc")
-"""Shown beside the score that is compared."""
+"""Scores to show in addition to the one that ranks the trials."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Trial:
 
     method: str
     values: tuple[Any, ...]
-    """Of the options that vary, in the order of the sweep; None where the method has none."""
+    """Values of the swept options in order; None if the method lacks the option."""
 
     results: tuple[Result, ...]
     score: Measure | None
 
     def named(self, sweep: Sweep) -> str:
-        """Return the values of the options that vary, in words."""
+        """Return the values of the swept options as text."""
         pairs = zip(shown_options(sweep), self.values, strict=True)
         return ", ".join(f"{title(name)} {value}" for name, value in pairs if value is not None)
 
@@ -49,7 +49,7 @@ class Trial:
 
 
 def shown_options(sweep: Sweep) -> list[str]:
-    """Return the options that vary, without the method, which is always shown."""
+    """Return the swept options without the method, which is always shown."""
     return [name for name in sweep.varied if name != "method"]
 
 
@@ -63,7 +63,7 @@ def title(option: str) -> str:
 
 
 def trials(results: Iterable[Result], sweep: Sweep) -> list[Trial]:
-    """Return the trials of a sweep, best first; those without the score come last."""
+    """Return the trials of a sweep, best first; trials without the score come last."""
     ordered = sorted(results, key=lambda result: result.seed)
     grouping = Grouping(ordered)
     groups: dict[Hashable, list[Result]] = {}
@@ -87,7 +87,7 @@ def _value(result: Result, name: str) -> Any:
 
 
 def best_of_each(found: Sequence[Trial]) -> list[Trial]:
-    """Return the best trial of each method that has the score, the best method first."""
+    """Return the best trial of each method that has the score, best method first."""
     best: dict[str, Trial] = {}
     for trial in found:
         if trial.score is not None:
@@ -104,7 +104,7 @@ def sweep_title(sweep: Sweep, found: Sequence[Trial]) -> str:
 
 
 def _shared(sweep: Sweep, results: Sequence[Result]) -> list[str]:
-    """Return what all runs of a sweep share, in words: dataset, setting, buffer and protocol."""
+    """Return dataset, setting, buffer and protocol as text, each if all runs share it."""
     texts: dict[str, Callable[[Result], str]] = {
         "dataset": dataset_title,
         "setting": lambda result: result.spec.setting,
@@ -117,7 +117,7 @@ def _shared(sweep: Sweep, results: Sequence[Result]) -> list[str]:
 
 
 def sweep_layouts(found: Sequence[Trial], sweep: Sweep, asked: int = 0) -> Iterator[list[Table]]:
-    """Yield the ways to lay out the scores of a sweep, widest first: in one or more tables."""
+    """Yield layouts of the scores of a sweep, widest first, each with one or more tables."""
     for parts in portions(list(dict.fromkeys((sweep.score, *SCORES)))):
         yield [sweep_table(found, sweep, asked, part) for part in parts]
 
@@ -125,10 +125,10 @@ def sweep_layouts(found: Sequence[Trial], sweep: Sweep, asked: int = 0) -> Itera
 def sweep_table(
     found: Sequence[Trial], sweep: Sweep, asked: int = 0, scores: Sequence[str] = ()
 ) -> Table:
-    """Return a table of one line per trial, best first; the best of each method is emphasised.
+    """Return a table with a row per trial, best first; the best of each method is marked.
 
-    `asked` is the number of runs of the whole sweep; the note says so if some are not complete.
-    `scores` are by default the one that is compared and the usual ones.
+    `asked` is the number of runs of the whole sweep; the note says if some are not complete.
+    `scores` are by default the one that ranks the trials and `SCORES`.
     """
     best = best_of_each(found)
     scores = scores or list(dict.fromkeys((sweep.score, *SCORES)))
@@ -159,11 +159,11 @@ def _note(found: Sequence[Trial], sweep: Sweep) -> str:
     over = spread_over(*(len(trial.results) for trial in found))
     where = validation_note(found[0].results[0]).removeprefix(", ") or "test data"
     by = f"{score_info(sweep.score).title} under {STATISTICS[sweep.statistics]}, {where}"
-    return f"by {by}; percent; {over}; * best of its method"
+    return f"sorted by {by}; percent; {over}; * best of its method"
 
 
 def best_lines(found: Sequence[Trial], sweep: Sweep) -> list[str]:
-    """Return for each method its best values, their score, and the command on the test data."""
+    """Return for each method its best values, their score, and the command for the test data."""
     lines = []
     for trial in best_of_each(found):
         score = f"{score_info(sweep.score).title} {short_spread(trial.score)}"
@@ -175,7 +175,7 @@ def best_lines(found: Sequence[Trial], sweep: Sweep) -> list[str]:
 
 
 def best_data(found: Sequence[Trial], sweep: Sweep) -> list[dict[str, Any]]:
-    """Return the best of each method as JSON data."""
+    """Return the best trial of each method as JSON data."""
     return [
         {
             "method": trial.method,

@@ -1,6 +1,6 @@
-"""Runs as they are told to trackers: progress, curves, scores and figures.
+"""Log runs to trackers: progress, curves, scores and figures.
 
-A tracker that fails is left out from then on, with one warning; the runs go on.
+A tracker that fails is disabled with one warning; the runs continue.
 """
 
 from __future__ import annotations
@@ -22,19 +22,16 @@ FIGURES_OF_A_RUN = ("anytime", "stability", "predictions", "posterior", "transit
 
 
 class Tracking:
-    """Starts, feeds and ends the trackers of runs, as their updates arrive.
-
-    With no names it does nothing.
-    """
+    """Starts, updates and ends the trackers of runs. Without names it does nothing."""
 
     def __init__(self, names: Sequence[str], out: Path, warn: Callable[[str], None]) -> None:
         self.names = list(dict.fromkeys(names))
         self.out = out
         self.warn = warn
-        self.open: dict[str, dict[str, Tracker]] = {}  # by the names of the run and the tracker
+        self.open: dict[str, dict[str, Tracker]] = {}  # by run and tracker
 
     def see(self, update: RunUpdate) -> None:
-        """Tell the trackers of a run about its progress or its result."""
+        """Log the progress or the result of a run."""
         if not self.names:
             return
         name = update.spec.name
@@ -55,24 +52,24 @@ class Tracking:
         run = TrackedRun(self.out, update.spec.name, update.spec.to_dict())
         self.open[run.name] = {}
         for tracker in list(self.names):
-            with self._surviving(tracker):
+            with self._disabled_if_failed(tracker):
                 made = make_tracker(tracker)
                 made.start(run)
                 self.open[run.name][tracker] = made
 
     def _log(self, run: str, step: int, values: Mapping[str, float]) -> None:
         for name, tracker in self._working(run) if values else ():
-            with self._surviving(name):
+            with self._disabled_if_failed(name):
                 tracker.log(step, values)
 
     def _finish(self, run: str, result: Result) -> None:
         for step, values in curve_points(result):
             self._log(run, step, values)
-        self._end(run, final_values(result), self._drawn(result) if self._working(run) else {})
+        self._end(run, final_values(result), self._figures(result) if self._working(run) else {})
 
     def _end(self, run: str, scores: Mapping[str, float], figures: Mapping[str, bytes]) -> None:
         for name, tracker in self._working(run):
-            with self._surviving(name):
+            with self._disabled_if_failed(name):
                 tracker.finish(scores, figures)
         del self.open[run]
 
@@ -80,29 +77,29 @@ class Tracking:
         """Return the trackers of a run that have not failed."""
         return [(name, one) for name, one in self.open[run].items() if name in self.names]
 
-    def _drawn(self, result: Result) -> dict[str, bytes]:
+    def _figures(self, result: Result) -> dict[str, bytes]:
         try:
             return run_figures(result)
-        except Exception as error:  # a figure is less than a run
+        except Exception as error:  # a failed figure must not stop the runs
             self.warn(f"figures for trackers are left out: {reason(error)}")
             return {}
 
     @contextmanager
-    def _surviving(self, tracker: str) -> Iterator[None]:
-        """Warn and leave a tracker out if it raises; what it prints is not shown."""
+    def _disabled_if_failed(self, tracker: str) -> Iterator[None]:
+        """Disable a tracker with a warning if it raises; suppress what it prints."""
         try:
             with redirect_stdout(StringIO()):
                 yield
         except Exception as error:
             self.names.remove(tracker)
-            self.warn(f"{tracker} failed and is left out, the runs go on: {reason(error)}")
+            self.warn(f"{tracker} failed and is disabled, the runs continue: {reason(error)}")
 
 
 # ---------------------------------------------------------------------- what is logged
 
 
 def curve_points(result: Result) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield the any-time accuracies at each step: of each task so far, in percent."""
+    """Yield steps with the any-time accuracy of each task so far, in percent."""
     for k, step in enumerate(result.anytime.step):
         values: dict[str, float] = {}
         for statistics, points in result.anytime.accuracy.items():
@@ -112,7 +109,7 @@ def curve_points(result: Result) -> Iterator[tuple[int, dict[str, float]]]:
 
 
 def final_values(result: Result) -> dict[str, float]:
-    """Return the scores that were measured, the final accuracy of each task, times and costs.
+    """Return the measured scores, the final accuracy of each task, times and costs.
 
     >>> from dualcba.experiments import Spec
     >>> final_values(Result(Spec(), 0, {"bn": {"acc": 70.0, "fm": None}}, seconds={"total": 2.0}))
@@ -131,7 +128,7 @@ def final_values(result: Result) -> dict[str, float]:
 
 
 def run_figures(result: Result) -> dict[str, bytes]:
-    """Return the figures of one run as PNG, by their names; those without data are left out."""
+    """Return the figures of one run as PNG by name; figures without data are left out."""
     served = collections([result])[0].served
     drawn = [FIGURES[kind](served, kind, result.method)[0] for kind in FIGURES_OF_A_RUN]
     return {plot.name: render(plot, "png") for plots in drawn for plot in plots}

@@ -329,7 +329,7 @@ def test_it_runs_shows_and_does_not_repeat(tiny: Experiment, dualcba: Run) -> No
     again = dualcba("reproduce", "mine", "--seeds", 3, *QUICK)
     assert "6 runs needed, 4 already there" in again.out
     assert "2 runs to do" in again.out
-    assert "from finished ones of the same kind" in again.out
+    assert "from finished runs of the same kind" in again.out
     assert all(p.stat().st_mtime_ns == when for p, when in results.items())
     assert len(list((got.folder / "x").glob("*/result.json"))) == 6
 
@@ -417,7 +417,7 @@ def test_interrupted_and_continued(tmp_path: Path, dualcba: Run) -> None:
         time.sleep(0.05)
     assert not _alive(process.pid)
     assert not list(tmp_path.rglob(".draft-*"))
-    kept = "complete runs and checkpoints are kept; the same command goes on"
+    kept = "complete runs and checkpoints are kept; run the same command again to continue"
     assert err.decode().strip() == f"dualcba: interrupted; {kept}"
     there = len(list(tmp_path.glob("x/*/result.json")))
     assert there >= 1

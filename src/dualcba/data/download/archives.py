@@ -32,7 +32,7 @@ def unpack(archive: Path, folder: Path, on_progress: ProgressCallback = ignore_p
     members = _zip_members if archive.suffix == ".zip" else _tar_members
     try:
         with explain_full_disk(folder), _explain_damage(archive):
-            temporary.mkdir(parents=True)  # refuses a symbolic link, which is still there
+            temporary.mkdir(parents=True)  # fails if there is a symbolic link
             for name, content, done in members(archive):
                 _write_member(temporary / _checked_name(name, archive), content)
                 on_progress(done, archive.stat().st_size)
@@ -52,7 +52,7 @@ def _explain_damage(archive: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise  # a disk error; EINVAL comes from a damaged zip, which seeks before its start
         if isinstance(error, ValueError) and str(error).startswith(str(archive)):
-            raise  # it can be read, and holds what is not accepted
+            raise  # the archive is readable, but not accepted
         raise ValueError(f"{archive} cannot be unpacked: {reason(error)}") from error
 
 

@@ -98,11 +98,11 @@ class DatasetSummary:
     input_shape: tuple[int, ...]
     num_classes: int
     train_per_class: tuple[int, int]
-    """The lowest and the highest number of training samples of a class."""
+    """The smallest and the largest number of training samples per class."""
     as_published: bool
     """Whether the sizes were compared with those of the published dataset."""
     content_as_published: bool
-    """Whether the digest was compared with that of the published dataset, too."""
+    """Whether the digest was compared with that of the published dataset."""
     labels_as_published: bool
     """Whether the labels were compared with those of the published dataset."""
     digest: str
@@ -161,7 +161,7 @@ def check(name: str, root: str | Path | None = None) -> DatasetSummary:
 
 
 def label_digest(data: Dataset) -> str:
-    """Return the SHA-256 of the training and then the test labels, as int64 in little-endian."""
+    """Return the SHA-256 of the training and test labels as little-endian int64."""
     labels = np.concatenate([data.train_y.numpy(), data.test_y.numpy()])
     return hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()
 

@@ -37,7 +37,7 @@ class PublishedDataset:
 
 @dataclass(frozen=True)
 class ExpectedContents:
-    """The sizes that a complete dataset has, and the digest of its content if it is known."""
+    """The sizes of a complete dataset, and the digest of its content if it is known."""
 
     num_train: int
     num_test: int
@@ -48,7 +48,7 @@ class ExpectedContents:
     digest: str | None = None
     """See `Dataset.digest`; it does not depend on how files are packed or compressed."""
     labels: str | None = None
-    """See `label_digest`, where the samples depend on a decoder."""
+    """See `label_digest`; used where the samples depend on a decoder."""
 
 
 def _mnist_files(
@@ -108,7 +108,7 @@ PUBLISHED_DATASETS: dict[str, PublishedDataset] = {
     ),
     "tiny-imagenet": PublishedDataset(
         "tiny-imagenet-200",
-        (  # its SHA-256 is not known here
+        (  # its SHA-256 is unknown
             _file("tiny-imagenet-200.zip", _TINY, 248_100_043, "90528d7ca1a48142e341f4ef8d21d0de"),
         ),
         ("wnids.txt", "train", "val/val_annotations.txt"),
@@ -192,4 +192,4 @@ EXPECTED_CONTENTS: dict[str, ExpectedContents] = {
         digest="9c41dc7f91738ef178331ade13aae78660316e061df4f80055fe70a11f12d963",
     ),
 }  # fmt: skip
-"""What `check` compares each dataset with, by name."""
+"""The contents that `check` expects, by name."""

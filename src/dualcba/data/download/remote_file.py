@@ -29,7 +29,7 @@ class _RetryableError(Exception):
 
 
 class _PermanentError(Exception):
-    """A download error after which the same URL is given up."""
+    """A download error after which the URL is not tried again."""
 
 
 def is_intact(path: Path, remote: RemoteFile) -> bool:
@@ -68,7 +68,7 @@ def download(
     target
         The path to write.
     tries
-        Number of failures in a row, without any new data, after which a URL is given up.
+        Failures in a row without new data after which a URL is given up.
     timeout
         Seconds to wait for a response, and for each part of it.
     on_progress
@@ -141,7 +141,7 @@ def _download_once(
 
 
 def _check_size(url: str, part: Path, sent: int | None, size: int | None) -> None:
-    """Delete `part` and raise if a server sends another number of bytes than the known size."""
+    """Delete `part` and raise an error if a server sends other than the known number of bytes."""
     if sent is not None and size is not None and sent != size:
         part.unlink(missing_ok=True)
         less_or_more = "fewer" if sent < size else "more"
@@ -157,7 +157,7 @@ def _open_part(part: Path, *, resumed: bool) -> BinaryIO:
 
 
 def _check_checksum(url: str, part: Path, remote: RemoteFile, *, resumed: bool) -> None:
-    """Delete a file with a wrong checksum and raise; only a resumed download is worth a retry."""
+    """Delete a file with a wrong checksum and raise; only a resumed download can be retried."""
     algorithm, wanted = remote.checksum
     found = _checksum_of(part, algorithm)
     if found == wanted:

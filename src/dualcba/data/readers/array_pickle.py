@@ -1,8 +1,8 @@
 """Pickles of plain arrays, read without running code and without NumPy's own unpickling.
 
-A pickled NumPy dtype may declare object fields with any flags, and NumPy would then take bytes of
-the file for pointers. Here every name that a pickle may call stands for a constructor of this
-module, which accepts bytes, a shape and one of two dtypes, and nothing else.
+A pickled NumPy dtype may declare object fields, and NumPy would then interpret bytes of the file as
+pointers. Here, the names that a pickle may call are replaced by constructors of this module, which
+accept only bytes, a shape and one of two dtypes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ PLAIN_STATES = (
     (3, "|", None, None, None, -1, -1, 0),
     (3, "<", None, None, None, -1, -1, 0),
 )
-"""What a pickle says of a dtype without fields, in little-endian or single bytes."""
+"""Pickled states of accepted dtypes: without fields, little-endian or single bytes."""
 
 
 def load_arrays(content: bytes) -> Any:
-    """Return what a pickle holds: built-in containers, numbers, text, bytes and arrays.
+    """Return the content of a pickle: built-in containers, numbers, text, bytes and arrays.
 
     >>> load_arrays(pickle.dumps({"x": np.arange(3, dtype=np.uint8)}, protocol=2))
     {'x': array([0, 1, 2], dtype=uint8)}
@@ -38,9 +38,9 @@ def load_arrays(content: bytes) -> Any:
 
 
 def _check_memo(content: bytes) -> None:
-    """Raise if a pickle numbers an object higher than it has objects.
+    """Raise an error if a memo index exceeds the number of objects.
 
-    The unpickler allocates a table of as many entries as the highest number.
+    The unpickler allocates a table with as many entries as the highest index.
     """
     for count, (opcode, number, _) in enumerate(pickletools.genops(content)):
         if opcode.name.endswith("PUT") and (not isinstance(number, int) or number > count):
@@ -52,7 +52,7 @@ def _unwrap(value: Any) -> Any:
 
 
 class _Constructor:
-    """Something that a pickle may call; its attributes cannot be set by the pickle."""
+    """A function that a pickle may call; the pickle cannot set its attributes."""
 
     __slots__ = ()
 
@@ -86,7 +86,7 @@ class _DType:
 
 
 class _Array:
-    """Stands for an array; its state gives it its content."""
+    """Stands for an array; its state sets its content."""
 
     __slots__ = ("array",)
 
@@ -140,18 +140,18 @@ class _FromBuffer(_Constructor):
 
 
 class _Encode(_Constructor):
-    """Stands for `_codecs.encode`, by which protocol 2 writes bytes."""
+    """Stands for `_codecs.encode`, which protocol 2 uses for bytes."""
 
     __slots__ = ()
 
     def __call__(self, text: Any, encoding: Any) -> bytes:
         if not isinstance(text, str) or _text(encoding) != "latin1":
-            raise pickle.UnpicklingError("it encodes something else than bytes, expected arrays")
+            raise pickle.UnpicklingError("it encodes something other than bytes, expected arrays")
         return text.encode("latin1")
 
 
 class _NoBytes(_Constructor):
-    """Stands for `bytes()`, by which protocol 2 writes that there are none."""
+    """Stands for `bytes`, which protocol 2 uses for empty bytes."""
 
     __slots__ = ()
 

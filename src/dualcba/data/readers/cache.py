@@ -38,7 +38,7 @@ def decode_to_cache(
     cache
         The folder, written if necessary.
     metadata
-        What the cache depends on, as JSON values.
+        Values on which the cache depends, as JSON values.
     parts, shape, show
         As for `decode_to_memory`.
     """
@@ -69,7 +69,7 @@ def open_cache(cache: Path, metadata: Mapping[str, Any]) -> DatasetArrays | None
             arrays[f"{part}_y"] = _map_array(cache / f"{part}_y.npy", np.int64, shape[:1])
     except PermissionError:
         raise
-    except Exception:  # a damaged file may raise anything; the cache is then written anew
+    except Exception:  # a damaged file may raise anything; the cache is rewritten
         return None
     return arrays
 
@@ -111,7 +111,7 @@ def _write_cache(
 def _write_images(path: Path, images: Sequence[Path], shape: ImageShape, show: bool | None) -> None:
     """Write decoded images to an `.npy` file.
 
-    Not by a memory map: a full disk would crash the process instead of raising an error.
+    It does not use a memory map, with which a full disk would crash the process.
     """
     header = {"descr": "|u1", "fortran_order": False, "shape": (len(images), *shape)}
     with path.open("wb") as file:

@@ -164,7 +164,7 @@ class _Speed(ProgressColumn):
 
 
 def _num_workers(images: int) -> int:
-    """Return the number of worker processes; 0 where forking is unsafe or not worth it."""
+    """Return the number of worker processes; 0 if forking is unsafe or not worthwhile."""
     daemon = multiprocessing.current_process().daemon
     if images < MIN_PARALLEL or sys.platform != "linux" or daemon:
         return 0
@@ -179,7 +179,7 @@ def _loader(blocks: _Blocks[T], workers: int) -> torch.utils.data.DataLoader[T |
         collate_fn=_identity,
         num_workers=workers,
         multiprocessing_context="fork" if workers else None,
-        generator=torch.Generator(),  # otherwise the loader advances the global generator
+        generator=torch.Generator(),  # else the loader advances the global generator
     )
 
 

@@ -38,8 +38,8 @@ def from_folder(
 ) -> Dataset:
     """Make a dataset from images in one folder per class.
 
-    Labels follow the sorted names of the class folders. A file is left out, such as a text, if its
-    suffix is not that of an image and Pillow cannot open it.
+    Labels follow the sorted names of the class folders. Other files, such as text files, are
+    ignored: those without the suffix of an image that Pillow cannot open.
 
     Parameters
     ----------
@@ -56,8 +56,8 @@ def from_folder(
         Augmentation, see `Transform`. By default images are padded by an eighth of the shorter
         side, at most 4 pixels, and flipped.
     cache
-        A folder for the decoded images, which are then memory-mapped and may be larger than the
-        memory. By default images are decoded into memory on every call.
+        A folder for the decoded images, which are then memory-mapped and may exceed the memory. By
+        default, images are decoded into memory on every call.
     name
         The name of the dataset; by default that of the folder.
     show
@@ -127,13 +127,13 @@ def _class_folders(root: Path) -> list[Path]:
 
 
 def _holds_files(folder: Path) -> bool:
-    """Return whether a folder directly contains images: then `train` is the name of a class."""
+    """Return whether a folder directly contains images; then `train` is a class name."""
     files = (p for p in folder.iterdir() if p.is_file() and not is_ignored(p.name))
     return any(not is_other_file(p) for p in files)
 
 
 def is_ignored(name: str) -> bool:
-    """Return whether a file or folder is hidden, or one that a system has left there."""
+    """Return whether a file or folder is hidden, or metadata of an operating system."""
     return name.startswith(".") or name.lower() in IGNORED_NAMES
 
 
@@ -194,7 +194,7 @@ def _height_and_width(size: int | Sequence[int] | None) -> tuple[int, int] | Non
 def _cache_metadata(
     root: Path, classes: list[str], parts: dict[str, ImageFiles], shape: ImageShape
 ) -> dict[str, Any]:
-    """Return what a cache depends on: the files with sizes and times, their split, the shape."""
+    """Return the values on which a cache depends: files with sizes and times, split and shape."""
     checksum = hashlib.sha256()
     for part, files in parts.items():
         for path, label in zip(files.paths, files.labels.tolist(), strict=True):

@@ -18,9 +18,9 @@ MNIST_MEAN, MNIST_STD = (0.1307,), (0.3081,)
 FASHION_MEAN, FASHION_STD = (0.2860,), (0.3530,)
 SIDE = 28
 NUM_CLASSES = 10
-UBYTE_MAGIC = b"\0\0\x08"  # the first bytes of an idx file of bytes; the number of axes follows
+UBYTE_MAGIC = b"\0\0\x08"  # an idx file of unsigned bytes; the number of axes follows
 MOST_AXES = 4
-DEFLATE_RATIO = 1032  # of uncompressed to compressed bytes, at most
+DEFLATE_RATIO = 1032  # largest ratio of uncompressed to compressed bytes
 
 ImagesAndLabels = tuple[NDArray[np.uint8], IntArray]
 
@@ -42,7 +42,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     if len(data) != wanted:
         count = len(data) if len(data) < wanted else f"more than {wanted}"
         raise ValueError(f"{source} holds {count} bytes, expected the shape {shape}")
-    return np.frombuffer(bytearray(data), np.uint8).reshape(shape)  # torch requires a writable one
+    return np.frombuffer(bytearray(data), np.uint8).reshape(shape)  # torch requires writable memory
 
 
 def _open(path: Path) -> IO[bytes]:

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from dualcba.errors import reason
 
-logging.getLogger("PIL").addHandler(logging.NullHandler())  # else its errors go to stderr
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # else Pillow logs errors to stderr
 
 ByteArray = NDArray[np.uint8]
 ImageShape = tuple[int, int, int]
@@ -41,9 +41,9 @@ def read_image(path: Path, shape: ImageShape | None = None) -> ByteArray:
 
 
 def is_other_file(path: Path) -> bool:
-    """Return whether neither the suffix nor the content of a file is that of an image.
+    """Return whether a file is not an image by its suffix and its content.
 
-    A damaged image has the suffix of an image, and a file without a suffix may be one.
+    A damaged image has the suffix of an image. A file without a suffix may be an image.
     """
     if not path.suffix or path.suffix.lower() in Image.registered_extensions():
         return False
@@ -52,7 +52,7 @@ def is_other_file(path: Path) -> bool:
             return False
     except UnidentifiedImageError:
         return True
-    except Exception:  # an image that cannot be read is named when it is
+    except Exception:  # reading it will raise an error with its name
         return False
 
 

@@ -18,7 +18,7 @@ from dualcba.data.readers.holdout import hold_out
 from dualcba.errors import expected, reason
 
 Array = NDArray[Any]
-NAMES = (  # of the arrays in a file, in the order in which they are looked for
+NAMES = (  # names of the arrays in a file, in order of preference
     ("train_x", "train_y", "test_x", "test_y"),
     ("x_train", "y_train", "x_test", "y_test"),
     ("x", "y"),
@@ -30,12 +30,12 @@ HEADER = re.compile(
     r"'fortran_order': *(?P<fortran>True|False), *"
     r"'shape': *\((?P<shape>(\d{1,18}L?(, *|(?=\))))*)\),? *\} *\n?"
 )
-"""The header of an array of numbers or texts in an `.npy` file, as NumPy writes it."""
+"""The header of an `.npy` file with numbers or texts, as written by NumPy."""
 
 LONGEST_HEADER = 10_000
 MOST_AXES = 32
 CHUNK = 1 << 24  # bytes read at a time
-DEFLATE_RATIO = 1032  # of uncompressed to compressed bytes, at most
+DEFLATE_RATIO = 1032  # largest ratio of uncompressed to compressed bytes
 
 
 def channels_first(x: Array) -> Array:
@@ -68,8 +68,9 @@ def from_npz(
     """Make a dataset from the arrays of an `.npz` file.
 
     The arrays are `train_x`, `train_y`, `test_x` and `test_y`, or `x` and `y`; `x_train` and so on
-    are accepted too. Labels are whole numbers or texts. The classes are the labels that occur, in
-    ascending order, whatever gaps they have; `class_names` of the dataset are the labels as text.
+    are accepted too. Labels are integers or texts. The classes are the labels that occur, in
+    ascending order; gaps between labels are allowed. `class_names` of the dataset has the labels as
+    text.
 
     Parameters
     ----------
@@ -130,7 +131,7 @@ def _array_names(path: Path, found: list[str]) -> tuple[str, ...]:
 
 
 def _read_array(path: Path, name: str, file: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
-    """Read one array, without NumPy's reader: that allocates what the header claims."""
+    """Read one array; unlike NumPy's reader, check the size in the header before allocating."""
     with file.open(member) as content:
         dtype, fortran, shape = _read_header(content, f"{path}: {name}")
         size = math.prod(shape) * dtype.itemsize

@@ -19,15 +19,15 @@ FOLDER = "tiny-imagenet-200"
 def tiny_imagenet(root: Path, *, show: bool | None = None) -> Dataset:
     """Load Tiny-ImageNet from `root/tiny-imagenet-200`; the `val` images are the test set.
 
-    The classes are in the order of `wnids.txt`: label k is its k-th line. The sorted order of names
-    would put similar classes into one task.
+    The classes are in the order of `wnids.txt`: label k is its k-th line. In sorted order, similar
+    classes would be in the same task.
 
     The first call decodes all images into `root/tiny-imagenet-200-cache`. Later calls only need
     this cache. `show`: whether to show a progress bar; by default if stderr is a terminal.
     """
     folder = root / FOLDER
     cache = root / f"{FOLDER}-cache"
-    # caches without this entry hold the labels of sorted names
+    # caches without this entry have labels in sorted order
     metadata: dict[str, object] = {"shape": list(SHAPE), "order": "wnids.txt"}
     if (folder / "wnids.txt").exists():
         metadata["classes"] = read_wnids(folder)
@@ -45,7 +45,7 @@ def tiny_imagenet(root: Path, *, show: bool | None = None) -> Dataset:
 
 
 def read_wnids(folder: Path) -> list[str]:
-    """Return the WordNet names of the classes in the order of the file; label k is the k-th."""
+    """Return the WordNet names of the classes in file order; label k is the k-th."""
     path = folder / "wnids.txt"
     names = _read_text(path).split()
     if not names or len({*names}) < len(names) or not all(map(_is_file_name, names)):
@@ -54,7 +54,7 @@ def read_wnids(folder: Path) -> list[str]:
 
 
 def _is_file_name(name: str) -> bool:
-    """Whether it can be the name of a file in a folder."""
+    """Return whether a text is a plain file name."""
     return Path(name).name == name and name.isprintable()
 
 
@@ -102,7 +102,7 @@ def _val_files(folder: Path, classes: list[str]) -> ImageFiles:
 
 
 def _check_counts(labels: IntArray, classes: list[str], source: Path) -> None:
-    """Raise unless all classes have the same number of images: else the archive is incomplete."""
+    """Raise a ValueError unless all classes have equally many images."""
     counts = np.bincount(labels, minlength=len(classes)).tolist()
     for count, name in zip(counts, classes, strict=True):
         if count == 0 or count != max(counts):

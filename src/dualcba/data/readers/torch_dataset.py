@@ -38,7 +38,7 @@ def from_torch(
 
     Samples are tensors, Pillow images or NumPy arrays. Tensors keep their layout; images and arrays
     of images are converted to channels first. Each sample is read once, so a random transform of
-    the torch dataset is applied only once: use `pad` and `flip` for augmentation instead.
+    the torch dataset would be applied only once; use `pad` and `flip` for augmentation instead.
 
     Parameters
     ----------

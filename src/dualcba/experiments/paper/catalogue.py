@@ -1,16 +1,20 @@
-"""The paper's tables and figures as data: the runs that each needs and the paper's values.
+"""The paper's tables and figures as data: the runs of each, and the paper's values.
 
-Each is a TOML file in this folder. `[spec]` holds fields of all its specs, `[columns]` fields by
-the label of a column, and each of `[rows]` further fields together with the paper's values: one
-list per column, in the order of `scores`. A value of `nan` is not reported by the paper; an empty
-list is a cell that does not exist. `statistics` says how the values were evaluated: `ibn` for
-Dual-CBA and `bn` for the others unless the row says otherwise. `donor` names the dataset whose run
-the class-agnostic part is taken from, frozen. Where two rows are readings of the same values of the
-paper, `counted` lists the columns in which a row stands for the paper's; by default all.
+Each is a TOML file in this folder, with these keys:
 
-`beside` is the name of the values: `paper` by default, or `published` for values of other papers,
-which rows then give under this key. `adaptors` lists kinds of adaptors by title, with each of which
-every row is run too; these rows have no values.
+- `[spec]`: fields of all specs.
+- `[columns]`: the label of each column, with further fields.
+- `[rows]`: the label of each row, with further fields and the paper's values under `paper`: a list
+  per column, with a value per score. `nan` is a value that the paper does not report; an empty list
+  is a cell that does not exist.
+- `scores`: the scores of the table, in the order of the values.
+- `statistics`: the statistics that the values were evaluated with; by default `ibn` for Dual-CBA,
+  and `bn` for others.
+- `donor`: the dataset of the run from which a frozen class-agnostic part is loaded.
+- `counted`: if two rows are readings of the same values of the paper, the columns in which this row
+  counts in the agreement; by default all.
+- `beside`: the key of the values: `paper`, or `published` for values of other papers.
+- `adaptors`: titles and kinds of adaptors; every row is also run with each of them, without values.
 """
 
 from __future__ import annotations
@@ -35,19 +39,19 @@ NAMES = (
     "feature-shift", "anytime", "posterior", "transitions", "predictions", "stability",
     "ablations", "controls", "classifiers", "pretrained", "alignment",
 )  # fmt: skip
-"""The paper's tables in its order, its figures, and our own experiments."""
+"""The paper's tables in order, its figures, and our own experiments."""
 
 READINGS = (
     "readings-methods", "readings-semi", "readings-settings", "readings-offline", "readings-text",
     "readings-ibn",
 )  # fmt: skip
-"""Other readings of the paper, and its text where the defaults depart; not part of `all`."""
+"""Other readings of the paper, and its text where the defaults differ; not part of `all`."""
 
 FRONTIER = ("frontier", "frontier-shuffled", "las")
-"""Methods that were published since, with and without adaptors; not part of `all` either."""
+"""Later methods of other papers, with and without adaptors; not part of `all`."""
 
 BESIDE = ("paper", "published")
-"""The names of values beside ours."""
+"""Keys of the values for comparison."""
 
 OWN = (*BESIDE, "statistics", "donor", "counted")
 """Keys of a row, a column or `spec` that are not fields of a spec."""
@@ -60,27 +64,27 @@ class Entry:
     row: str
     column: str
     given: Fields
-    """The fields of the spec that are not left to their defaults."""
+    """The fields of the spec that differ from their defaults or are set explicitly."""
 
     statistics: str
-    """How the paper's values were evaluated: "bn" or "ibn"."""
+    """The statistics that the paper's values were evaluated with: "bn" or "ibn"."""
 
     paper: Mapping[str, float | None]
-    """By score; None if the paper does not report it."""
+    """The paper's values by score; None if the paper does not report one."""
 
     donor: str | None = None
-    """The dataset of the run that the class-agnostic part is taken from."""
+    """The dataset of the run from which the class-agnostic part is loaded."""
 
     scale: str = "paper"
     beside: str = "paper"
-    """What the paper's values are called: "published" if they are those of other papers."""
+    """The source of the values: "paper", or "published" for other papers."""
 
     counted: bool = True
-    """Whether it is counted in the agreement with the paper; else another row is."""
+    """Whether it counts in the agreement with the paper, rather than another row."""
 
     @cached_property
     def spec(self) -> Spec:
-        """The spec, constructed when it is first needed; equal entries share it."""
+        """The spec, constructed on first use and shared by equal entries."""
         return _spec(json.dumps(self.given, sort_keys=True))
 
     @cached_property
@@ -103,7 +107,7 @@ class Entry:
 
     @property
     def source(self) -> Spec | None:
-        """The spec of the run that the class-agnostic part is taken from."""
+        """The spec of the run from which the class-agnostic part is loaded."""
         divide = bool(self.given.get("divide"))
         return None if self.donor is None else source_spec(self.donor, self.scale, divide=divide)
 
@@ -130,7 +134,7 @@ class Experiment:
     entries: tuple[Entry, ...]
     note: str
     beside: str = "paper"
-    """What the values beside ours are called."""
+    """The source of the values for comparison, see `Entry`."""
 
 
 @cache
@@ -143,7 +147,7 @@ def experiments() -> dict[str, Experiment]:
 
 
 def named(name: str) -> list[Experiment]:
-    """Return the experiment of a name, or those of `NAMES` for `all`.
+    """Return the experiment with a name, or all in `NAMES` for `all`.
 
     >>> named("mian")
     Traceback (most recent call last):
@@ -181,7 +185,7 @@ def make_experiment(name: str, content: Mapping[str, Any]) -> Experiment:
 
 
 def _rows(content: Mapping[str, Any], beside: str) -> dict[str, Any]:
-    """Return the rows, each followed by its method with each of the adaptors, without values."""
+    """Return the rows, each followed by rows with each of the adaptors."""
     rows, every = {}, content.get("spec", {})
     for row, given in content["rows"].items():
         rows[row] = given

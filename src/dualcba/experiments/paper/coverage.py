@@ -1,4 +1,4 @@
-"""Which runs the paper's tables and figures need, and which of them are missing."""
+"""The runs that tables and figures need, and those that are missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Runs = Mapping[Path, Result]
 
 @dataclass(frozen=True)
 class Wanted:
-    """A run that is needed: its spec, and the dataset that its class-agnostic part comes from."""
+    """A required run: its spec, and the dataset from which its class-agnostic part is loaded."""
 
     spec: Spec
     donor: str | None = None
@@ -30,7 +30,7 @@ class Wanted:
 
     @property
     def source(self) -> Spec | None:
-        """The spec of the run, with the same seed, that leaves the class-agnostic part."""
+        """The spec of the run with the same seed that trains the class-agnostic part."""
         if self.donor is None:
             return None
         source = source_spec(self.donor, self.scale, divide=self.spec.divide)
@@ -38,13 +38,13 @@ class Wanted:
 
     @property
     def datasets(self) -> set[str]:
-        """The datasets that have to be there, that of the donor included."""
+        """The required datasets, including that of the donor."""
         return {spec.dataset for spec in (self.spec, self.source) if spec is not None}
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """The runs that some experiments need, and those of them that are missing."""
+    """The runs that experiments need, and the missing ones."""
 
     needed: list[Wanted]
     missing: list[Wanted]
@@ -56,14 +56,14 @@ class Coverage:
 
 
 def cover(experiments: Iterable[Experiment], seeds: int, runs: Runs) -> Coverage:
-    """Return the runs that experiments need for seeds 0, 1, …, and those that no result serves."""
+    """Return the runs that experiments need for seeds 0, 1, …, and those without a result."""
     every = [e for one in experiments for e in one.entries]
     entries = {(frozen(e.given), e.donor, e.scale): e for e in every}.values()
     index = Index(runs.values())
     served = [{r.seed for r in index.serving(entry)} for entry in entries]
     needed: list[Wanted] = []
     missing: list[Wanted] = []
-    for seed in range(seeds):  # one seed of all rows first, so that each row has a value early
+    for seed in range(seeds):  # seed by seed, so that each row soon has a value
         for entry, there in zip(entries, served, strict=True):
             spec = dataclasses.replace(entry.spec, seed=seed)
             needed.append(Wanted(spec, entry.donor, entry.scale))
@@ -77,7 +77,7 @@ def _sources(wanted: Iterable[Wanted]) -> list[Wanted]:
 
 
 def merged(wanted: Iterable[Wanted]) -> list[Wanted]:
-    """Return as few runs as serve all: one that is scored or records more serves the others.
+    """Merge runs that differ only in what they measure into one that measures all of it.
 
     >>> every = [Wanted(Spec(method="er", eval_every=n)) for n in (0, 5)]
     >>> [one.spec.eval_every for one in merged(every)]
@@ -92,7 +92,7 @@ def merged(wanted: Iterable[Wanted]) -> list[Wanted]:
 
 
 def _merged(group: list[Wanted]) -> list[Wanted]:
-    """Return the runs that serve all of a group: one for each interval of any-time scores."""
+    """Return one run for each interval of any-time evaluation in a group."""
     intervals = sorted({w.spec.eval_every for w in group if w.spec.eval_every}) or [0]
     record = sorted({name for w in group for name in w.spec.record})
     first = group[0]
@@ -104,13 +104,13 @@ def _merged(group: list[Wanted]) -> list[Wanted]:
 
 
 def rounds(missing: Sequence[Wanted]) -> list[list[Wanted]]:
-    """Return the runs that need no other one, then those that take a part from one of them."""
+    """Return the runs without a donor first, then those that load a part from another run."""
     alone = [one for one in missing if one.donor is None]
     return [part for part in (alone, [one for one in missing if one.donor]) if part]
 
 
 def ready_spec(one: Wanted, out: Path, runs: Runs) -> Spec:
-    """Return the spec of a run; the part that it takes from another one is copied below `out`."""
+    """Return the spec of a run, after a copy of the part that it loads to a folder below `out`."""
     source = one.source
     if source is None:
         return one.spec
@@ -120,13 +120,13 @@ def ready_spec(one: Wanted, out: Path, runs: Runs) -> Spec:
         raise FileNotFoundError(f"{what} is missing, expected a run on {one.donor} in {out}")
     kind = ("" if one.scale == "paper" else f"{one.scale}-") + "divided-" * source.divide
     path = out / "adaptors" / f"{kind}{one.donor}-s{source.seed}.safetensors"
-    with atomic_write(path) as draft:  # other processes may have the file mapped
+    with atomic_write(path) as draft:  # other processes may have mapped the file
         shutil.copyfile(part, draft)
     return dataclasses.replace(one.spec, agnostic_from=str(path))
 
 
 def _left_part(source: Spec, runs: Runs) -> Path | None:
-    """Return the file of the class-agnostic part that a run of a spec has left, if there is one."""
+    """Return the file of the class-agnostic part that a run of a spec trained, if there is one."""
     for folder, result in runs.items():
         if result.seed == source.seed and matches(result, source):
             path = folder / AGNOSTIC

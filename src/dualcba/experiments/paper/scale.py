@@ -1,4 +1,4 @@
-"""The scales at which an experiment can be run: the paper's, or small, on handwritten digits."""
+"""The scales of an experiment: the paper's, or small, on handwritten digits."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dualcba.options import PROTOCOLS
 SCALES = ("paper", "small")
 CLASSES = {"cifar10": 10, "cifar100": 100, "tiny-imagenet": 200}
 TASKS = {"cifar10": 5, "cifar100": 10, "tiny-imagenet": 10}
-"""The paper's datasets: their classes and the tasks that they are split into."""
+"""The numbers of classes and of tasks of the paper's datasets."""
 
 SOURCES = tuple(CLASSES)
-"""Datasets on which a class-agnostic part can be trained for use on another one."""
+"""Datasets on which a class-agnostic part can be trained for transfer."""
 
 SMALL_DATASET, SMALL_CLASSES = "digits", 10
 SMALL_SHARE = 0.25
-"""Of the paper's memory per class."""
+"""Share of the paper's memory per class at small scale."""
 
 EPOCHS_SHARE = 10
-"""Offline, one of so many epochs."""
+"""Offline epochs are divided by this at small scale."""
 
 
 def small_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,8 +40,8 @@ def small_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     offline = fields.get("setting") == "offline"
     epochs = {"epochs": fields.get("epochs", OFFLINE_EPOCHS) // EPOCHS_SHARE} if offline else {}
     full = fields.get("augmentation", _protocol_augmentation(fields)) == "full"
-    grey = {"augmentation": "partial"} if full else {}  # digits have no colours
-    flip = {"test_flip": False} if fields.get("test_flip") else {}  # nor mirror images
+    grey = {"augmentation": "partial"} if full else {}  # digits are not colour images
+    flip = {"test_flip": False} if fields.get("test_flip") else {}  # digits have no mirror images
     return {**fields, **size, **epochs, **grey, **flip}
 
 
@@ -56,9 +56,10 @@ def _buffer(dataset: str) -> int:
 
 @cache
 def source_spec(dataset: str, scale: str, *, divide: bool = False) -> Spec:
-    """Return the run that a class-agnostic part is taken from: Dual-CBA as in the main table.
+    """Return the run from which a class-agnostic part is loaded: Dual-CBA as in the main table.
 
-    With `divide`, its class-agnostic correction is divided by the number of classes.
+    With `divide`, the class-agnostic correction is divided by the number of classes.
+
 
     >>> source_spec("cifar100", "paper").buffer, source_spec("cifar100", "small").buffer
     (2000, 50)

@@ -1,4 +1,4 @@
-"""Which experiments are chosen: by dataset, by column, at a scale."""
+"""Select experiments by dataset, column and row, at a scale."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dualcba.experiments.paper.scale import CLASSES, SCALES, small_fields
 
 SMALL_NOTE = "Here on handwritten digits: {whose} values do not apply."
 WHOSE = {"paper": "the paper's", "published": "published"}
-"""What the values beside ours are called in a sentence."""
+"""The source of the values for comparison, in sentences."""
 
 
 def choose(
@@ -21,7 +21,7 @@ def choose(
     column: str | None = None,
     rows: Sequence[str] = (),
 ) -> list[Experiment]:
-    """Return the experiments of a dataset, or of columns and rows that contain texts, at a scale.
+    """Return experiments restricted to a dataset, a column and rows that contain texts, at a scale.
 
     Raises a ValueError if no entry is left.
     """
@@ -39,9 +39,9 @@ def choose_own(
     column: str | None = None,
     rows: Sequence[str] = (),
 ) -> list[Experiment]:
-    """Return a table of one's own, or its part on a dataset, in columns and rows of a text."""
+    """Return the user's own table, restricted to a dataset, a column and rows."""
     if scale != "paper":
-        wanted = "'paper': a table of one's own is run as it is"
+        wanted = "'paper': a table of your own is run as it is"
         raise ValueError(expected("scale", scale, wanted))
     return _chosen([experiment], dataset, column, rows)
 
@@ -63,7 +63,7 @@ def _chosen(
 
 
 def _titles(text: str, titles: Sequence[str], names: str) -> list[str]:
-    """Return the title that is this text and those that go on after a comma, or all with it in.
+    """Return the titles that match a text exactly or up to a comma, or else all that contain it.
 
     >>> rows = ["ER", "ER, CBA", "ER + MKD"]
     >>> _titles("er", rows, "mine"), _titles("MKD", rows, "mine"), len(_titles("", rows, "mine"))
@@ -78,7 +78,7 @@ def _titles(text: str, titles: Sequence[str], names: str) -> list[str]:
 
 
 def only(experiments: Iterable[Experiment], keep: Callable[[Entry], bool]) -> list[Experiment]:
-    """Return the experiments that have entries to keep, with these entries alone."""
+    """Filter the entries of experiments; drop experiments without any."""
     parts = [
         dataclasses.replace(one, entries=tuple(filter(keep, one.entries))) for one in experiments
     ]
@@ -86,9 +86,9 @@ def only(experiments: Iterable[Experiment], keep: Callable[[Entry], bool]) -> li
 
 
 def scaled(experiment: Experiment) -> Experiment:
-    """Return the experiment on handwritten digits, where a CPU takes a second for a run.
+    """Return the experiment on handwritten digits, where a run takes about a second on a CPU.
 
-    The paper's or published values do not apply there and are left out.
+    The paper's or published values do not apply and are left out.
     """
     entries = tuple(map(_small_entry, experiment.entries))
     whose = SMALL_NOTE.format(whose=WHOSE[experiment.beside])

@@ -1,1 +1,1 @@
-"""Figures: curves over the stream, bars, posteriors, and the style that they share."""
+"""Figures: curves over the stream, bars, posteriors, and their common style."""

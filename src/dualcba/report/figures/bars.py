@@ -1,4 +1,4 @@
-"""Bars: final accuracy with BN and IBN beside the paper's, and the cost of runs."""
+"""Bar charts: final accuracy under BN and IBN, with the paper's values, and the cost of runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dualcba.report.names import STATISTICS, split_method
 
 
 def score_bars(rows: Sequence[Row], methods: Sequence[str], name: str, title: str) -> Plot:
-    """Draw ACC per method: BN pale, IBN full, whiskers for intervals, diamonds for the paper."""
+    """Draw ACC per method: BN pale, IBN solid, error bars, and diamonds for the paper's values."""
     with styled():
         labels = [beside(row.row) for row in rows]
         figure, axes = new_figure(height=1.0 + max(0.46, _room(labels)) * max(len(rows), 3))
@@ -34,20 +34,20 @@ def score_bars(rows: Sequence[Row], methods: Sequence[str], name: str, title: st
             _pair(ax, place, cell, FAMILIES[split_method(method)[1]])
         ax.set_yticks(range(len(rows)), labels)
         ax.set_ylim(len(rows) - 0.4, -0.6)
-        ax.set_xlim(0, min(100, ax.get_xlim()[1]))  # an interval may reach beyond
+        ax.set_xlim(0, min(100, ax.get_xlim()[1]))  # an error bar may exceed 100 %
         ax.set_xlabel("ACC (%)")
         grid(ax, "x")
         ax.spines["left"].set_visible(False)
         paper = any(c.paper is not None for r in rows for c in r.cells if c.score == "acc")
         _key(ax, rows[0].beside if paper else "")
-    caption = f"ACC, {title}: BN (pale) and IBN (full); whiskers: 95 % interval"
+    caption = f"ACC, {title}: BN (pale) and IBN (solid); error bars: 95 % interval over seeds"
     whose = "the paper’s" if rows[0].beside == "paper" else rows[0].beside
     caption += f"; diamonds: {whose} values." if paper else "."
     return Plot(name, caption, "Bars of ACC per method with BN and IBN", figure)
 
 
 def _pair(ax: Axes, place: float, cell: Cell, colour: str) -> None:
-    """Draw the bars of BN and IBN, and the paper's value beside the one that it belongs to."""
+    """Draw the bars of BN and IBN, and the paper's value on the one with its statistics."""
     for side, m, statistics in ((-0.19, cell.bn, "bn"), (0.19, cell.ibn, "ibn")):
         y = place + side
         if m is not None:
@@ -60,7 +60,7 @@ def _pair(ax: Axes, place: float, cell: Cell, colour: str) -> None:
 
 
 def _room(labels: Sequence[str]) -> float:
-    """Return the height of the label with the most lines, with a margin, in inches."""
+    """Return the height of the tallest label with a margin, in inches."""
     return 0.19 * max((label.count("\n") + 1 for label in labels), default=1) + 0.04
 
 
@@ -84,7 +84,7 @@ def _key(ax: Axes, beside: str) -> None:
 
 
 def cost(served: Sequence[Served], name: str, title: str) -> Drawn:
-    """Draw the seconds per run, to train (full) and to evaluate (pale), mean over seeds."""
+    """Draw the mean seconds per run: training (solid) and evaluation (pale)."""
     served = [s for s in served if None not in (seconds(s, "train"), seconds(s, "evaluate"))]
     if not served:
         return [], ["Cost: left out, no run recorded its time."]
@@ -108,12 +108,12 @@ def cost(served: Sequence[Served], name: str, title: str) -> Drawn:
         ax.set_xlabel("seconds per run: train + evaluate")
         grid(ax, "x")
         ax.spines["left"].set_visible(False)
-    caption = f"Cost, {title}: seconds per run on the host's clock, training full, evaluation pale."
+    caption = f"Seconds per run (wall clock), {title}: training (solid) and evaluation (pale)."
     alt = "Bars of seconds to train and to evaluate per method"
     return [Plot(name, caption, alt, figure)], []
 
 
 def seconds(served: Served, part: str) -> float | None:
-    """Return the mean over seeds; None if it was not recorded."""
+    """Return the mean over seeds, or None if it was not recorded."""
     found = [r.seconds[part] for r in served.results if part in r.seconds]
     return float(np.mean(found)) if found else None

@@ -32,19 +32,19 @@ from dualcba.report.names import STATISTICS, seeds
 Floats = NDArray[np.float64]
 Curve = Callable[[Result, str], tuple[Floats, Floats]]
 LABEL = 15
-"""The longest name, in letters, that is written at the end of a curve; a key has longer ones."""
+"""The longest name, in characters, to write at the end of a curve; longer ones go into a legend."""
 
 HALFWAY = (
-    "Vertical lines are halfway between the last evaluation of a task and the first of the next."
+    "Vertical lines lie halfway between the last evaluation of a task and the first of the next."
 )
-"""Part of the captions of results of earlier versions, which do not hold the ends of tasks."""
+"""Used for results of earlier versions, which do not store the ends of tasks."""
 
 PANELS = 12
-"""The largest number of tasks that are shown; of more, as many are chosen, evenly spaced."""
+"""The largest number of tasks to show; of more, evenly spaced ones are shown."""
 
 
 def with_curve(served: Sequence[Served], statistics: str) -> list[Served]:
-    """Return the entries whose results were all evaluated between task ends."""
+    """Return the entries of which every result has any-time accuracy."""
     return [
         s
         for s in served
@@ -53,7 +53,7 @@ def with_curve(served: Sequence[Served], statistics: str) -> list[Served]:
 
 
 def with_curves(served: Sequence[Served]) -> list[Served]:
-    """Return the entries that have a curve for some statistics."""
+    """Return the entries that have a curve under BN or IBN."""
     return [s for s in served if any(with_curve([s], statistics) for statistics in STATISTICS)]
 
 
@@ -65,7 +65,10 @@ def so_far(result: Result, statistics: str) -> tuple[Floats, Floats]:
 
 
 def of_task(task: int) -> Curve:
-    """Return the curve of one task: steps and accuracy from its start on; tasks count from 0."""
+    """Return a function that gives the steps and accuracy of a task from its start on.
+
+    Tasks count from 0.
+    """
 
     def curve(result: Result, statistics: str) -> tuple[Floats, Floats]:
         points = result.anytime
@@ -84,7 +87,7 @@ def band(
 ) -> tuple[Floats, Floats, Floats | None]:
     """Return steps, mean and half-width of the 95 % interval over seeds.
 
-    If the points of seeds differ, they are interpolated at those of the first.
+    If seeds were evaluated at different steps, their curves are interpolated at those of the first.
     """
     step, rows = at_common_steps([curve(r, statistics) for r in results])
     if len(rows) < 2:
@@ -94,9 +97,9 @@ def band(
 
 
 def at_common_steps(curves: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
-    """Return the steps of the first curve until one of them ends, and the values of all there.
+    """Interpolate curves at the steps of the first one, up to the end of the shortest.
 
-    No steps if a curve has none.
+    There are no steps if any curve is empty.
     """
     if not all(len(steps) for steps, _ in curves):
         return np.empty(0), np.empty((len(curves), 0))
@@ -108,8 +111,8 @@ def at_common_steps(curves: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Fl
 def boundaries(result: Result) -> list[float]:
     """Return the steps at which all tasks but the last one end.
 
-    Of a result that does not hold them, they are halfway between the last point of a task and the
-    first of the next.
+    If the result does not store them, they are halfway between the last evaluation of a task and
+    the first of the next.
     """
     if result.task_ends:
         return [float(step) for step in result.task_ends[:-1]]
@@ -118,22 +121,22 @@ def boundaries(result: Result) -> list[float]:
 
 
 def with_boundaries(served: Sequence[Served]) -> tuple[Served, Result]:
-    """Return the run whose boundaries are drawn: the first one that holds the ends of its tasks."""
+    """Return the run whose task boundaries are drawn: the first one that stores them."""
     every = [(s, result) for s in served for result in s.results]
     return next((pair for pair in every if pair[1].task_ends), every[0])
 
 
 def lines(served: Sequence[Served]) -> str:
-    """Return a sentence on where the vertical lines of a figure are."""
+    """Return a sentence that explains the vertical lines of a figure."""
     shown, result = with_boundaries(served)
     if not result.task_ends:
         return HALFWAY
     ends = {tuple(r.task_ends) for s in served for r in s.results if r.task_ends}
     if len(ends) == 1:
-        return "Vertical lines are at the ends of tasks."
+        return "Vertical lines mark the ends of tasks."
     whose = f"{shown.entry.row} with seed {result.seed}"
     return (
-        f"Vertical lines are at the ends of the tasks of {whose}; those of other runs end at other "
+        f"Vertical lines mark the ends of the tasks of {whose}; in other runs, tasks end at other "
         "steps."
     )
 
@@ -147,9 +150,10 @@ def draw(
     palette: Sequence[str],
     width: float = 2.0,
 ) -> list[tuple[float, str, str]]:
-    """Draw mean and band of each entry, with some statistics or its own, if it has such a curve.
+    """Draw mean and band of each entry that has a curve.
 
-    Returns where each line ends, its name and its colour.
+    Without `statistics`, each entry is drawn with its own, or with any that it has. Returns the
+    last value, the name and the colour of each line.
     """
     ends = []
     for s, colour in zip(served, palette, strict=True):
@@ -175,7 +179,7 @@ _NOTHING: tuple[Floats, Floats, None] = np.empty(0), np.empty(0), None
 
 
 def once(served: Sequence[Served]) -> list[Served]:
-    """Merge entries that differ only in their statistics, under the shortest of their names."""
+    """Merge entries that differ only in their statistics; keep the shortest name."""
     groups: dict[Hashable, list[Served]] = {}
     for s in served:
         groups.setdefault((frozen(s.entry.given), s.entry.donor), []).append(s)
@@ -183,7 +187,7 @@ def once(served: Sequence[Served]) -> list[Served]:
 
 
 def anytime(served: Sequence[Served], name: str, title: str) -> Drawn:
-    """Draw the any-time accuracy over the tasks so far, with BN and IBN; a figure per family."""
+    """Draw the any-time accuracy under BN and IBN, with one figure per base method."""
     usable = with_curves(once(served))
     if not usable:
         return [], ["Any-time curves: left out, no run was scored between task ends."]
@@ -202,24 +206,24 @@ def _anytime(served: Sequence[Served], name: str, title: str) -> Plot:
         ax.margins(x=0)
         few_ticks(ax, 4)
     axes[0][0].set_ylabel("accuracy so far (%)")
-    _name(figure, axes[0][-1], served, ends, colours(served))
+    _name_lines(figure, axes[0][-1], served, ends, colours(served))
     names = ", ".join(s.entry.row for s in served)
     caption = (
-        f"Any-time accuracy, {title}: mean over the tasks seen so far, {_seeds(served)}. "
+        f"Any-time accuracy, {title}: mean over the tasks seen so far; {_seeds(served)}. "
         f"{lines(served)}"
     )
     both = " and ".join(STATISTICS[statistics] for statistics in shown)
     return Plot(name, caption, f"Any-time accuracy over steps of {names}, {both}", figure)
 
 
-def _name(
+def _name_lines(
     figure: Figure,
     ax: Axes,
     served: Sequence[Served],
     ends: Sequence[tuple[float, str, str]],
     palette: Sequence[str],
 ) -> None:
-    """Write the names where the lines end, or in a key above the panels if they are long."""
+    """Write names at the ends of the lines, or in a legend above the panels if they are long."""
     if max(len(s.entry.row) for s in served) > LABEL:
         key(figure, [s.entry.row for s in served], palette)
     else:
@@ -232,7 +236,7 @@ def _seeds(served: Sequence[Served]) -> str:
 
 
 def stability(served: Sequence[Served], name: str, title: str) -> Drawn:
-    """Draw one panel per task: its accuracy from its start on; dips are the stability gap."""
+    """Draw the accuracy of each task from its start on, one panel per task."""
     found = once(served)
     statistics = "ibn" if with_curve(found, "ibn") else "bn"
     usable = with_curve(found, statistics)
@@ -267,15 +271,15 @@ def _stability(served: Sequence[Served], name: str, title: str, statistics: str)
     key(figure, [s.entry.row for s in served], colours(served))
     caption = (
         f"Stability gap, {title}: accuracy of each task from its start on, evaluated with "
-        f"{STATISTICS[statistics]}, {_seeds(served)}. A dip after a vertical line is what an old "
-        f"task loses when a new one begins. {lines(served)}"
+        f"{STATISTICS[statistics]}; {_seeds(served)}. A dip after a vertical line is the accuracy "
+        f"that an old task loses when a new one begins. {lines(served)}"
     )
     names = ", ".join(s.entry.row for s in served)
     return Plot(name, caption, f"Accuracy of each task over steps of {names}", figure)
 
 
 def shift(served: Sequence[Served], name: str, title: str) -> Drawn:
-    """Draw the accuracy of task 1 under several class orders: the effect of shifting features."""
+    """Draw the accuracy of task 1 under several class orders, which shows the feature shift."""
     usable = with_curves(served)
     if not usable:
         return [], ["Feature shift: left out, no run was scored between task ends."]
@@ -291,10 +295,10 @@ def shift(served: Sequence[Served], name: str, title: str) -> Drawn:
             )  # fmt: skip
         ax.set(xlabel="step", ylabel="accuracy of task 1 (%)", ylim=(0, 100))
         ax.margins(x=0)
-        _name(figure, ax, usable, ends, palette)
+        _name_lines(figure, ax, usable, ends, palette)
     caption = (
-        f"Feature shift, {title}: accuracy of task 1 when different classes follow, "
-        f"{_seeds(usable)}. The distribution of labels is the same in all of them. "
+        f"Feature shift, {title}: accuracy of task 1 when different classes follow; "
+        f"{_seeds(usable)}. All curves have the same label distribution. "
         f"{lines(usable)}"
     )
     names = ", ".join(s.entry.row for s in usable)

@@ -1,4 +1,4 @@
-"""What a network predicts: confusion, predictions per task, posteriors at task transitions."""
+"""Figures of predictions: confusion, predictions per task, posteriors at task transitions."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from dualcba.report.tables.model import number
 
 Floats = NDArray[np.float64]
 SMOOTH = 40
-"""The number of points from which on a curve is smoothed."""
+"""Curves with at least so many points are smoothed."""
 
 CLASSES = 20
-"""The largest number of classes for which confusion is shown between classes, not tasks."""
+"""With more classes, confusion is shown between tasks."""
 
 
 def recorded(served: Sequence[Served], what: str) -> list[Served]:
-    """Return the entries whose results all have a recording."""
+    """Return the entries of which every result has the recording `what`."""
     return [s for s in served if s.results and all(_recording(r, what) for r in s.results)]
 
 
@@ -55,9 +55,9 @@ def _recording(result: Result, what: str) -> Any:
 
 
 def confusion(served: Served, statistics: str) -> tuple[Floats, list[list[int]]]:
-    """Return the share of predictions (columns) per true class (rows), and the classes of tasks.
+    """Return the confusion matrix, true classes × predictions, and the classes of each task.
 
-    Classes are in the order in which they arrived.
+    Rows sum to 1. Classes are in order of arrival.
     """
     tables = []
     for result in served.results:
@@ -71,7 +71,7 @@ def confusion(served: Served, statistics: str) -> tuple[Floats, list[list[int]]]
 
 
 def predictions(served: Sequence[Served], name: str, title: str) -> Drawn:
-    """Draw confusion matrices, and the share of predictions at the end that fall on each task."""
+    """Draw the share of predictions per task and confusion matrices, at the end of the stream."""
     usable = recorded(served, "predictions")
     if not usable:
         return [], ["Confusion and predictions: left out, no predictions were recorded."]
@@ -84,7 +84,7 @@ def predictions(served: Sequence[Served], name: str, title: str) -> Drawn:
 
 
 def by_task(table: Floats, tasks: list[list[int]]) -> Floats:
-    """Return confusion between tasks: sums over columns, means over the rows of a task."""
+    """Return the confusion between tasks, given that between classes; rows sum to 1."""
     starts = np.cumsum([0, *map(len, tasks)])[:-1]
     sums = np.add.reduceat(np.add.reduceat(table, starts, axis=1), starts, axis=0)
     return np.asarray(sums / sums.sum(1, keepdims=True))
@@ -111,8 +111,8 @@ def _shares(served: Sequence[Served], name: str, title: str) -> Plot:
     grid(ax)
     key(figure, [s.entry.row for s in served], colours(served))
     caption = (
-        f"Predictions at the end of the stream by task, each class counting equally, {title}, "
-        f"{_statistics(served)}. Dashed: an unbiased classifier."
+        f"Share of predictions per task at the end of the stream, with classes weighted equally, "
+        f"{title}, {_statistics(served)}. Dashed: unbiased predictions."
     )
     return Plot(name, caption, "Bars: share of predictions on each task, per method", figure)
 
@@ -145,17 +145,17 @@ def _confusions(served: Sequence[Served], name: str, title: str) -> Plot:
         ax.set_title(folded(s.entry.row), fontsize=10)
         if n % columns == 0:
             ax.set_ylabel("true task", fontsize=9.5)
-    _scale(figure, image, cells, top)
-    what = "between tasks" if many else "of classes in order of arrival"
+    _colour_bar(figure, image, cells, top)
+    what = "between tasks" if many else "between classes in order of arrival"
     caption = (
-        f"Normalised confusion {what} at the end of the stream, {title}, {_statistics(served)}: "
+        f"Confusion {what} at the end of the stream, {title}, {_statistics(served)}; "
         "each row sums to 1."
     )
     return Plot(name, caption, "Confusion matrices, one per method", figure)
 
 
-def _scale(figure: Figure, image: Any, cells: Sequence[Axes], top: float) -> None:
-    """Draw the scale of the colours beside the panels."""
+def _colour_bar(figure: Figure, image: Any, cells: Sequence[Axes], top: float) -> None:
+    """Draw the colour bar."""
     bar = figure.colorbar(image, ax=cells, shrink=0.75, aspect=25, ticks=[0, top / 2, top])
     bar.outline.set_visible(False)
     bar.set_label("share of the row", fontsize=9.5)
@@ -177,7 +177,7 @@ def _task_axes(ax: Axes, tasks: list[list[int]], *, lines: bool) -> None:
 
 
 def posterior(served: Sequence[Served], name: str, title: str) -> Drawn:
-    """Draw the mean posterior of an old class's test samples around the last transition."""
+    """Draw the mean posterior of the test samples of an old class at the last task transition."""
     usable = recorded(served, "transitions")
     usable = [s for s in usable if all(_last(r).get("classes") for r in s.results)]
     if not usable:
@@ -226,7 +226,7 @@ def _posterior(served: Sequence[Served], name: str, title: str) -> Plot:
 def _class_bars(
     ax: Axes, mean: Floats, tint: list[str], tasks: list[list[int]], every: int
 ) -> None:
-    """Draw bars in the order of arrival; with many tasks, number only each `every`-th one."""
+    """Draw bars in order of arrival; with many tasks, label only each `every`-th one."""
     ax.bar(np.arange(len(mean)), mean, 0.85 if len(mean) <= CLASSES else 1, color=tint)
     ends = np.cumsum([0, *map(len, tasks)])
     for e in ends[1:-1] - 0.5:
@@ -240,10 +240,10 @@ def _class_bars(
 
 
 def transitions(served: Sequence[Served], name: str, title: str) -> Drawn:
-    """Draw the posterior mass on old and new classes around task boundaries, one per method.
+    """Draw the posterior mass on old and new classes around task boundaries, a figure per method.
 
-    Recorded steps, which are sparser far from a boundary, are at equal distances. At each boundary
-    they are those that all seeds have, whose tasks may differ in length.
+    Recorded steps are drawn at equal distances, although they are sparser far from a boundary. Only
+    steps that all seeds have are drawn, since the lengths of tasks may differ between seeds.
     """
     usable = recorded(served, "transitions")
     if not usable:
@@ -278,15 +278,15 @@ def _transitions(s: Served, name: str, title: str) -> Plot:
     ranges = {(moment["step"][0], moment["step"][-1]) for moment in moments}
     first, last = min(a for a, _ in ranges), max(b for _, b in ranges)
     caption = (
-        f"{s.entry.row}, {title}: posterior mass on old and on new classes from step "
-        f"{number(first, 0)} to {last}{' at most' * (len(ranges) > 1)} around every task boundary "
-        f"(recorded steps, at equal distances), {averaged(len(recordings))}."
+        f"{s.entry.row}, {title}: posterior mass on old and on new classes around every task "
+        f"boundary, from step {number(first, 0)} to {last}{' at most' * (len(ranges) > 1)} "
+        f"(recorded steps, at equal distances); {averaged(len(recordings))}."
     )
     return Plot(name, caption, f"Old and new posterior at transitions of {s.entry.row}", figure)
 
 
 def _mean_moment(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the mean over seeds of a recorded boundary, at the steps that all of them have."""
+    """Return the mean over seeds at one task boundary, at the steps that all seeds have."""
     steps = sorted(set.intersection(*(set(moment["step"]) for moment in found)))
 
     def mean(samples: str, mass: str) -> Floats:
@@ -298,7 +298,7 @@ def _mean_moment(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def alignment(served: Sequence[Served], name: str, title: str) -> Drawn:
-    """Draw ⟨G buf, G trn⟩ with and without the adaptor beside the bound of Theorem 1."""
+    """Draw ⟨G buf, G trn⟩ with and without the adaptor, and the bound of Theorem 1."""
     usable = recorded(served, "alignment")
     if not usable:
         return [], ["Alignment: left out, no gradients were recorded."]
@@ -326,7 +326,7 @@ def _alignment(s: Served, name: str, title: str) -> Plot:
     grid(ax)
     ax.margins(x=0)
     label_ends(ax, ends)
-    beside = ", beside the bound of Theorem 1" if "bound" in (e[1] for e in ends) else ""
+    beside = ", with the bound of Theorem 1" if "bound" in (e[1] for e in ends) else ""
     smoothed = ", smoothed; raw values pale" if points >= SMOOTH else ""
     caption = (
         f"Alignment of the gradients on training data and on the memory, {s.entry.row}, {title}"
@@ -338,7 +338,7 @@ def _alignment(s: Served, name: str, title: str) -> Plot:
 def _alignment_line(
     ax: Axes, recordings: Sequence[Any], part: str, points: int, *, label: str, colour: str
 ) -> float | None:
-    """Draw the mean over seeds of a part, smoothed; return where it ends, None if not measured."""
+    """Draw the smoothed mean over seeds; return its last value, or None if it was not measured."""
     step, rows = at_common_steps([_measured(r, part) for r in recordings])
     if not len(step):
         return None
@@ -351,7 +351,7 @@ def _alignment_line(
 
 
 def _measured(recording: Any, part: str) -> tuple[Floats, Floats]:
-    """Return the steps at which a part was measured, and its values; it is null elsewhere."""
+    """Return the steps at which a part was measured, and its values there."""
     steps = np.array(recording["step"], float)
     values = np.array(recording.get(part, [None] * len(steps)), float)
     there = np.isfinite(values)
@@ -359,7 +359,7 @@ def _measured(recording: Any, part: str) -> tuple[Floats, Floats]:
 
 
 def running_mean(values: Floats, width: int) -> Floats:
-    """Return the mean over a window around each point, which is narrower at the ends.
+    """Return the mean over a window around each point; the window is cut off at the ends.
 
     >>> running_mean(np.array([1.0, 2.0, 6.0]), 1).tolist()
     [1.5, 3.0, 4.0]

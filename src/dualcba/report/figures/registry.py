@@ -1,4 +1,4 @@
-"""The figures by the name that an experiment refers to."""
+"""Figures by the names that experiments use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIGURES: dict[str, Callable[[Sequence[Served], str, str], Drawn]] = {
 
 
 def draw_all(kinds: Sequence[str], served: Sequence[Served], name: str) -> Drawn:
-    """Draw the figures of an experiment, of each of its kinds."""
+    """Draw figures of several kinds."""
     drawn = [draw(kind, served, f"{name}-{kind}" if len(kinds) > 1 else name) for kind in kinds]
     plots = [plot for found, _ in drawn for plot in found]
     return plots, [remark for _, remarks in drawn for remark in remarks]

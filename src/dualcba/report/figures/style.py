@@ -1,4 +1,4 @@
-"""The style of every figure: colours, type, axes, labels and files."""
+"""The style of all figures: colours, fonts, axes, labels and file formats."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from dualcba.report.names import split_method
 
 Figure = Any
 Axes = Any
-"""Of matplotlib, which is imported only when something is drawn."""
+"""Types of matplotlib, which is imported only when a figure is drawn."""
 
 INK, MUTED, FAINT = "#1f2328", "#646b73", "#d5d9de"
 GREY, ORANGE, BLUE, GREEN = "#70767d", "#d55e00", "#0072b2", "#009e73"
 MORE = (GREEN, "#cc79a7", "#56b4e9", "#e69f00", "#8c6bb1", "#000000", "#a6761d")
-"""After Okabe and Ito: distinct for readers with any colour vision."""
+"""Colour-blind safe colours, after Okabe and Ito."""
 
 FAMILIES = {"": GREY, "cba": ORANGE, "dual-cba": BLUE, BALANCED: GREEN}
-"""The colours of a plain method and of each kind of adaptor in every figure."""
+"""The colour of a plain method, and of each kind of adaptor."""
 
 WIDTH = 6.6
-"""Of a figure, in inches; its text is readable at half this width."""
+"""Width of a figure in inches; its text stays readable at half of it."""
 
 STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
@@ -70,12 +70,12 @@ class Plot:
 
 
 Drawn = tuple[list[Plot], list[str]]
-"""Figures, and a remark for each that could not be drawn."""
+"""Figures, and a remark for each figure that could not be drawn."""
 
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw in this style; the caller's settings are restored."""
+    """Apply the style inside the block."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -83,7 +83,7 @@ def styled() -> Iterator[None]:
 
 
 def new_figure(rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure and its axes by row and column; no display is needed."""
+    """Return a figure and its axes by row and column; this needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -94,7 +94,7 @@ def new_figure(rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure,
 
 
 def render(plot: Plot, format: str) -> bytes:
-    """Return the figure as `svg` or `png`; the same results give the same bytes."""
+    """Return the figure as `svg` or `png`; the bytes are reproducible."""
     out = BytesIO()
     metadata = {"Date": None} if format == "svg" else {"Software": None}
     with styled():
@@ -103,7 +103,7 @@ def render(plot: Plot, format: str) -> bytes:
 
 
 def colours(served: Sequence[Served]) -> list[str]:
-    """Return a colour per entry: that of its family, or another one if that is taken."""
+    """Return a distinct colour per entry: that of its kind of adaptor unless it is taken."""
     out: list[str] = []
     for s in served:
         own = FAMILIES[split_method(s.entry.method)[1]]
@@ -113,7 +113,7 @@ def colours(served: Sequence[Served]) -> list[str]:
 
 
 def families(served: Sequence[Served]) -> list[tuple[str, list[Served]]]:
-    """Group entries by base method; bases without an entry with an adaptor form the last group."""
+    """Group entries by base method; methods that have no adaptor form the last group."""
     bases: dict[str, list[Served]] = {}
     pairs = [(split_method(s.entry.method), s) for s in served]
     for (base, _), s in pairs:
@@ -125,9 +125,10 @@ def families(served: Sequence[Served]) -> list[tuple[str, list[Served]]]:
 
 
 def by_family(served: Sequence[Served], name: str) -> list[tuple[str, list[Served]]]:
-    """Return the name of a figure for each family; the plain name if there is only one.
+    """Split entries by base method over figures; return the name and the entries of each figure.
 
-    A family with more entries than there are colours has several figures.
+    A single figure gets the plain name. A group with more entries than colours fills several
+    figures.
     """
     groups = families(served)
     return [
@@ -139,7 +140,7 @@ def by_family(served: Sequence[Served], name: str) -> list[tuple[str, list[Serve
 
 
 def pale(colour: str, share: float = 0.42) -> tuple[float, float, float]:
-    """Return the colour mixed with white; it is opaque."""
+    """Return an opaque mix of the colour with white."""
     from matplotlib.colors import to_rgb
 
     r, g, b = (1 - share * (1 - part) for part in to_rgb(colour))
@@ -153,7 +154,7 @@ def grid(ax: Axes, axis: str = "y") -> None:
 
 
 def apart(values: Sequence[float], gap: float) -> list[float]:
-    """Return the nearest positions that are at least a gap apart, in the same order.
+    """Move positions as little as possible until they are at least `gap` apart, in the same order.
 
     >>> apart([10.0, 10.0, 50.0], 4.0)
     [8.0, 12.0, 50.0]
@@ -182,10 +183,7 @@ def _top(block: Sequence[int], values: Sequence[float], gap: float) -> float:
 
 
 def key(figure: Figure, names: Sequence[str], tints: Sequence[str]) -> None:
-    """Write names in their colours above the panels, in as many columns as fit.
-
-    A name that is longer than a line is broken into several.
-    """
+    """Draw a legend above the panels, in as many columns as fit; long names are wrapped."""
     from matplotlib.patches import Patch
 
     width = figure.get_figwidth()
@@ -211,15 +209,15 @@ def few_ticks(ax: Axes, count: int) -> None:
 
 
 LABEL = 26
-"""The longest label beside an axis that stays on one line, in characters."""
+"""The longest axis label that stays on one line, in characters."""
 
 
 LINE = 40
-"""The longest line of a label, in characters; a path is longer."""
+"""The longest line of a wrapped label, in characters."""
 
 
 def folded(label: str) -> str:
-    """Return a label broken into lines at its commas, and where a line is too long.
+    """Return a label with a line break at each comma, and where a line is too long.
 
     >>> folded("ER, agnostic from runs/a/digits-online-er-dual-cba/agnostic.safetensors")
     'ER,\\nagnostic from runs/a/digits-online-er-\\ndual-cba/agnostic.safetensors'
@@ -230,7 +228,7 @@ def folded(label: str) -> str:
 
 
 def beside(label: str) -> str:
-    """Return a label for the left of an axis, broken into lines if it is long.
+    """Return a label for the y axis, with line breaks if it is long.
 
     >>> beside("ER-Dual-CBA, specific individual, freeze after 6")
     'ER-Dual-CBA,\\nspecific individual,\\nfreeze after 6'
@@ -239,7 +237,7 @@ def beside(label: str) -> str:
 
 
 def label_ends(ax: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Write the name of each line to the right of its end, given as value, text and colour."""
+    """Write names to the right of lines, given the last value, the name and the colour of each."""
     low, high = ax.get_ylim()
     room = [min(max(y, low), high) for y, _, _ in ends]
     for y, (_, text, colour) in zip(apart(room, (high - low) * 0.085), ends, strict=True):

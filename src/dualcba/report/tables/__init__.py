@@ -1,1 +1,1 @@
-"""Tables: one model, built from rows, and rendered as text, Markdown, LaTeX, HTML and CSV."""
+"""Tables: one data model, rendered as text, Markdown, LaTeX, HTML and CSV."""

@@ -1,4 +1,4 @@
-"""Tables over several runs of one's own: methods × buffers, and the values of each seed."""
+"""Tables of the user's runs: methods × buffers, and the values of each seed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dualcba.report.results import Collection
 from dualcba.report.tables.model import Column, Table, number, spread, text_columns
 
 MOST_SEEDS = 12
-"""A table of more columns does not fit a page; the CSV has all seeds."""
+"""The largest number of seeds in a table; the CSV has all."""
 
 
 def by_stream(groups: Sequence[Collection]) -> dict[str, list[Collection]]:
-    """Return collections that differ only by their buffer, by what they share in words."""
+    """Group collections that differ only by their buffer, by title without the buffer."""
     found: dict[str, list[Collection]] = {}
     for group in groups:
         found.setdefault(group.stream, []).append(group)
@@ -26,7 +26,7 @@ def _buffers(groups: Sequence[Collection]) -> set[int]:
 
 
 def buffer_table(groups: Sequence[Collection], title: str, score: str) -> Table:
-    """Return a table of one score: a row per method, a column per buffer under BN and IBN."""
+    """Return a table of one score: a row per method, columns for each buffer under BN and IBN."""
     names = list(dict.fromkeys(s.entry.row for group in groups for s in group.served))
     columns = [Column(s, f"M = {g.first.spec.buffer}") for g in groups for s in STATISTICS.values()]
     lines = []
@@ -44,7 +44,7 @@ def _value(served: Served | None, statistics: str, score: str) -> str:
 def seed_tables(served: Sequence[Served], score: str = "acc") -> list[Table]:
     """Return a table of one score for each column of an experiment, with a column per seed.
 
-    There is none for a single seed or too many.
+    There is no table for a single seed, or for more than `MOST_SEEDS`.
     """
     columns = dict.fromkeys(s.entry.column for s in served)
     parts = {name: [s for s in served if s.entry.column == name] for name in columns}

@@ -1,4 +1,4 @@
-"""Tables as comma-separated values, with all digits, to be read by programs."""
+"""Tables as comma-separated values with full precision, for other programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def comma_separated(table: Table) -> str:
 
 
 def score_records(rows: Sequence[Row]) -> Table:
-    """Return a table of one line per row and score; an empty field is not known."""
+    """Return a table with a line per row and score; unknown values are empty."""
     parts = [f"{statistics}_{part}" for statistics in STATISTICS for part in _PARTS]
     beside = rows[0].beside if rows else "paper"
     tail = (f"{beside}_norm", beside, "difference", "within")
@@ -39,7 +39,7 @@ def score_records(rows: Sequence[Row]) -> Table:
 
 
 def seed_records(served: Iterable[Served], scores: Sequence[str]) -> Table:
-    """Return a table of one line per run and score, under BN and under IBN."""
+    """Return a table with a line per run and score, under BN and under IBN."""
     served = list(served)
     lines = [
         fields([s.entry.row, s.entry.column, r.seed, score, *_of_run(s, r, score, served)])
@@ -68,7 +68,7 @@ def _numbers(m: Measure | None) -> tuple[float | None, float | None, int]:
 
 
 def gain_records(found: Iterable[Gain]) -> Table:
-    """Return a table of one line per adaptor and base; an empty field is not known."""
+    """Return a table with a line per adaptor and base; unknown values are empty."""
     parts = ("whole", "ibn", "adaptors", "bn")
     heads = [f"{part}_{number}" for part in parts for number in ("mean", "half", "p")]
     lines = []
@@ -79,7 +79,7 @@ def gain_records(found: Iterable[Gain]) -> Table:
 
 
 def pair_records(found: Iterable[Paired]) -> Table:
-    """Return a table of one line per two methods; an empty field is not known."""
+    """Return a table with a line per pair of methods; unknown values are empty."""
     heads = [f"{s}_{number}" for s in STATISTICS for number in ("mean", "half", "p")]
     lines = []
     for pair in found:

@@ -8,7 +8,7 @@ from dualcba.report.tables.model import Column, Strong, Table
 
 
 def html_table(table: Table) -> str:
-    """Return a table in HTML, in a box that scrolls where the screen is narrow."""
+    """Return a table in HTML, in a box that scrolls on narrow screens."""
     title = escape(str(table.title))
     lines = [f'<div class="scroll" role="region" aria-label="{title}" tabindex="0"><table>']
     lines.append(f"<caption><span>{title}</span></caption><thead>")
@@ -45,6 +45,6 @@ def _class(column: Column) -> str:
 
 
 def escape(text: str) -> str:
-    """Return a text with HTML's special characters escaped, also for an attribute."""
+    """Return a text with HTML's special characters escaped, also valid in an attribute."""
     plain = html.escape(text, quote=True)
     return f"<strong>{plain}</strong>" if isinstance(text, Strong) else plain

@@ -17,7 +17,7 @@ LATEX = {
     "<": "$<$", ">": "$>$", "±": r"$\pm$", "−": "$-$", "–": "--", "↑": r"$\uparrow$",
     "↓": r"$\downarrow$", "²": "$^2$", "|": r"\textbar{}", "\u2007": r"\phantom{0}", "’": "'",
     "·": r"$\cdot$", "→": r"$\to$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$",
-    "[": "{[}", "*": "{*}",  # at the start of a row they would belong to the end of the one before
+    "[": "{[}", "*": "{*}",  # at the start of a row, they would be arguments of the preceding \\
     **dict(zip(LETTERS, (rf"$\{n}$" for n in GREEK.split()), strict=True)),
 }  # fmt: skip
 

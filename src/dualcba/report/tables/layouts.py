@@ -1,4 +1,4 @@
-"""Tables of scores and gains as a terminal shows them: short numbers, as wide as there is room."""
+"""Tables of scores and gains for a terminal, in several layouts from wide to narrow."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Layout = Callable[[Sequence[Row], Sequence[str]], Table]
 
 
 def score_layouts(found: Sequence[Row]) -> Iterator[list[Table]]:
-    """Yield the ways to lay out the scores of rows, the widest first: each in one or more tables.
+    """Yield layouts of the scores of rows, widest first, each with one or more tables.
 
-    With more than a few scores, a row has a line for each way to evaluate instead of a column.
+    With more than `WIDE` scores, BN, IBN and the paper's values are lines instead of columns.
     """
     scores = [cell.score for cell in found[0].cells]
     layouts: list[Layout] = [columns_layout] if len(scores) <= WIDE else []
@@ -28,7 +28,7 @@ def score_layouts(found: Sequence[Row]) -> Iterator[list[Table]]:
 
 
 def portions(scores: Sequence[str]) -> Iterator[list[Sequence[str]]]:
-    """Yield the scores in one part, in two, and so on.
+    """Yield the scores split into one part, two parts, and so on.
 
     >>> list(portions(["acc", "fm", "acc_auc"]))
     [[['acc', 'fm', 'acc_auc']], [['acc', 'fm'], ['acc_auc']], [['acc'], ['fm'], ['acc_auc']]]
@@ -39,7 +39,7 @@ def portions(scores: Sequence[str]) -> Iterator[list[Sequence[str]]]:
 
 
 def columns_layout(found: Sequence[Row], scores: Sequence[str]) -> Table:
-    """Return a table with a column for BN, IBN, the value beside ours and Δ of each score."""
+    """Return a table with columns for BN, IBN, the paper's value and Δ of each score."""
     paper = _compared(found)
     columns = [*text_columns("", *[""] * paper)]
     for name in scores:
@@ -58,7 +58,7 @@ def columns_layout(found: Sequence[Row], scores: Sequence[str]) -> Table:
 
 
 def lines_layout(found: Sequence[Row], scores: Sequence[str]) -> Table:
-    """Return a table with a line for BN, IBN, the value beside ours and Δ of each row."""
+    """Return a table with lines for BN, IBN, the paper's value and Δ of each row."""
     columns = (*text_columns("", ""), *(Column(score_info(name).arrowed) for name in scores))
     paper, rows = _compared(found), []
     for row in found:
@@ -97,11 +97,11 @@ def _difference(cell: Cell) -> str:
 
 
 def short_gain_table(found: Sequence[Gain]) -> Table:
-    """Return a table of each adaptor's gain over its base with p, and the part that IBN gives."""
+    """Return a table of each adaptor's gain over its base, with p, and the part due to IBN."""
     info = score_info(found[0].score)
     columns = (
         *text_columns(f"gain in {info.title}"),
-        Column("base, BN", "IBN over"), Column("p"), Column("IBN's", "of it"),
+        Column("base, BN", "IBN over"), Column("p"), Column("alone", "due to IBN"),
         Column("base, IBN", "IBN over"), Column("p"),
     )  # fmt: skip
     lines = []

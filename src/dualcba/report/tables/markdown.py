@@ -6,7 +6,7 @@ from dualcba.report.tables.model import Strong, Table
 
 
 def markdown(table: Table) -> str:
-    """Return a table in Markdown, with columns that are aligned in the source too."""
+    """Return a table in Markdown, with columns aligned in the source."""
     heads = [escape(f"{c.group}, {c.title}" if c.group else c.title) for c in table.columns]
     lines = [heads, *([escape(cell) for cell in row] for row in table.rows)]
     widths = [max(3, *(len(line[k]) for line in lines)) for k in range(len(heads))]

@@ -1,4 +1,4 @@
-"""The model of a table, which every format renders, and numbers as text."""
+"""The data model of tables, and numbers as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Strong(str):
 
 @dataclass(frozen=True)
 class Column:
-    """The heading of a column, below the heading of its group."""
+    """The heading of a column, and that of its group above it."""
 
     title: str
     group: str = ""
@@ -25,7 +25,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Text in rows; the first cell of each names the row."""
+    """Rows of text; the first cell of a row is its name."""
 
     title: str
     columns: tuple[Column, ...]
@@ -79,7 +79,7 @@ def spread(m: Measure | Gap | None, digits: int = 1, *, sign: bool = False) -> s
 
 
 def plain_spread(m: Measure | None, digits: int = 1) -> str:
-    """Return mean ± half-width with plain spaces; a single seed is mentioned.
+    """Return mean ± half-width with plain spaces, or the mean with "(1 seed)".
 
     >>> plain_spread(Measure(26.25, 4.04, 3)), plain_spread(Measure(26.31, None, 1))
     ('26.2 ± 4.0', '26.3 (1 seed)')
@@ -111,7 +111,7 @@ def p_value(p: float | None) -> str:
 
 
 def fields(values: Iterable[object]) -> tuple[str, ...]:
-    """Return values in full as text; None is empty.
+    """Return values as text with full precision; None becomes an empty text.
 
     >>> fields([1 / 3, None, True])
     ('0.3333333333333333', '', 'True')

@@ -1,4 +1,4 @@
-"""Tables of `dualcba runs`: a store, one run, and two runs beside each other."""
+"""Tables of `dualcba runs`: all runs of a store, one run, and the differences of two runs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ NAMED = {
     "buffer": Column("M"),
     "seed": Column("seed"),
 }
-"""What the folder of a run is named by, and its columns."""
+"""Columns of fields that are also part of the name of a run's folder."""
 
 
 def store_layouts(runs: Sequence[StoredRun]) -> Iterator[list[Table]]:
-    """Return the ways to list runs, widest first: the names of folders say the rest."""
+    """Return layouts of a list of runs, with and without the columns in `NAMED`."""
     return ([store_table(runs, named)] for named in (tuple(NAMED), ()))
 
 
 def store_table(runs: Sequence[StoredRun], named: Sequence[str]) -> Table:
-    """Return a table of one line per run: what it is, its ACC, how long it took, its status."""
+    """Return a table with a row per run: its folder, fields, ACC, seconds and status."""
     heads = [*(NAMED[name] for name in named)]
     heads += [Column(f"ACC, {title}") for title in STATISTICS.values()]
     lines = []
@@ -45,7 +45,7 @@ def store_table(runs: Sequence[StoredRun], named: Sequence[str]) -> Table:
 
 
 def score_table(result: Result) -> Table:
-    """Return a table of one line per score of a run."""
+    """Return a table with a row per score of a run."""
     names = dict.fromkeys(name for found in result.scores.values() for name in found)
     pairs = {n: [result.value(s, n) for s in STATISTICS] for n in names}
     known = {name: pair for name, pair in pairs.items() if pair != [None, None]}
@@ -55,7 +55,7 @@ def score_table(result: Result) -> Table:
 
 
 def difference_tables(found: Difference) -> list[Table]:
-    """Return a table of the options, data and versions that differ, and one of the scores."""
+    """Return a table of the options, data and versions that differ, and a table of the scores."""
     fields = [(name.replace("_", " "), *_texts(pair)) for name, pair in found.spec.items()]
     fields += [_data_line(name, pair) for name, pair in found.data.items()]
     fields += [(f"version: {name}", *_texts(pair)) for name, pair in found.versions.items()]
@@ -71,7 +71,7 @@ def difference_tables(found: Difference) -> list[Table]:
 
 
 def _data_line(name: str, pair: Pair) -> tuple[str, str, str]:
-    """Return a line on the dataset; of a digest only its first characters."""
+    """Return a row on the dataset; a digest is shortened."""
     first, second = (text[: DIGEST if name == "digest" else None] for text in _texts(pair))
     return f"data: {name}", first, second
 

@@ -12,27 +12,27 @@ from dualcba.report.pairs import Paired
 from dualcba.report.tables.model import Column, Strong, Table, number, p_value, spread, text_columns
 
 WIDE = 3
-"""A table of more scores than this shows only ours and the paper's values; the CSV has all."""
+"""With more scores, a table shows only our value and the paper's; the CSV has all."""
 
 PAGE = 5
-"""The number of scores beside each other in a wide table."""
+"""The largest number of scores in a table; more are split over several tables."""
 
 GAIN_NOTE = (
-    "Gain on common seeds. Over the base with BN, as the paper compares them; the part of it that "
-    "IBN gives the base alone; and over the base with IBN, which is what the adaptors give. "
-    "p: paired t test, bold if below 0.05."
+    "Mean gain over common seeds ± 95 % interval. The gain over the base with BN is the paper’s "
+    "comparison. It is the sum of the gain due to IBN alone (base with IBN minus base with BN) and "
+    "the gain of the adaptor (both with IBN). p: paired t test, bold if below 0.05."
 )
 
 
 PAIR_NOTE = (
-    "On the seeds that both methods have, mean ± 95 % interval. p: paired t test of each pair by "
-    "itself; where no two methods differ, one test in twenty has p < 0.05 by "
+    "Mean difference over common seeds ± 95 % interval. p: paired t test, bold if below 0.05; not "
+    "corrected for multiple comparisons: if no methods differ, one test in twenty has p < 0.05 by "
     "chance."
 )
 
 
 def with_gains(served: Sequence[Served], scores: Sequence[str]) -> tuple[list[Table], list[Gain]]:
-    """Return, for each column, tables of scores, of the newest task and of gains; and all gains."""
+    """Return the tables of scores, newest task and gains of each column, and all gains."""
     tables, found = [], []
     for column in dict.fromkeys(s.entry.column for s in served):
         part = [s for s in served if s.entry.column == column]
@@ -47,7 +47,7 @@ def with_gains(served: Sequence[Served], scores: Sequence[str]) -> tuple[list[Ta
 
 
 def column_gains(served: Sequence[Served], scores: Sequence[str]) -> list[Gain]:
-    """Return the gains in ACC that are known, if ACC is among the scores."""
+    """Return the known gains in ACC if ACC is among the scores."""
     return known_gains(served) if "acc" in scores else []
 
 
@@ -68,7 +68,7 @@ def blocks(found: Sequence[Row]) -> list[Table]:
 
 
 def _parts(found: list[Row]) -> list[list[Row]]:
-    """Split the scores of rows over several tables that fit a page."""
+    """Split the scores of rows into parts that fit a page."""
     starts = range(0, len(found[0].cells), PAGE)
     return [[dataclasses.replace(r, cells=r.cells[k : k + PAGE]) for r in found] for k in starts]
 
@@ -103,7 +103,7 @@ def _texts(cell: Cell, paper: bool, wide: bool) -> list[str]:
 
 
 def newest_tables(served: Sequence[Served], where: str) -> list[Table]:
-    """Return a table of the scores of the newest task, unless no result has one."""
+    """Return a table of the scores of the newest task, if any result has them."""
     scores = measured(served, NEWEST)
     title = f"{where}: the newest task"
     found = [dataclasses.replace(row, column=title) for row in rows(served, scores)]
@@ -111,7 +111,7 @@ def newest_tables(served: Sequence[Served], where: str) -> list[Table]:
 
 
 def further_tables(served: Sequence[Served], where: str, asked: Sequence[str] = ()) -> list[Table]:
-    """Return a table of scores that were asked for or that only some streams need, if any."""
+    """Return a table of requested scores and of scores that apply to some streams only, if any."""
     scores = further(served, asked)
     title = f"{where}: further scores"
     found = [dataclasses.replace(row, column=title) for row in rows(served, scores)]
@@ -122,11 +122,11 @@ def further_tables(served: Sequence[Served], where: str, asked: Sequence[str] = 
 
 
 def gain_table(found: Sequence[Gain], where: str) -> Table:
-    """Return a table of each adaptor's gains over its base, with intervals and p."""
-    whole, adaptors = "IBN, over base BN", "IBN, over base IBN"
+    """Return a table of each adaptor's gains over its base, with intervals and p values."""
+    whole, adaptors = "IBN over base BN", "IBN over base IBN"
     columns = (
         Column("adaptor over base", number=False), Column("seeds"),
-        Column("gain", whole), Column("p", whole), Column("gain", "of it IBN’s"),
+        Column("gain", whole), Column("p", whole), Column("gain", "due to IBN alone"),
         Column("gain", adaptors), Column("p", adaptors),
         Column("gain", "both BN"), Column("p", "both BN"),
     )  # fmt: skip
@@ -138,7 +138,7 @@ def gain_table(found: Sequence[Gain], where: str) -> Table:
 
 
 def pair_table(found: Sequence[Paired], where: str) -> Table:
-    """Return a table of the differences of each two methods, with intervals and p."""
+    """Return a table of the differences of every two methods, with intervals and p values."""
     info = score_info(found[0].score)
     heads = [Column(part, group) for group in STATISTICS.values() for part in ("difference", "p")]
     lines = []

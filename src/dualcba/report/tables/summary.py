@@ -1,4 +1,4 @@
-"""The tables that close a call of `dualcba run`: BN beside IBN, mean and interval over seeds."""
+"""The tables that `dualcba run` prints at its end: mean and interval over seeds."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ LEGEND = (
     "mean accuracy of a task right after its end, without the first task. BN: predictions with the "
     "running statistics of batch normalisation; IBN: with statistics re-estimated from the memory."
 )
-"""What the usual scores and the statistics of the table are, in a line below it."""
+"""Explanation of the scores and statistics, printed below the table."""
 
 ARRIVED = ("newest", "prequential")
-"""Scores of what has just arrived, shown where a run has them."""
+"""Scores of the newest samples, shown if a run has them."""
 
 
 def summary_layouts(
     results: Sequence[Result], asked: Sequence[str] = ()
 ) -> list[Iterator[list[Table]]]:
-    """Return, per dataset, setting and buffer, the ways to lay out its scores, widest first.
+    """Return the layouts of the scores of each dataset, setting and buffer, widest first.
 
-    `asked` names scores to show beside the usual ones.
+    `asked` names further scores to show.
     """
     return [_layouts(collection.served, asked) for collection in collections(results)]
 
 
 def legend(results: Sequence[Result], asked: Sequence[str] = ()) -> str:
-    """Return what the scores and statistics of the tables are."""
+    """Return the explanation of all scores and statistics in the tables."""
     shown = dict.fromkeys(n for c in collections(results) for n in _scores(c.served, asked))
     others = [score_info(name) for name in shown if name not in (*SCORES, "newest")]
     return " ".join([LEGEND, *(f"{score.title}: {score.meaning}." for score in others)])
@@ -53,7 +53,7 @@ def _scores(served: Sequence[Served], asked: Sequence[str]) -> list[str]:
 
 
 def summary_table(served: Sequence[Served], scores: Sequence[str]) -> Table:
-    """Return a table with one row per group of runs; each score in percent."""
+    """Return a table with a row per method; scores are in percent."""
     first, note = served[0].results[0].spec, notes(served[0].results[0])
     pairs = [(s, name) for name in scores for s in STATISTICS if s == "bn" or not _is_fixed(name)]
     heads = [Column(_head(*pair), score_info(pair[1]).arrowed) for pair in pairs]
@@ -83,7 +83,7 @@ def _head(statistics: str, score: str) -> str:
 
 
 def _name(served: Served) -> str:
-    """Return the method as the command line names it, and the fields that tell it apart."""
+    """Return the method's name on the command line, and the fields that tell it apart."""
     method, row = served.entry.method, served.entry.row
     recipe = recipe_of(served.entry.fields)
     if recipe is not None and row.startswith(title := recipe_title(*recipe)):

@@ -1,4 +1,4 @@
-"""Tables in a terminal, by rich: those of an experiment, and those that close `dualcba run`."""
+"""Tables in a terminal, rendered by rich."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from dualcba.report.tables.scores import column_gains
 from dualcba.report.tables.summary import summary_layouts
 
 NAME_WIDTH = 16
-"""Characters that the names of an experiment's rows have at least."""
+"""Smallest width of the column with the names of rows, in characters."""
 
 WIDTH = 220
-"""Characters per line of an output that is not a terminal."""
+"""Width of an output that is not a terminal, in characters."""
 
-BESIDE = "; Δ is ours minus {what}, with the statistics (BN or IBN) of the row"
+BESIDE = "; Δ is our value minus {what}, with the statistics (BN or IBN) of the row"
 VALUES = {"paper": "the paper's", "published": "the published value"}
 SMALL = "; handwritten digits: {whose} values do not apply"
-GAIN = "gain over the base, seed by seed; p of a paired t test"
+GAIN = "gain over the base on common seeds; p of a paired t test"
 
 
 def wide_console() -> Console:
-    """Return standard output; if it is not a terminal, lines are as long as tables need."""
+    """Return a console for standard output; it is `WIDTH` wide if that is not a terminal."""
     console = Console()
     given = console.is_terminal or os.environ.get("COLUMNS")
     return console if given else Console(width=WIDTH)
 
 
 def rich_table(table: Table, name_width: int | None = None) -> RichTable:
-    """Return a table as rich prints it: its title above it, its note below."""
+    """Return a table for rich, with the title above and the note below."""
     out = RichTable(
         title=escape(table.title) or None, caption=escape(table.note) or None, box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0), pad_edge=False,
     )  # fmt: skip
     names, *others = table.columns
-    texts = not any(c.number for c in others)  # they are folded, and the names of rows are not
+    texts = not any(c.number for c in others)  # wrap these columns, not the names of rows
     out.add_column(names.title, min_width=name_width, no_wrap=texts, overflow="fold")
     for c in others:
         if texts:
             out.add_column(c.title, overflow="fold")
             continue
         head = f"{c.group}\n{c.title}" if table.grouped and c.number else c.title
-        width = len(c.group or c.title) or None  # of several words, which are not to be cut
+        width = len(c.group or c.title) or None  # keep headings of several words whole
         justify = "right" if c.number else "left"
         out.add_column(head, justify=justify, no_wrap=True, min_width=width)  # type: ignore[arg-type]
     for row in table.rows:
@@ -67,7 +67,7 @@ def rich_table(table: Table, name_width: int | None = None) -> RichTable:
 def fitting(
     layouts: Iterable[Sequence[Table]], console: Console, name_width: int | None = None
 ) -> list[RichTable]:
-    """Return the first of several layouts that fits the console, or the last one."""
+    """Return the first layout that fits the console, or the last one."""
     room = console.options.update(width=1000)
     found: list[RichTable] = []
     for tables in layouts:
@@ -80,7 +80,7 @@ def fitting(
 def summary(
     results: Sequence[Result], console: Console, asked: Sequence[str] = ()
 ) -> list[RichTable]:
-    """Return a table per dataset, setting and buffer, in parts where the console is narrow."""
+    """Return a table per dataset, setting and buffer, split if the console is narrow."""
     return [t for layouts in summary_layouts(results, asked) for t in fitting(layouts, console)]
 
 

@@ -1,7 +1,7 @@
 """Trackers: the scores, curves, figures and spec of runs in TensorBoard, MLflow and others.
 
-A tracker is a class with three methods, see `Tracker`. Each is a file of its own in this folder and
-needs the extra of the same name, see `dualcba.errors.install`.
+A tracker is a class with three methods, see `Tracker`. Each has its own file in this folder and
+needs the extra of the same name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TRACKERS = {
     "wandb": ("wandb:WeightsAndBiases", ("wandb",)),
     "trackio": ("trackio:Trackio", ("trackio",)),
 }
-"""By name: `module:class` in this folder, and the modules that it imports."""
+"""Trackers by name: `module:class` in this folder, and the modules that it imports."""
 
 
 def check_installed(names: list[str]) -> None:

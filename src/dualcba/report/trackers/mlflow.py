@@ -1,6 +1,6 @@
-"""MLflow: `$MLFLOW_TRACKING_URI`, or a database in the folder of the results.
+"""MLflow: logs to `$MLFLOW_TRACKING_URI`, or to a database in the folder of the results.
 
-`mlflow ui --backend-store-uri sqlite:///OUT/mlflow.db` shows the latter.
+Show the database with `mlflow ui --backend-store-uri sqlite:///OUT/mlflow.db`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from mlflow.tracking import MlflowClient
 from dualcba.report.trackers.protocol import TrackedRun
 
 MOST = 500
-"""Metrics that are sent at a time; a server takes at most 1000."""
+"""Metrics per request; a server accepts at most 1000."""
 
 
 class MLflow:
     """Logs through MLflow's client, so several runs can be open at a time."""
 
     def start(self, run: TrackedRun) -> None:
-        """Create a run in the experiment of the folder; the spec is its parameters."""
+        """Create a run with the spec as parameters, in an experiment named after the folder."""
         for name in ("mlflow", "alembic"):
-            logging.getLogger(name).setLevel(logging.WARNING)  # they tell of the new database
+            logging.getLogger(name).setLevel(
+                logging.WARNING
+            )  # they log the creation of the database
         given = os.environ.get("MLFLOW_TRACKING_URI")
         out = run.out.resolve()
         out.mkdir(parents=True, exist_ok=True)
@@ -46,7 +48,7 @@ class MLflow:
         self.client.log_dict(self.id, dict(run.spec), "spec.json")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log metrics, many at a time."""
+        """Log metrics in batches."""
         now = int(1000 * time.time())
         self.waiting += [Metric(name, value, now, step) for name, value in values.items()]
         if len(self.waiting) >= MOST:

@@ -1,4 +1,4 @@
-"""What a tracker is."""
+"""The interface of a tracker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run as a tracker names it."""
+    """The name, spec and folder of a run, for a tracker."""
 
     out: Path
     """The folder of the results; a tracker that writes files writes them there."""
@@ -20,18 +20,18 @@ class TrackedRun:
 
     @property
     def project(self) -> str:
-        """The name under which a tracker shows the runs of one folder together."""
+        """The name of the group of runs: that of the folder."""
         return self.out.resolve().name or "dualcba"
 
 
 class Tracker(Protocol):
-    """Logs one run. Whatever it raises is printed once, and the runs go on without it."""
+    """Logs one run. If it raises, it is disabled with a warning, and the runs continue."""
 
     def start(self, run: TrackedRun) -> None:
         """Begin a run, with its spec."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log values at a step; steps need not be in order."""
+        """Log values at a step; steps may come in any order."""
 
     def finish(self, scores: Mapping[str, float], figures: Mapping[str, bytes]) -> None:
         """End the run: its scores, and its figures as PNG. Both are empty if it did not finish."""

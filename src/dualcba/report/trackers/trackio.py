@@ -1,4 +1,4 @@
-"""trackio: `trackio show --project NAME`, with `TRACKIO_DIR=OUT/trackio` unless it was set."""
+"""trackio: `trackio show --project NAME`; sets `TRACKIO_DIR=OUT/trackio` unless it is set."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dualcba.report.trackers.protocol import TrackedRun
 
 
 class Trackio:
-    """Logs a run when it is complete: trackio has one open run at a time."""
+    """Logs a run when it is complete, since trackio can have only one open run."""
 
     def start(self, run: TrackedRun) -> None:
-        """Keep the run for `finish`. The folder is read by trackio when it is first imported."""
+        """Store the run for `finish`; set the folder, which trackio reads on import."""
         os.environ.setdefault("TRACKIO_DIR", str(run.out.resolve() / "trackio"))
         self.run = run
         self.waiting: list[tuple[int, Mapping[str, float]]] = []
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep values for `finish`."""
+        """Store values for `finish`."""
         self.waiting.append((step, values))
 
     def finish(self, scores: Mapping[str, float], figures: Mapping[str, bytes]) -> None:
-        """Begin the run, log everything that was kept, the scores and the figures, and end it."""
+        """Log the stored values, the scores and the figures as one run."""
         import trackio
 
         name, spec = self.run.name, dict(self.run.spec)
@@ -40,4 +40,4 @@ class Trackio:
             images = {f"figure/{k}": Image.open(BytesIO(png)) for k, png in figures.items()}
             shown = {name: trackio.Image(image) for name, image in images.items()}
             run.log({**scores, **shown}, step=last)
-        trackio.finish()  # also forgets the run, which it would end again at exit
+        trackio.finish()  # else trackio would end the run again at exit

@@ -14,7 +14,7 @@ from dualcba.report.trackers.protocol import TrackedRun
 
 
 class WeightsAndBiases:
-    """Logs to a run of its own, so several can be open at a time."""
+    """Logs to its own wandb run, so several can be open at a time."""
 
     def start(self, run: TrackedRun) -> None:
         """Begin a run; the spec is its configuration."""
@@ -33,7 +33,7 @@ class WeightsAndBiases:
         self.run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log values against the step of training."""
+        """Log values by training step."""
         self.run.log({"step": step, **values})
 
     def finish(self, scores: Mapping[str, float], figures: Mapping[str, bytes]) -> None:
