@@ -100,10 +100,9 @@ def measure(spec: Spec, data: Dataset, hardware: Hardware) -> Pace:
     steps = run.steps()
     for _ in range(run.total - 2 * window - 1):
         next(steps)
-    count, seconds = _time(steps, window, run.engine, enough)
-    if seconds < enough:  # the first window may include one-off preparation
-        again = _time(steps, window, run.engine, enough)
-        count, seconds = again if again[0] else (count, seconds)
+    first = _time(steps, window, run.engine, enough)  # may include one-off preparation
+    again = _time(steps, window, run.engine, enough)
+    count, seconds = again if again[0] else first
     return Pace(seconds / count, _evaluation(run))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dualcba.data import Dataset, load_dataset
-from dualcba.experiments import Hardware, Result, Spec, read_results, write_result
+from dualcba.experiments import Hardware, Result, Spec, eta, read_results, write_result
 from dualcba.experiments import run as runner
 from dualcba.experiments.eta import Pace, estimate, measure
 from dualcba.experiments.paper import catalogue as catalog
@@ -252,7 +252,10 @@ def test_a_pace_is_measured() -> None:
         assert 0 < pace.sample < pace.step < 1
 
 
-def test_what_is_slow_only_the_first_time_is_not_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("enough", [1.0, 0.1])
+def test_what_is_slow_only_the_first_time_is_not_the_pace(
+    enough: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps = runner.Run.steps
 
     def slow_at_first(run: runner.Run) -> Iterator[int]:
@@ -261,6 +264,7 @@ def test_what_is_slow_only_the_first_time_is_not_the_pace(monkeypatch: pytest.Mo
             yield step
 
     monkeypatch.setattr(runner.Run, "steps", slow_at_first)
+    monkeypatch.setattr(eta, "ENOUGH", enough)
     assert measure(Spec(method="er"), load_dataset("digits"), CPU).step < 0.1
 
 
