@@ -71,7 +71,7 @@ def test_of_runs_of_a_spec_and_seed_the_first_counts_and_those_that_differ_are_n
     found = distinct([first, again, other, seed])
     assert [id(result) for result in found] == [id(first), id(other), id(seed)]
     runs = {Path("a"): first, Path("b"): again, Path("c"): other, Path("d"): seed}
-    assert contradictions(runs) == ["b has other scores than a, the same run, which counts"]
+    assert contradictions(runs) == ["b has other scores than the same run in a, which is used"]
     more = replace(first, scores={"bn": {"acc": 1.5, "fm": 3.0}, "ibn": {"acc": 9.0}})
     assert contradictions({Path("a"): first, Path("b"): more}) == []  # the first has no such score
 

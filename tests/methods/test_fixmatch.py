@@ -719,7 +719,7 @@ def test_a_batch_without_unlabelled_samples_is_an_error(n: int) -> None:
     learner = Learner(network, (3, 8, 8), 4, method=FixMatch(ER(), labelled=4), device="cpu")
     learner.new_task([0, 1])
     x, y = torch.zeros(6, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0, 1, -1, -1])
-    with pytest.raises(ValueError, match=f"samples is {n}, expected more than the 4 labelled"):
+    with pytest.raises(ValueError, match=f"samples is {n}, expected more than 4, the labelled"):
         learner.observe(x[:n], y[:n])
     learner.observe(x, y)
     assert learner.step == 1

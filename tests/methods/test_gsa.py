@@ -199,12 +199,18 @@ def test_a_new_sample_of_an_old_class_is_not_in_the_first_term(
 
 
 def test_boundaries_and_images_are_required() -> None:
-    with pytest.raises(ValueError, match="boundaries is 'inferred', expected 'given': gsa draws"):
+    with pytest.raises(
+        ValueError,
+        match="boundaries is 'inferred', expected 'given': the memory draws of gsa depend on tasks",
+    ):
         Spec(method="gsa", boundaries="inferred")
     with pytest.raises(ValueError, match=r"'given': gsa\+mkd draws"):
         Spec(method="gsa+mkd", boundaries="inferred")
     net = torch.nn.Linear(5, 4)
-    with pytest.raises(ValueError, match="boundaries is 'inferred', expected 'given': gsa draws"):
+    with pytest.raises(
+        ValueError,
+        match="boundaries is 'inferred', expected 'given': the memory draws of gsa depend on tasks",
+    ):
         Learner(net, (1, 1, 5), 4, method="gsa", boundaries="inferred", device="cpu")
     with pytest.raises(ValueError, match=r"a sample for GSA is \(5,\), expected .* mirror=False"):
         Learner(net, (5,), 4, method="gsa", dtype=torch.float32, device="cpu")
