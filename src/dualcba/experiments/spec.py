@@ -229,7 +229,7 @@ def _check_semi(spec: Spec, semi: bool) -> None:
 
 def _check_boundaries(spec: Spec) -> None:
     if parse_method(spec.method)[0].needs_boundaries and spec.boundaries != "given":
-        wanted = f"'given': the memory draws of {spec.method} depend on tasks"
+        wanted = f"'given': {spec.method} needs task boundaries"
         raise ValueError(expected("boundaries", spec.boundaries, wanted))
 
 
