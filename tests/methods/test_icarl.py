@@ -126,6 +126,14 @@ def test_the_embedding_does_not_depend_on_other_samples(
     assert learner.network.module.training
 
 
+def test_many_samples_are_embedded_in_parts(bench: Make, monkeypatch: Any) -> None:
+    b = bench(ICaRL())
+    x = b.batch([0] * 8).x
+    monkeypatch.setattr("dualcba.methods.exemplars.CHUNK", 3)
+    for found, want in zip(b.method.embed(x), b.network(x), strict=True):
+        torch.testing.assert_close(found, want)
+
+
 def test_exemplars_replace_running_means(bench: Make) -> None:
     b = bench(ICaRL(), size=6)
     b.begin([0, 1])
