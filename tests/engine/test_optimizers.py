@@ -52,6 +52,54 @@ def test_they_equal_torchs(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
+FURTHER: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"maximize": True}) for name in ("SGD", "Adam", "AdamW")),
+    ("SGD", {}),
+    ("SGD", {"momentum": 0.9}),
+    ("SGD", {"momentum": 0.9, "dampening": 0.5}),
+    ("Adam", {"eps": 0.1, "betas": (0.5, 0.8)}),
+    ("AdamW", {"amsgrad": True, "betas": (0.9, 0.1)}),
+]
+
+
+@pytest.mark.parametrize(("name", "given"), FURTHER)
+@pytest.mark.parametrize("how", ["groups", "no gradient", "closure", "hooks"])
+def test_they_equal_torchs_in_any_use(name: str, given: dict[str, Any], how: str) -> None:
+    """Also where the kernel may not be called directly."""
+    ends: list[list[Tensor]] = []
+    calls: list[int] = []
+    for library in (torch.optim, optimizers):
+        torch.manual_seed(0)
+        p, q = torch.randn(2, 5).unbind()
+        p, q = p.clone().requires_grad_(), q.clone().requires_grad_()
+        both = [{"params": [p]}, {"params": [q], "lr": 0.01}] if how == "groups" else [p, q]
+        optimizer = getattr(library, name)(both, lr=0.1, fused=True, **given)
+        seen: list[int] = []
+        calls.append(0)
+        if how == "hooks":
+            optimizer.register_step_pre_hook(lambda *_: calls.append(calls.pop() + 1))
+
+        def closure(p: Tensor = p, q: Tensor = q, seen: list[int] = seen) -> Tensor:
+            p.grad, q.grad = p.detach() ** 2, q.detach() ** 3
+            if how == "no gradient" and seen:
+                q.grad = None
+            seen.append(1)
+            return p.detach().sum()
+
+        for _ in range(4):
+            if how == "closure":
+                want = float(p.detach().sum())
+                assert float(optimizer.step(closure)) == want
+            else:
+                closure()
+                optimizer.step()
+        optimizer.zero_grad()
+        assert p.grad is q.grad is None
+        ends.append([p.detach(), q.detach()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    assert calls == [4 * (how == "hooks")] * 2
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
 def test_a_copy_skips_the_updates_that_its_own_verdict_refuses(name: str) -> None:
     p, found = torch.ones(3, requires_grad=True), torch.zeros(())
@@ -143,7 +191,7 @@ def test_a_step_with_found_inf_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHOICES)
-@pytest.mark.parametrize("lr", [1e-3, 0.5])
+@pytest.mark.parametrize("lr", [1e-3, 0.5, 3.0])
 def test_no_update_is_larger_than_its_bound(name: str, lr: float) -> None:
     given = {**CHOICES[name][0], "weight_decay": 0.0}
     p = torch.zeros(6, requires_grad=True)
@@ -156,6 +204,23 @@ def test_no_update_is_larger_than_its_bound(name: str, lr: float) -> None:
         optimizer.step()
         bound = largest_update(optimizer, torch.tensor(lr), largest)
         assert (p.detach() - before).norm() <= bound * 1.001
+
+
+def test_the_bound_of_adam_holds_for_gradients_that_grow() -> None:
+    """The largest ratio of the averages is that of gradients that grow by β₂ / β₁ in each step."""
+    beta1, beta2, lr = 0.9, 0.999, 0.5
+    p = torch.zeros(6, requires_grad=True)
+    optimizer = chosen({"optimizer": "adam", "beta1": beta1, "beta2": beta2}, p, lr)
+    growth = sum((beta1**2 / beta2) ** k for k in range(1000)) / (1 - beta2)  # Cauchy–Schwarz
+    for k in range(-60, 1):
+        p.grad = torch.full((6,), 1e-2 * (beta2 / beta1) ** k)
+        before = p.detach().clone()
+        optimizer.step()
+        moved, norm = (p.detach() - before).norm(), p.grad.norm()
+        bound = largest_update(optimizer, torch.tensor(lr), norm)
+        torch.testing.assert_close(bound, norm + lr * (6 * growth) ** 0.5)
+        assert moved <= bound
+    assert moved > 1.5 * lr * 6**0.5  # a bound of α for each weight would be too small
 
 
 @pytest.mark.parametrize("when", ["pre", "post"])

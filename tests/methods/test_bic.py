@@ -85,6 +85,8 @@ def test_held_out_samples_are_not_in_the_loss(bench: Make) -> None:
         each = by_hand(z, new.y, target, [0, 1], 0.5)
         assert loss.item() == pytest.approx(each[~apart.numpy()].mean(), abs=1e-6)
     assert np.flatnonzero(held).tolist() == [0, 8, 16]
+    b.method.arrived.zero_()
+    assert b.method.loss(b.batch([2]), [], identity).item() == 0.0  # a batch that is held out
 
 
 def test_held_out_exemplars_are_never_drawn(bench: Make) -> None:
@@ -137,6 +139,7 @@ def test_fit_lowers_the_loss_on_validation(bench: Make) -> None:
     assert loss() < before - 0.05
     alpha, beta = b.method.alpha, b.method.beta
     assert beta[2] < -0.1
+    assert b.method.adam.state[b.method.fitted]["step"] == 250 * 10  # of 10 batches
     assert (alpha[2], beta[2]) == (alpha[3], beta[3])
     assert alpha[[0, 1, 4, 5]].tolist() == [1.0] * 4
     assert beta[[0, 1, 4, 5]].tolist() == [0.0] * 4
@@ -241,6 +244,16 @@ def test_merged_exemplars_are_not_held_out(bench: Make, monkeypatch: Any) -> Non
     monkeypatch.setattr(b.memory, "fill", lambda *_: None)
     b.method.end_task(torch.stack(own), torch.tensor([2, 3, 3, 2] * 6))
     assert torch.equal(given[0][3:], torch.stack(held))
+    exemplars = b.memory.x[b.memory.validation]
+    assert torch.equal(given[0][:3], exemplars)
+    b.method.negatives = True  # of floats here: the sign changes
+    b.method.end_task(torch.stack(own), torch.tensor([2, 3, 3, 2] * 6))
+    assert torch.equal(given[1][:3], -exemplars)
+    assert torch.equal(given[1][3:], given[0][3:])
+
+
+CORRECTION = [[1.5, 1.25], [-0.25, 0.5]]
+"""α and β of the old classes; an offset that all have would cancel."""
 
 
 def released(bench: Make) -> Any:
@@ -249,7 +262,7 @@ def released(bench: Make) -> Any:
     b.begin([0, 1])
     first = b.batch([0, 1] * 20, 1)
     b.method.end_task(first.x, first.y)
-    b.method.alpha[:2], b.method.beta[:2] = 1.5, -0.25
+    b.method.alpha[:2], b.method.beta[:2] = torch.tensor(CORRECTION)
     b.begin([2, 3])
     return b
 
@@ -261,7 +274,8 @@ def test_released_corrects_the_newest_classes_alone(bench: Make) -> None:
     new = b.batch([2, 3, 0, 1, 1], 1)
     seen, old = [0, 1, 2, 3], [0, 1]
     z = new.z.detach().numpy()[:, seen]
-    target = 1.5 * b.method.teacher(new.x)[0].numpy()[:, seen] - 0.25
+    alpha, beta = np.array(CORRECTION)
+    target = alpha * b.method.teacher(new.x)[0].numpy()[:, old] + beta
     each = by_hand(z, new.y, target, old, 1 / 2)
     used = np.array([False, True, True, True, True])  # the first new sample is held out
     want = each[used].mean()

@@ -673,9 +673,13 @@ def test_cycled_batches_hide_labels_as_well(digits: Dataset, differ: Any) -> Non
     assert differ(finish(clean)[0], finish(poisoned)[0]) == []
 
 
+@pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("base", [ER, DERpp])
-def test_labelled_samples_that_lead_a_batch_need_no_strong_view(base: type[Method]) -> None:
-    new, mem, _ = problem(FixMatch(base()), 4, 9, [True] * 4 + [False] * 5)
+def test_labelled_samples_that_lead_a_batch_need_no_strong_view(
+    base: type[Method], later: bool
+) -> None:
+    """A label behind them is used as well."""
+    new, mem, _ = problem(FixMatch(base()), 4, 9, [True] * 4 + [False] * 4 + [later])
     new.z[5:7, 2] = 30.0  # two are confident
     want = FixMatch(base()).loss(new, mem, identity)
     strong = new.views["strong"]

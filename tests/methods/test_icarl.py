@@ -126,6 +126,14 @@ def test_the_embedding_does_not_depend_on_other_samples(
     assert learner.network.module.training
 
 
+def test_many_samples_are_embedded_in_parts(bench: Make, monkeypatch: Any) -> None:
+    b = bench(ICaRL())
+    x = b.batch([0] * 8).x
+    monkeypatch.setattr("dualcba.methods.exemplars.CHUNK", 3)
+    for found, want in zip(b.method.embed(x), b.network(x), strict=True):
+        torch.testing.assert_close(found, want)
+
+
 def test_exemplars_replace_running_means(bench: Make) -> None:
     b = bench(ICaRL(), size=6)
     b.begin([0, 1])
@@ -171,12 +179,14 @@ def test_features_that_are_not_normalised(bench: Make, monkeypatch: Any) -> None
     data = b.batch([0, 1, 1] * 4)
     b.method.end_task(data.x, data.y)
     b.begin([2, 3])
-    b.method.loss(b.batch([2, 2], 5), [], identity)  # a running mean
-    h = b.batch([2, 2], 5).h.detach().numpy()
+    for batch in (steps := [b.batch([2, 2], 5), b.batch([2], 6)]):
+        b.method.loss(batch, [], identity)  # a running mean
+    h = torch.cat([batch.h for batch in steps]).detach().numpy()
     b.method.before_scores()
     stored = b.network(b.memory.x[: b.memory.filled])[1].detach().numpy()
     labels = b.memory.y[: b.memory.filled].numpy()
-    means = np.stack([stored[labels == 0].mean(0), stored[labels == 1].mean(0), h.mean(0)])
+    weights = np.array([0.9, 0.9, 1.0]) / 2.8
+    means = np.stack([stored[labels == 0].mean(0), stored[labels == 1].mean(0), weights @ h])
     x = b.batch([0] * 5, 3).x
     want = -((b.network(x)[1].detach().numpy()[:, None] - means) ** 2).sum(2)
     scores = b.method.scores(x).detach().numpy()

@@ -230,9 +230,9 @@ def tuned(
     return w, s
 
 
-def to_the_end(b: Any, tasks: int) -> tuple[Any, Floats, Floats]:
-    """End tasks with one batch per epoch; return exemplars, weights and scale before the last."""
-    b.method.epochs, b.method.context.batch_size = 2, 8
+def to_the_end(b: Any, tasks: int, batch_size: int = 8) -> tuple[Any, Floats, Floats]:
+    """End tasks with two epochs each; return exemplars, weights and scale before the last."""
+    b.method.epochs, b.method.context.batch_size = 2, batch_size
     for k in range(tasks):
         b.begin([2 * k, 2 * k + 1])
         data = b.batch([2 * k, 2 * k + 1] * 5, k)
@@ -267,16 +267,17 @@ def test_other_tuning_by_hand(bench: Make, frozen: bool) -> None:
     """Cross-entropy alone, on exemplars as they are, and none after the first task."""
     b = bench(LUCIR(frozen=frozen, drop=1, scale=2.0), size=8)
     b.method.context.transform = Moved([0.0], [1.0]).double()
-    (x, y), w, s = to_the_end(b, 2)
+    (x, y), w, s = to_the_end(b, 2, batch_size=3)
     h = b.network(x)[1].detach().numpy()
+    want_w, want_s = w, s
+    for k, rate in enumerate([0.01] + [0.001] * 5):
+        rows = slice(k % 3, None, 3)  # of the 8 exemplars
 
-    def loss(w: Floats, s: Floats) -> float:
-        return float(cross_entropies(s * unit(h) @ unit(w).T, y).mean())
+        def loss(w: Floats, t: Floats, rows: slice = rows) -> float:
+            scale = s if frozen else t  # with frozen weights the scale is constant too
+            return float(cross_entropies(scale * unit(h[rows]) @ unit(w).T, y[rows]).mean())
 
-    if frozen:  # the scale is constant too
-        want_w, want_s = tuned(lambda v, _: loss(v, s), w, s, [2, 3], [0.01, 0.001])
-    else:
-        want_w, want_s = tuned(loss, w, s, list(range(6)), [0.01, 0.001])
+        want_w, want_s = tuned(loss, want_w, want_s, [2, 3] if frozen else list(range(6)), [rate])
     assert np.allclose(weights(b), want_w, atol=1e-8)
     assert b.method.head.scale.item() == pytest.approx(float(want_s), abs=1e-8)
 
@@ -417,6 +418,8 @@ def test_released_tuning_has_random_numbers_of_its_seed(
     first, second, third = (tuning_calls(one)[0][2].tolist() for one in (*learners, loaded))
     assert first != second
     assert second == third
+    earlier = teach(make_learner("lucir", method_options=RELEASED, seed=0), tasks=1)
+    assert tuning_calls(earlier)[0][2].tolist() != first  # each task has its own
 
 
 def test_released_tuning_normalises_by_batch_statistics() -> None:

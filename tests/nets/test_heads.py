@@ -50,6 +50,32 @@ def test_change_equals_forward_differentiation() -> None:
     torch.testing.assert_close(cosine_change(h, weight, scale, d_weight, d_scale), want)
 
 
+def test_cosines_are_computed_in_full_under_autocast() -> None:
+    head, h = CosineHead(normal(4, 3).float(), 10.0), normal(5, 3).float()
+    want = head.cosine(h)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(head.cosine(h), want)
+
+
+def test_weights_are_drawn_anew_as_those_of_a_linear_layer() -> None:
+    head = CosineHead(normal(4, 3).float(), 10.0)
+    torch.manual_seed(0)
+    want = nn.Linear(3, 4).weight
+    torch.manual_seed(0)
+    head.reset_parameters()
+    assert torch.equal(head.weight, want)
+    assert head.scale == 10.0
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_further_outputs_have_the_bias_of_the_last_one(frozen: bool) -> None:
+    head, h = nn.Linear(3, 2).requires_grad_(not frozen), normal(5, 3).float()
+    z = head(h)
+    resize_head(head, 4)
+    assert torch.equal(head(h), z[:, [0, 1, 1, 1]])
+    assert [p.requires_grad for p in head.parameters()] == [not frozen] * 2
+
+
 # ---------------------------------------------------------------------- as an option
 
 

@@ -19,6 +19,7 @@ from dualcba.methods.er import ER
 from dualcba.normalization.statistics import (
     RunningStatistics,
     batch_norms,
+    borrowed_averages,
     evaluation_mode,
     ibn_momentum,
     temporary_momentum,
@@ -400,6 +401,22 @@ def test_momenta_are_restored() -> None:
         assert [n.momentum for n in layers] == [0.5, 0.5]
         raise KeyError
     assert [n.momentum for n in layers] == [0.3, None]
+
+
+def test_layers_that_track_no_statistics_borrow_those_of_another_network() -> None:
+    own, other = net(), net()
+    other(5 + torch.randn(8, 3))
+    (tracks, does_not), source = batch_norms(own), batch_norms(other)
+    does_not.track_running_stats = False
+    before = [(m.running_mean, m.running_var) for m in (tracks, does_not)]
+    with suppress(KeyError), borrowed_averages([tracks, does_not], source):
+        assert (tracks.running_mean, tracks.running_var) == before[0]
+        assert does_not.running_mean is source[1].running_mean
+        assert does_not.running_var is source[1].running_var
+        raise KeyError
+    for layer, (mean, var) in zip((tracks, does_not), before, strict=True):
+        assert layer.running_mean is mean
+        assert layer.running_var is var
 
 
 def test_statistics_are_saved_and_restored_in_place() -> None:

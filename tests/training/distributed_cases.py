@@ -25,6 +25,7 @@ from dualcba.engine import Ranks
 from dualcba.methods.er import ER
 from dualcba.methods.fixmatch import FixMatch
 from dualcba.normalization.layers import convert_normalization
+from dualcba.normalization.statistics import without_tracking
 from dualcba.normalization.synchronized import Groups, synchronized_statistics
 
 RANKS, DEVICE = 2, os.environ.get("DEVICE", "cpu")
@@ -152,6 +153,8 @@ def normalised(rank: int) -> list[Tensor]:
     own = ranks.own_rows(x, [3, 3]).requires_grad_()
     with synchronized_statistics([layer], Groups(ranks, 3, 2, cumulative=True)):
         y = layer(own)
+        with without_tracking([layer]):
+            assert torch.equal(layer(own), y)
     (ranks.own_rows(weights, [3, 3]) * y).sum().backward()
     assert own.grad is not None
     of_layer = [ranks.sum_(p.grad) for p in layer.parameters() if p.grad is not None]
