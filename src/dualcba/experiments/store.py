@@ -280,7 +280,7 @@ def _read_content(out: Path) -> dict[str, Any]:
     if out.is_file():
         raise NotADirectoryError(f"{out} is a file, expected the --out of a `dualcba run`")
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing, expected the plan that `dualcba run` leaves")
+        raise FileNotFoundError(f"{path} is missing, expected the plan that `dualcba run` writes")
     with _naming(path):
         content = parse_json(path.read_text(encoding="utf-8"))
         plan: dict[str, Any] = content if isinstance(content, dict) else {}
