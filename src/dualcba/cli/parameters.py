@@ -152,8 +152,9 @@ def help_text(option: Option) -> str:
     depends = any(option.name in values for values in DATASET_DEFAULTS.values())
     by_kind = any(option.name in values for values in KIND_DEFAULTS.values())
     preset = any(option.name in values for values in PROTOCOLS.values())
-    others = ["the dataset"] * depends + ["the protocol"] * preset + ["the adaptor"] * by_kind
-    return f"{text} (default: {', or that of '.join([str(shown), *others])})"
+    others = ["dataset"] * depends + ["protocol"] * preset + ["adaptor"] * by_kind
+    by = f"; may depend on the {' and the '.join(others)}" if others else ""
+    return f"{text} (default: {shown}{by})"
 
 
 def _completion(option: Option) -> Callable[[str], list[str]] | None:
