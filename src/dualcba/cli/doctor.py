@@ -113,17 +113,18 @@ def hardware() -> Iterator[Finding]:
         import torch
 
         from dualcba.engine.torch_private import has_matrix_units
+        from dualcba.report.names import count
     except Exception as error:  # a broken installation can raise anything
         yield Finding("torch", f"cannot be imported: {' '.join(str(error).split())}", ok=False)
         return
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
-    threads = torch.get_num_threads()
-    text = f"{torch.__version__} ({build}), {threads} thread{'s' * (threads != 1)}"
-    yield Finding("torch", text)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = count(torch.get_num_threads(), "thread")
+    yield Finding("torch", f"{torch.__version__} ({build}), {threads}")
+    affine = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if affine else os.cpu_count() or 1
     fast = "; has AMX, so convolutions are faster with --precision bf16"
-    words = f"{platform.machine()}, {cores} core{'s' * (cores != 1)}"
-    yield Finding("CPU", words + fast * has_matrix_units())
+    amx = fast if has_matrix_units() else ""
+    yield Finding("CPU", f"{platform.machine()}, {count(cores, 'core')}{amx}")
     devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     for k in devices:
         free, total = (n / GIB for n in torch.cuda.mem_get_info(k))

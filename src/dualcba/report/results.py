@@ -260,7 +260,11 @@ def _serve(column: str, groups: list[Group], compared: list[Group]) -> list[Serv
         entry = Entry(row, column, group.full, "ibn", {})
         results = tuple(group.results[seed] for seed in sorted(group.results))
         served.append(Served(entry, results))
-    return sorted(served, key=lambda s: (_place(s.entry.method), "," in s.entry.row))
+    return sorted(served, key=lambda s: (_place(s.entry.method), _is_variant(s.entry)))
+
+
+def _is_variant(entry: Entry) -> bool:
+    return entry.row != _title(entry.fields)
 
 
 def _place(method: str) -> tuple[int, str, int]:
@@ -274,10 +278,14 @@ def _label(spec: Fields, specs: Sequence[Fields], without: Sequence[str] = ()) -
     """Return the title of a row: its method or recipe, and the fields that tell it apart."""
     recipe = recipe_of(spec)
     own: Fields = {} if recipe is None else recipe[1]
-    title = method_title(str(spec["method"])) if recipe is None else recipe_title(*recipe)
     names = [k for k in _distinguishing(spec, specs) if k not in without]
     values = {k: _beyond_recipe(spec[k], own.get(k)) for k in names if spec[k] != own.get(k)}
-    return ", ".join([title, *(_with_name(k, value) for k, value in values.items())])
+    return ", ".join([_title(spec), *(_with_name(k, value) for k, value in values.items())])
+
+
+def _title(spec: Fields) -> str:
+    recipe = recipe_of(spec)
+    return method_title(str(spec["method"])) if recipe is None else recipe_title(*recipe)
 
 
 def _distinguishing(spec: Fields, specs: Sequence[Fields]) -> list[str]:
